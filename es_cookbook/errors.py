@@ -1,0 +1,64 @@
+"""Everything that can go wrong on purpose, in one hierarchy.
+
+Catch `ESCookbookError` to catch them all, or the standard-library class beside it (`ValueError`, `RuntimeError`,
+`OSError`) where that is what the caller already does. Every error carries one finished sentence: what was wrong,
+where, and what is accepted. Its only argument is that sentence, so every error survives pickling between processes.
+
+To add one: subclass `ESCookbookError` and the closest standard exception, say in the docstring who makes the mistake
+and who reads the sentence, and raise it where the mistake can be named (not where it happens to surface).
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ESCookbookError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(ESCookbookError, ValueError):
+    """A field of a Config, or a combination of fields, that cannot work; the user reads it on the command line."""
+
+
+class DataError(ESCookbookError, ValueError):
+    """A row of a dataset that cannot be used; names the file and the line."""
+
+
+class ModelError(ESCookbookError, ValueError):
+    """A model directory, tokenizer or parameter that an engine or a search space cannot use."""
+
+
+class RequestError(ESCookbookError, ValueError):
+    """A request that an engine cannot serve, for example a prompt longer than the context."""
+
+
+class EngineError(ESCookbookError, RuntimeError):
+    """An engine that failed, hung or was used after it was closed."""
+
+
+class EnvError(ESCookbookError, RuntimeError):
+    """An Env or a group builder that broke the Env contract: wrong type, NaN reward, step after the end."""
+
+
+class TooManyLostError(ESCookbookError, RuntimeError):
+    """More of a generation's rollouts were lost than `max_failed_fraction` allows; carries the first traceback."""
+
+
+class RunDirectoryError(ESCookbookError, OSError):
+    """A run directory that cannot be written, or that holds another run."""
+
+
+class HistoryError(ESCookbookError, ValueError):
+    """A history that is damaged, belongs to another run, or does not give the recorded fingerprint."""
+
+
+def nearest(name: str, accepted: Iterable[str]) -> str:
+    """A half-sentence that lists what is accepted, the nearest to `name` first.
+
+    >>> nearest("fulrank", ["lowrank", "fullrank"])
+    "did you mean 'fullrank'? Accepted: fullrank, lowrank"
+    """
+    options = sorted(accepted)
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}{'A' if hint else 'a'}ccepted: {', '.join(options)}"

@@ -1,0 +1,313 @@
+"""The vocabulary of the rl room: what genomes attempt, and what comes back.
+
+A dataset gives batches of `EnvGroupBuilder`s, one a problem. A builder makes a group of `Env`s, one for each attempt
+of each genome. A rollout runs one Env with one `Policy` and gives a `Trajectory`; the trajectories of a group make a
+`TrajectoryGroup`. The shapes follow the Tinker cookbook's types, with two differences that evolution strategies ask
+for: the population, not the dataset, decides a group's size, and an Env may itself ask the model (judges, preferences,
+Markovian scoring) through `Env.policy`.
+"""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import chz
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Metrics: TypeAlias = Mapping[str, float]
+"""Numbers; averaged over rollouts."""
+Logs: TypeAlias = Mapping[str, str]
+"""Text; shown, never averaged."""
+
+
+@chz.chz
+class SamplingParams:
+    """How tokens are drawn from a policy's distribution."""
+
+    max_tokens: int = chz.field(default=256, doc="most tokens sampled for one action")
+    temperature: float = chz.field(default=0.0, doc="0 is greedy, the default for ES as in the literature")
+    top_p: float = chz.field(default=1.0, doc="nucleus sampling: smallest set of tokens with this probability mass")
+    logprobs: bool = chz.field(default=False, doc="return the log-probability of every sampled token")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, found {self.max_tokens}")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature must be 0 (greedy) or positive, found {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], found {self.top_p}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Observation:
+    """What a policy sees: the whole prompt as tokens, and where it should stop.
+
+    Attributes:
+        tokens_T: prompt tokens, at least one.
+        stop: strings that end the action; the action's text and tokens include them.
+        stop_token_ids: tokens that end the action, beside the model's end-of-sequence tokens.
+    """
+
+    tokens_T: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Action:
+    """What a policy did.
+
+    Attributes:
+        tokens_T: sampled tokens, the stopping token included.
+        text: the tokens decoded, without special tokens that end a sequence, so that an Env needs no tokenizer.
+        stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at `max_tokens` or
+            at the end of the context.
+        logprobs_T: log-probability of each sampled token (natural log, before temperature and top-p), where asked.
+    """
+
+    tokens_T: tuple[int, ...]
+    text: str
+    stop_reason: Literal["stop", "length"]
+    logprobs_T: tuple[float, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an Env answers to an action.
+
+    Attributes:
+        reward: finite; a rollout's reward is the sum over its steps.
+        done: True ends the rollout; then `next_observation` is None.
+        next_observation: what the policy sees next.
+        metrics: numbers, averaged over rollouts and reported as `env/<tag>/<metric>`.
+        logs: text shown with sampled rollouts.
+    """
+
+    reward: float
+    done: bool
+    next_observation: Observation | None = None
+    metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
+    logs: Logs = dataclasses.field(default_factory=dict[str, str])
+
+
+class Policy(ABC):
+    """A model that samples: one genome, the centre or the base, with its sampling parameters bound."""
+
+    @abstractmethod
+    async def sample(self, observation: Observation, params: SamplingParams | None = None) -> Action:
+        """Sample one action; `params` replaces the bound sampling parameters for this call."""
+
+    @abstractmethod
+    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
+        """Log-probability (natural log) of each continuation token, given the prompt and the tokens before it."""
+
+    @property
+    @abstractmethod
+    def centre(self) -> "Policy":
+        """The centre of the population, with the same sampling parameters."""
+
+    @property
+    @abstractmethod
+    def base(self) -> "Policy":
+        """The frozen base model, with the same sampling parameters."""
+
+
+class Env(ABC):
+    """One attempt at one problem. Lives for one rollout: there is no reset.
+
+    Attributes:
+        policy: the policy that makes the attempt, set before `initial_observation`; for Envs that ask the model
+            themselves.
+    """
+
+    policy: Policy
+
+    @abstractmethod
+    async def initial_observation(self) -> Observation:
+        """The first observation."""
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult:
+        """Take the action; give its reward and the next observation, or the end."""
+
+
+class EnvGroup:
+    """The group handle that `make_envs` returns: the Envs, and whatever they share.
+
+    Subclass and override `close` where a group holds resources (a sandbox, a connection); it is called exactly once
+    when the group ends, also on failure and cancellation.
+    """
+
+    def __init__(self, envs: Sequence[Env]) -> None:
+        self.envs = envs
+
+    async def close(self) -> None:
+        """Release what the group holds; nothing by default."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transition:
+    """One step of a rollout."""
+
+    observation: Observation
+    action: Action
+    reward: float
+    metrics: Metrics
+    logs: Logs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished rollout."""
+
+    transitions: tuple[Transition, ...]
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of its steps."""
+        return math.fsum(transition.reward for transition in self.transitions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens."""
+        return sum(len(transition.action.tokens_T) for transition in self.transitions)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LostRollout:
+    """A rollout that failed: an exception, a time-out, a lost engine. Its reward is NaN.
+
+    Attributes:
+        reason: one line, for example "TimeoutError: no answer within 60 s".
+        traceback: the whole traceback as text.
+    """
+
+    reason: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """All attempts of all genomes at one problem.
+
+    Attributes:
+        trajectories_G_K: `[g][k]` is attempt k of genome g.
+        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or None for nothing.
+        group_metrics_G_K: metrics that go with them.
+        tags: the builder's tags, for metrics.
+    """
+
+    trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
+    group_rewards_G_K: Sequence[Sequence[float]] | None = None
+    group_metrics_G_K: Sequence[Sequence[Metrics]] | None = None
+    tags: tuple[str, ...] = ()
+
+    @property
+    def rewards_G_K(self) -> list[list[float]]:
+        """Reward of each attempt, group reward included; NaN where the rollout was lost."""
+        rewards_G_K = [
+            [t.reward if isinstance(t, Trajectory) else math.nan for t in trajectories_K]
+            for trajectories_K in self.trajectories_G_K
+        ]
+        if self.group_rewards_G_K is None:
+            return rewards_G_K
+        return [
+            [own + group for own, group in zip(own_K, group_K, strict=True)]
+            for own_K, group_K in zip(rewards_G_K, self.group_rewards_G_K, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupReward:
+    """What `compute_group_rewards` gives for one rollout.
+
+    Attributes:
+        reward: finite, added to the rollout's own reward.
+        metrics: numbers reported beside the Env's own.
+    """
+
+    reward: float
+    metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
+
+
+class EnvGroupBuilder(ABC):
+    """One problem. Frozen, picklable and stateless: a retry makes new Envs from the same builder."""
+
+    @abstractmethod
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        """Make `num_envs` fresh Envs of this problem. The population decides how many."""
+
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward] | None:
+        """Rewards that need the whole group: comparisons, tournaments, preferences. None (the default) adds nothing.
+
+        Args:
+            trajectories: one for each Env of the group, genome by genome, attempt by attempt.
+            policies: the policy that ran each.
+
+        Returns:
+            One `GroupReward` for each trajectory, in the same order.
+        """
+        del trajectories, policies
+        return None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Names under which this problem's metrics are reported, beside `all`."""
+        return ()
+
+
+class RLDataset(ABC):
+    """Batches of problems, a pure function of the generation, so that the position is the generation."""
+
+    @abstractmethod
+    def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        """The problems of one generation, `env_group_builders_P`; wraps round with a reshuffle."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of distinct problems."""
+
+    @abstractmethod
+    async def validate(self) -> None:
+        """Prove that every problem's reward can be earned: grade each one's own gold answer.
+
+        Raises:
+            DataError: A problem whose gold answer does not earn the full reward; names the problem.
+        """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Datasets:
+    """What a dataset builder builds.
+
+    Attributes:
+        train: problems that move the centre.
+        test_P: held-out problems that the centre is measured on; may be empty.
+    """
+
+    train: RLDataset
+    test_P: Sequence[EnvGroupBuilder] = ()
+
+
+@chz.chz
+class RLDatasetBuilder(ABC):
+    """Builds the training and the held-out problems."""
+
+    @abstractmethod
+    async def __call__(self, tokenizer: "PreTrainedTokenizerBase") -> Datasets:
+        """Load, check and split.
+
+        Args:
+            tokenizer: the model's own, to render prompts.
+
+        Raises:
+            DataError: A row that cannot be used; names the file and the line.
+            ConfigError: Fields that cannot work together.
+        """
