@@ -1,0 +1,324 @@
+"""Configs as text, and the names a user types for the parts of a config.
+
+A Config is a chz object all the way down: other chz objects, `functools.partial`s and names of importable functions,
+tuples, lists, dicts, numbers, strings, paths, None. `config_to_json` writes it out in full, defaults included, so that
+a later change of a default does not change an old run; `config_from_json` rebuilds the identical object. Classes and
+functions are written as "module:qualname" and imported again; nothing is ever pickled or evaluated.
+
+`Names` lets a user write `engine=vllm` as well as `engine=VLLMEngineBuilder`, and imports a part only when it is
+chosen. The command line around it is `es_cookbook.cli`.
+"""
+
+import difflib
+import functools
+import importlib
+import json
+import math
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar, cast
+
+import chz
+import chz.factories
+from chz.tiepin import CastError
+
+from es_cookbook.errors import ConfigError, nearest
+
+_Loaded = TypeVar("_Loaded")
+_NO_SETTINGS: Mapping[str, object] = MappingProxyType({})
+
+
+def config_to_json(config: object) -> str:
+    """The whole config as indented JSON, every default written out.
+
+    Raises:
+        ConfigError: A value that cannot be rebuilt from text, for example a lambda; names the field.
+    """
+    return json.dumps(_to_plain(config, "config"), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def config_from_json(text: str) -> object:
+    """Rebuild the object that `config_to_json` wrote.
+
+    A field that a class has gained since takes its default; a field it has lost is refused.
+
+    Raises:
+        ConfigError: Not such JSON, an unknown class or function, an unknown or missing field, or a value that the
+            class itself refuses.
+    """
+    try:
+        plain = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
+    return _from_plain(plain, "config")
+
+
+def load_config(path: Path, config_class: type[_Loaded]) -> _Loaded:
+    """Read a config file that must hold a `config_class`.
+
+    Raises:
+        ConfigError: As `config_from_json`, or another class; names the file.
+    """
+    try:
+        config = config_from_json(path.read_text(encoding="utf-8"))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(config, config_class):
+        raise ConfigError(
+            f"{path} must hold a {config_class.__name__}, found a {type(config).__name__}"
+        )
+    return config
+
+
+def reference(thing: Callable[..., object]) -> str:
+    """ "module:qualname" of an importable class or function; also what `resolve` takes.
+
+    >>> reference(json.JSONDecoder)
+    'json.decoder:JSONDecoder'
+
+    Raises:
+        ConfigError: A lambda, a local or anything else that importing does not give back.
+    """
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None)
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if module == "__main__" and spec is not None:
+        module = spec.name
+    text = f"{module}:{name}"
+    try:
+        found = resolve(text)
+    except ConfigError:
+        found = None
+    if found is not thing:
+        raise ConfigError(
+            f"{thing!r} cannot be written to a config because it cannot be imported again; "
+            "define it by name at the top level of a module"
+        )
+    return text
+
+
+def resolve(text: str) -> Callable[..., object]:
+    """Import "module:qualname".
+
+    Raises:
+        ConfigError: No such module, or nothing callable of that name in it; names the nearest.
+    """
+    module_name, _, qualname = text.partition(":")
+    if not module_name or not qualname:
+        raise ConfigError(f"a class or function is written as module:name, found {text!r}")
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name == module_name:
+        module_name = (
+            "__main__"  # Run with `python -m`: importing it again would make second classes.
+        )
+    try:
+        found: object = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{text} cannot be imported: {error}") from error
+    for part in qualname.split("."):
+        if not hasattr(found, part):
+            hint = did_you_mean(part, dir(found))
+            raise ConfigError(f"{module_name} has nothing called {qualname}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{text} must be a class or a function, found {type(found).__name__}")
+    return found
+
+
+def did_you_mean(name: str, accepted: Iterable[str]) -> str:
+    """A clause that ends a sentence where listing all that is accepted would be too long; may be empty.
+
+    >>> did_you_mean("sigme", ["sigma", "population_size"])
+    "; did you mean 'sigma'?"
+    """
+    close = difflib.get_close_matches(name, list(accepted), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Names(chz.factories.MetaFactory):
+    """The names by which a user chooses a part of a config.
+
+    Beside the names, the class's own name, any subclass that is already defined, and "module:Class" are accepted.
+    Only what is chosen is imported, so a name may point to a module that needs an optional package.
+
+    ```
+    _ENGINES = Names({"torch": "my.torch:TorchBuilder", "vllm": "my.vllm:VLLMBuilder"}, default="torch")
+
+    @chz.chz
+    class Config:
+        engine: EngineBuilder = chz.field(meta_factory=_ENGINES, default_factory=_ENGINES.build_default)
+    ```
+
+    Args:
+        accepted: name -> "module:Class".
+        default: which of the names is meant when none is given, or None for none.
+        settings: fields in which the default differs from its class's own defaults; they hold on the command line
+            and for `build_default` alike.
+    """
+
+    def __init__(
+        self,
+        accepted: Mapping[str, str],
+        default: str | None,
+        settings: Mapping[str, object] = _NO_SETTINGS,
+    ) -> None:
+        super().__init__()
+        if default is not None and default not in accepted:
+            raise ValueError(f"unknown default {default!r}: {nearest(default, accepted)}")
+        self.accepted = dict(accepted)
+        self.default = default
+        self._settings = dict(settings)
+
+    def build_default(self) -> object:
+        """The default part itself, for `chz.field(default_factory=...)`."""
+        factory = self.unspecified_factory()
+        return None if factory is None else factory()
+
+    def unspecified_factory(self) -> Callable[..., object] | None:
+        """What chz builds when nothing, or only fields of the part, are given."""
+        return None if self.default is None else self._load(self.default)
+
+    def from_string(self, factory: str) -> Callable[..., object]:
+        """The class (or partial of it) that a user's word stands for.
+
+        Raises:
+            MetaFromString: None of that name; lists what is accepted, the nearest first.
+            ConfigError: It is known but cannot be imported.
+        """
+        for name, target in self.accepted.items():
+            if factory in (name, target, target.partition(":")[2]):
+                return self._load(name)
+        standard = chz.factories.standard(
+            annotation=self.field_annotation, default_module=self.field_module
+        )
+        try:
+            return cast(Callable[..., object], standard.from_string(factory))
+        except chz.factories.MetaFromString as error:
+            hint = str(error) if ":" in factory else nearest(factory, self.accepted)
+            raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
+
+    def perform_cast(self, value: str) -> object:
+        """Nothing but None, where the field may be None, is a value rather than a name."""
+        optional = type(None) in typing.get_args(self.field_annotation)
+        if optional and value in ("None", "none") and value not in self.accepted:
+            return None
+        raise CastError(f"{value!r} is a name")
+
+    def _load(self, name: str) -> Callable[..., object]:
+        loaded = resolve(self.accepted[name])
+        if name == self.default and self._settings:
+            return functools.partial(loaded, **self._settings)
+        return loaded
+
+
+def _to_plain(value: object, where: str) -> object:
+    """JSON's own types, with a "$..." key for everything that JSON has no word for."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Path):
+        return {"$path": str(value)}
+    if isinstance(value, list | tuple):
+        items = cast("list[object] | tuple[object, ...]", value)
+        plain = [_to_plain(item, f"{where}[{i}]") for i, item in enumerate(items)]
+        return plain if isinstance(value, list) else {"$tuple": plain}
+    if isinstance(value, dict):
+        entries = cast("dict[object, object]", value)
+        if all(isinstance(key, str) and not key.startswith("$") for key in entries):
+            return {str(key): _to_plain(item, f"{where}[{key!r}]") for key, item in entries.items()}
+        pairs = [[key, item] for key, item in entries.items()]
+        return {"$dict": [_to_plain(pair, f"{where}[{pair[0]!r}]") for pair in pairs]}
+    if chz.is_chz(value) and not isinstance(value, type):
+        return {"$class": _reference(type(value), where)} | {
+            name: _to_plain(getattr(value, field.x_name), f"{where}.{name}")
+            for name, field in chz.chz_fields(value).items()
+        }
+    if isinstance(value, functools.partial):
+        bound = cast("functools.partial[object]", value)
+        return {
+            "$partial": _reference(bound.func, where),
+            "args": [_to_plain(arg, f"{where}({i})") for i, arg in enumerate(bound.args)],
+            "keywords": _to_plain(dict(bound.keywords), where),
+        }
+    if callable(value):
+        return {"$import": _reference(value, where)}
+    raise ConfigError(
+        f"{where}: a {type(value).__name__} cannot be written to a config; accepted: chz objects, "
+        "partials, importable functions, tuples, lists, dicts, numbers, strings, paths and None"
+    )
+
+
+def _reference(thing: Callable[..., object], where: str) -> str:
+    try:
+        return reference(thing)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _from_plain(plain: object, where: str) -> object:
+    """Undo `_to_plain`."""
+    if isinstance(plain, list):
+        items = cast("list[object]", plain)
+        return [_from_plain(item, f"{where}[{i}]") for i, item in enumerate(items)]
+    if not isinstance(plain, dict):
+        return plain
+    entries = cast("dict[str, object]", plain)
+    marker = next((key for key in entries if key.startswith("$")), None)
+    match marker, entries.get(marker or ""):
+        case None, _:
+            return {key: _from_plain(item, f"{where}[{key!r}]") for key, item in entries.items()}
+        case "$class", str(text):
+            fields = {key: item for key, item in entries.items() if key != "$class"}
+            return _build(text, fields, where)
+        case "$partial", str(text):
+            args = cast("list[object]", _from_plain(entries.get("args", []), where))
+            keywords = cast("dict[str, object]", _from_plain(entries.get("keywords", {}), where))
+            return functools.partial(_resolve(text, where), *args, **keywords)
+        case "$import", str(text):
+            return _resolve(text, where)
+        case "$tuple", list(items):
+            return tuple(cast("list[object]", _from_plain(items, where)))
+        case "$dict", list(items):
+            pairs = cast("list[tuple[object, object]]", _from_plain(items, where))
+            return dict(pairs)
+        case "$path", str(text):
+            return Path(text)
+        case "$float", str(text) if text in ("inf", "-inf", "nan"):
+            return float(text)
+        case _:
+            raise ConfigError(
+                f"{where}: {marker} is not how a config is written; accepted: $class, $partial, "
+                "$import, $tuple, $dict, $path, $float, each with its own kind of value"
+            )
+
+
+def _build(text: str, plain_fields: Mapping[str, object], where: str) -> object:
+    config_class = _resolve(text, where)
+    if not (isinstance(config_class, type) and chz.is_chz(config_class)):
+        raise ConfigError(f"{where}: {text} is not a chz class")
+    known = chz.chz_fields(config_class)
+    for name in plain_fields:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: {config_class.__name__} has no field {name!r}: {nearest(name, known)}"
+            )
+    fields = {name: _from_plain(item, f"{where}.{name}") for name, item in plain_fields.items()}
+    try:
+        return config_class(**fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _resolve(text: str, where: str) -> Callable[..., object]:
+    try:
+        return resolve(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error

@@ -1,0 +1,169 @@
+"""From rewards to fitness: one number a genome, centred, so that no signal means no step.
+
+A fitness is a frozen function of `rewards_P_G` (problem p, genome g; NaN where a rollout was lost) and gives
+`fitness_G`. Every one of them is zero for every genome when all genomes did equally well, and NaN for a genome that
+lost all its rollouts, which the optimizer then leaves out.
+
+The one idea is how lost rollouts are treated. A plain mean over what a genome has left would be unfair: whoever lost
+an easy problem looks bad. So a genome's score is the mean, over the problems that it has, of its reward minus that
+problem's mean over the genomes that have it. With nothing lost that is the genome's mean reward minus the
+population's, exactly the usual thing.
+
+Left out: fitness as a function of anything but rewards (novelty, length); an Env puts those in its reward.
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import EnvError
+
+FITNESS_NAMES = {
+    "zscore": "es_cookbook.evolution.fitness:ZScore",
+    "centred_rank": "es_cookbook.evolution.fitness:CentredRank",
+    "raw": "es_cookbook.evolution.fitness:Raw",
+    "per_problem_baseline": "es_cookbook.evolution.fitness:PerProblemBaseline",
+}
+"""What a user types on the command line."""
+
+TIE = 1e-12
+"""Scores closer together than this share of the largest difference between rewards are rounding, not signal."""
+
+
+@chz.chz
+class Fitness(ABC):
+    """How rewards become fitness."""
+
+    @abstractmethod
+    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Fitness of each genome: finite, or NaN for a genome that lost all its rollouts.
+
+        Raises:
+            EnvError: An infinite reward.
+            ValueError: An array that is not problems x genomes.
+        """
+
+
+@chz.chz
+class ZScore(Fitness):
+    """Scores in units of their own standard deviation over the genomes (ES at Scale).
+
+    >>> ZScore()(np.array([[0.0, 1.0], [0.0, 1.0]]))
+    array([-1.,  1.])
+    """
+
+    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scores minus their mean, over their (population) standard deviation."""
+        scores_G = centred_scores(rewards_P_G)
+        present_G = np.isfinite(scores_G)
+        if not scores_G[present_G].any():
+            return scores_G
+        # In units of the largest first, so that no square under- or overflows.
+        scores_G /= np.abs(scores_G[present_G]).max()
+        scores_G -= scores_G[present_G].mean()
+        return scores_G / scores_G[present_G].std()
+
+
+@chz.chz
+class CentredRank(Fitness):
+    """Ranks over the genomes, spread evenly over -1/2 … 1/2; ties share their average rank (OpenAI's ES).
+
+    Deaf to outliers and to any monotone change of the scores.
+
+    >>> CentredRank()(np.array([[5.0, 1.0, 100.0]]))
+    array([ 0. , -0.5,  0.5])
+    """
+
+    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """rank / (n - 1) - 1/2 over the n genomes that have a score."""
+        fitness_G = centred_scores(rewards_P_G)
+        present_G = np.isfinite(fitness_G)
+        n = int(present_G.sum())
+        if n:
+            scores = fitness_G[present_G]
+            ordered = np.sort(scores)
+            below = np.searchsorted(ordered, scores, side="left")
+            through = np.searchsorted(ordered, scores, side="right")
+            ranks = (below + through - 1) / 2
+            fitness_G[present_G] = ranks / (n - 1) - 0.5 if n > 1 else 0.0
+        return fitness_G
+
+
+@chz.chz
+class Raw(Fitness):
+    """Scores as they are: mean reward minus the population's, in units of reward.
+
+    Centred all the same: without mirrored pairs a constant that all genomes share would move the centre by noise.
+
+    >>> Raw()(np.array([[0.0, 1.0], [0.0, 3.0]]))
+    array([-1.,  1.])
+    """
+
+    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scores, unscaled."""
+        return centred_scores(rewards_P_G)
+
+
+@chz.chz
+class PerProblemBaseline(Fitness):
+    """Scores in units of the standard deviation of all single rewards of the generation (EGGROLL).
+
+    Smaller than the z-score where problems differ much in difficulty or rewards are noisy: then the step is smaller.
+
+    >>> PerProblemBaseline()(np.array([[0.0, 1.0], [0.0, 1.0]]))
+    array([-1.,  1.])
+    """
+
+    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scores over the global standard deviation of the rewards that were not lost."""
+        scores_G = centred_scores(rewards_P_G)
+        if not scores_G[np.isfinite(scores_G)].any():
+            return scores_G
+        rewards = rewards_P_G[np.isfinite(rewards_P_G)]
+        above = rewards - rewards.min()
+        return scores_G / above.max() / (above / above.max()).std()
+
+
+def centred_scores(rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A genome's mean of reward minus the problem's mean, over the problems that it has; NaN if it has none.
+
+    Genomes with the same rewards in another order get exactly the same score (the sums are correctly rounded), and
+    all scores are exactly zero when they differ by no more than rounding.
+
+    Raises:
+        EnvError: An infinite reward.
+        ValueError: An array that is not problems x genomes.
+    """
+    if rewards_P_G.ndim != 2:
+        raise ValueError(f"rewards must be problems x genomes, found shape {rewards_P_G.shape}")
+    infinite = np.argwhere(np.isinf(rewards_P_G))
+    if len(infinite):
+        p, g = infinite[0]
+        raise EnvError(
+            f"rewards must be finite, found {rewards_P_G[p, g]} for problem {p} "
+            f"and genome {g} (counted from 0)"
+        )
+    present_P_G = ~np.isnan(rewards_P_G)
+    baselines_P = np.zeros(len(rewards_P_G))
+    largest_spread = 0.0
+    for p, present_G in enumerate(present_P_G):
+        if present_G.any():
+            rewards = rewards_P_G[p, present_G]
+            lowest = float(rewards.min())
+            # Above the lowest, so that equal rewards have exactly themselves as their mean.
+            above = rewards - lowest
+            baselines_P[p] = lowest + math.fsum(above.tolist()) / len(above)
+            largest_spread = max(largest_spread, float(above.max()))
+
+    scores_G = np.full(rewards_P_G.shape[1], np.nan)
+    for g, present_P in enumerate(present_P_G.T):
+        if present_P.any():
+            terms = [*rewards_P_G[present_P, g].tolist(), *(-baselines_P[present_P]).tolist()]
+            scores_G[g] = math.fsum(terms) / int(present_P.sum())
+    scored_G = ~np.isnan(scores_G)
+    if scored_G.any() and float(np.ptp(scores_G[scored_G])) <= TIE * largest_spread:
+        scores_G[scored_G] = 0.0
+    return scores_G

@@ -1,0 +1,102 @@
+"""What an optimizer is: it asks for a population and is told how each genome did.
+
+Ask and tell speak in seeds and coefficients, never weights, so an optimizer is small, needs no model, and is tested on
+literal arrays. All of them maximise.
+
+To add one: subclass `Optimizer` in a module of its own, write its builder beside it, and add a name to
+`OPTIMIZER_NAMES`.
+"""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.evolution.genome import Genome, Step
+
+OPTIMIZER_NAMES = {"es": "es_cookbook.evolution.optimizers.es:ES"}
+"""What a user types on the command line."""
+
+
+class Optimizer(ABC):
+    """A way of moving the centre (or a population) towards fitness."""
+
+    @abstractmethod
+    def ask(self, generation: int) -> list[Genome]:
+        """The population of a generation, `genomes_G`; a pure function of the run seed and what was told before."""
+
+    @abstractmethod
+    def tell(
+        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Step:
+        """How the centre moves, given the fitness of the genomes that `ask` gave.
+
+        Args:
+            generation: the generation that was asked for.
+            genomes_G: its genomes.
+            fitness_G: one number a genome, more is better; NaN for a genome that is to be left out.
+
+        Returns:
+            The step; without terms when the fitness carries no signal.
+        """
+
+    @abstractmethod
+    def sigma(self, generation: int) -> float:
+        """Standard deviation of the population's perturbations in this generation, per parameter."""
+
+
+@chz.chz
+class OptimizerBuilder(ABC):
+    """Builds an optimizer for one run."""
+
+    population_size: int = chz.field(default=30, doc="genomes a generation")
+
+    @abstractmethod
+    def __call__(self, *, run_seed: int, num_generations: int) -> Optimizer:
+        """Build it.
+
+        Args:
+            run_seed: every genome's seeds derive from it.
+            num_generations: the length of the run, which schedules need.
+
+        Raises:
+            ConfigError: Fields that cannot work in a run of this length.
+        """
+
+
+def step_rms_over_sigma(step: Step, sigma: float) -> float:
+    """RMS of a step's update over the parameters, in units of σ, from its coefficients alone.
+
+    Noise has unit variance and different seeds are independent, so it is √(Σ c²) / σ. Decay is not counted.
+
+    >>> from es_cookbook.evolution.genome import Term
+    >>> step_rms_over_sigma(Step(terms=(Term(1, 0.003), Term(2, -0.004))), sigma=0.01)
+    0.5
+    """
+    return math.hypot(*(term.coefficient for term in step.terms)) / sigma
+
+
+def tied_fraction(genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]) -> float:
+    """Share of mirrored pairs whose twins have equal fitness, and so say nothing.
+
+    Pairs with a lost twin are not counted. 0 when there are no pairs.
+    """
+    fitness_of = dict(zip(genomes_G, fitness_G.tolist(), strict=True))
+    ties = [
+        fitness == fitness_of[twin]
+        for genome, fitness in fitness_of.items()
+        if genome.terms and (twin := mirrored(genome)) in fitness_of
+        if math.isfinite(fitness) and math.isfinite(fitness_of[twin])
+    ]
+    return sum(ties) / len(ties) if ties else 0.0
+
+
+def mirrored(genome: Genome) -> Genome:
+    """The antithetic twin: the same seeds with every coefficient negated."""
+    return Genome(
+        terms=tuple(dataclasses.replace(t, coefficient=-t.coefficient) for t in genome.terms)
+    )

@@ -1,0 +1,162 @@
+"""How σ and the learning rate change over a run: a factor for each generation.
+
+An optimizer multiplies its base value by `schedule(generation, num_generations)`, so `optimizer.learning_rate=5e-4`
+stays a number and `optimizer.learning_rate_schedule=cosine` says how it falls. Generation 0 has factor 1 and `final`
+would be reached at generation `num_generations`, just after the last one: a schedule that falls to zero wastes none.
+
+Left out: schedules that look at rewards; those are optimizers' business.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from itertools import pairwise
+
+import chz
+
+from es_cookbook.errors import ConfigError
+
+SCHEDULE_NAMES = {
+    "none": "es_cookbook.evolution.schedules:Constant",
+    "linear": "es_cookbook.evolution.schedules:Linear",
+    "cosine": "es_cookbook.evolution.schedules:Cosine",
+    "exponential": "es_cookbook.evolution.schedules:Exponential",
+    "table": "es_cookbook.evolution.schedules:Table",
+}
+"""What a user types on the command line."""
+
+
+@chz.chz
+class Schedule(ABC):
+    """A factor for each generation."""
+
+    @abstractmethod
+    def __call__(self, generation: int, num_generations: int) -> float:
+        """The factor of `generation`, counted from 0, in a run of `num_generations`."""
+
+
+@chz.chz
+class Constant(Schedule):
+    """1 throughout."""
+
+    def __call__(self, generation: int, num_generations: int) -> float:
+        """1."""
+        del generation, num_generations
+        return 1.0
+
+
+@chz.chz
+class Linear(Schedule):
+    """From 1 in a straight line to `final`.
+
+    >>> [Linear()(generation, 4) for generation in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    """
+
+    final: float = chz.field(default=0.0, doc="factor just after the last generation")
+
+    @chz.validate
+    def _final(self) -> None:
+        _at_least_zero("final", self.final)
+
+    def __call__(self, generation: int, num_generations: int) -> float:
+        """1 + (final - 1) · progress."""
+        return 1.0 + (self.final - 1.0) * progress(generation, num_generations)
+
+
+@chz.chz
+class Cosine(Schedule):
+    """From 1 along half a cosine to `final`: slow at both ends.
+
+    >>> [round(Cosine()(generation, 4), 3) for generation in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
+    """
+
+    final: float = chz.field(default=0.0, doc="factor just after the last generation")
+
+    @chz.validate
+    def _final(self) -> None:
+        _at_least_zero("final", self.final)
+
+    def __call__(self, generation: int, num_generations: int) -> float:
+        """final + (1 - final) · (1 + cos(π · progress)) / 2."""
+        cosine = math.cos(math.pi * progress(generation, num_generations))
+        return self.final + (1.0 - self.final) * (1.0 + cosine) / 2
+
+
+@chz.chz
+class Exponential(Schedule):
+    """From 1 to `final` by the same ratio every generation.
+
+    >>> [round(Exponential(final=0.0625)(generation, 4), 4) for generation in range(4)]
+    [1.0, 0.5, 0.25, 0.125]
+    """
+
+    final: float = chz.field(default=0.1, doc="factor just after the last generation, above 0")
+
+    @chz.validate
+    def _final(self) -> None:
+        if not (math.isfinite(self.final) and self.final > 0):
+            raise ConfigError(
+                f"an exponential schedule's final must be above 0, found {self.final}"
+            )
+
+    def __call__(self, generation: int, num_generations: int) -> float:
+        """final ** progress."""
+        return self.final ** progress(generation, num_generations)
+
+
+@chz.chz
+class Table(Schedule):
+    """Factors at given generations, straight lines between them, the first and last held before and after.
+
+    >>> table = Table(generations=(10, 20), factors=(1.0, 0.5))
+    >>> [table(generation, 100) for generation in (0, 10, 15, 99)]
+    [1.0, 1.0, 0.75, 0.5]
+    """
+
+    generations: tuple[int, ...] = chz.field(default=(0,), doc="generations, rising: 0,100,500")
+    factors: tuple[float, ...] = chz.field(default=(1.0,), doc="the factor at each: 1,0.5,0.1")
+
+    @chz.validate
+    def _table(self) -> None:
+        if len(self.generations) != len(self.factors) or not self.generations:
+            raise ConfigError(
+                "a table schedule needs as many factors as generations, at least one; "
+                f"found {len(self.generations)} generations and {len(self.factors)} factors"
+            )
+        if any(later <= earlier for earlier, later in pairwise(self.generations)):
+            raise ConfigError(
+                f"a table schedule's generations must rise, found {list(self.generations)}"
+            )
+        for factor in self.factors:
+            _at_least_zero("factors", factor)
+
+    def __call__(self, generation: int, num_generations: int) -> float:
+        """Piecewise linear in the generation; the run's length plays no part."""
+        del num_generations
+        if generation <= self.generations[0]:
+            return self.factors[0]
+        points = zip(self.generations, self.factors, strict=True)
+        for (start, first), (end, last) in pairwise(points):
+            if generation <= end:
+                return first + (last - first) * (generation - start) / (end - start)
+        return self.factors[-1]
+
+
+def progress(generation: int, num_generations: int) -> float:
+    """How much of a run lies behind at the beginning of `generation`, in [0, 1]."""
+    return min(generation / num_generations, 1.0) if num_generations > 0 else 0.0
+
+
+def warmup(generation: int, num_warmup_generations: int) -> float:
+    """Linear warm-up: 1/n in the first generation, 2/n in the second, 1 from the n-th on; 1 throughout when n is 0.
+
+    >>> [warmup(generation, 4) for generation in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    return min((generation + 1) / num_warmup_generations, 1.0) if num_warmup_generations else 1.0
+
+
+def _at_least_zero(field: str, factor: float) -> None:
+    if not (math.isfinite(factor) and factor >= 0):
+        raise ConfigError(f"a schedule's {field} must be 0 or more, found {factor}")
