@@ -1,11 +1,12 @@
 """The command line around a config: `run_cli(main, CLIConfig)`.
 
-Options are chz's: `name=value`, nested with dots, in any order (`engine=torch optimizer.learning_rate=5e-4`). chz
-builds the config; this module says first, in one sentence, what is wrong with an option and what would be right, and
-prints a help page that shows every option with its value and its one line of documentation.
+Options are chz's: `name=value`, nested with dots, in any order (`engine=torch
+optimizer.learning_rate=5e-4`). chz builds the config; this module says first, in one sentence, what
+is wrong with an option and what would be right, and prints a help page that shows every option with
+its value and its one line of documentation.
 
-Exit codes: 0 done, 1 a mistake that the run found (one sentence on stderr), 2 an option that is not one, 130 Ctrl-C.
-An error nobody foresaw keeps its traceback: that is a bug.
+Exit codes: 0 done, 1 a mistake that the run found (one sentence on stderr), 2 an option that is not
+one, 130 Ctrl-C. An error nobody foresaw keeps its traceback: that is a bug.
 """
 
 import dataclasses
@@ -36,6 +37,9 @@ from chz.util import MISSING
 
 from es_cookbook.configs import Names
 from es_cookbook.errors import ConfigError, ESCookbookError, nearest
+
+# chz tells a field's default and doc to no one but itself; pyproject bounds chz for that.
+# pyright: reportPrivateUsage=false
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -86,7 +90,7 @@ def run_cli(
 
 
 def help_page(config_class: type, given: Mapping[str, str]) -> str:
-    """Every option with its value (as given, else the default), its one-line doc, and what it accepts."""
+    """Every option with the value it has now, its one-line doc, and what it accepts."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
@@ -133,6 +137,7 @@ class _Option:
 
     @property
     def doc(self) -> str:
+        """Its one line of documentation."""
         return self.field._doc
 
 
@@ -283,7 +288,7 @@ def _hint(path: str, options: Mapping[str, object]) -> str:
     for option in options:
         if option.rpartition(".")[2] == name:
             return f"; did you mean {option!r}?"
-    names = {option.rpartition(".")[2]: option for option in reversed(options)}
+    names = {option.rpartition(".")[2]: option for option in reversed(list(options))}
     by_name = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     by_path = difflib.get_close_matches(path, options, n=1, cutoff=0.6)
     nearest_option = by_path[0] if by_path else names[by_name[0]] if by_name else None

@@ -1,12 +1,13 @@
 """Configs as text, and the names a user types for the parts of a config.
 
-A Config is a chz object all the way down: other chz objects, `functools.partial`s and names of importable functions,
-tuples, lists, dicts, numbers, strings, paths, None. `config_to_json` writes it out in full, defaults included, so that
-a later change of a default does not change an old run; `config_from_json` rebuilds the identical object. Classes and
-functions are written as "module:qualname" and imported again; nothing is ever pickled or evaluated.
+A Config is a chz object all the way down: other chz objects, `functools.partial`s and names of
+importable functions, tuples, lists, dicts, numbers, strings, paths, None. `config_to_json` writes
+it out in full, defaults included, so that a later change of a default does not change an old run;
+`config_from_json` rebuilds the identical object. Classes and functions are written as
+"module:qualname" and imported again; nothing is ever pickled or evaluated.
 
-`Names` lets a user write `engine=vllm` as well as `engine=VLLMEngineBuilder`, and imports a part only when it is
-chosen. The command line around it is `es_cookbook.cli`.
+`Names` lets a user write `engine=vllm` as well as `engine=VLLMEngineBuilder`, and imports a part
+only when it is chosen. The command line around it is `es_cookbook.cli`.
 """
 
 import difflib
@@ -35,7 +36,8 @@ def config_to_json(config: object) -> str:
     """The whole config as indented JSON, every default written out.
 
     Raises:
-        ConfigError: A value that cannot be rebuilt from text, for example a lambda; names the field.
+        ConfigError: A value that cannot be rebuilt from text, for example a lambda; names the
+            field.
     """
     return json.dumps(_to_plain(config, "config"), indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -46,8 +48,8 @@ def config_from_json(text: str) -> object:
     A field that a class has gained since takes its default; a field it has lost is refused.
 
     Raises:
-        ConfigError: Not such JSON, an unknown class or function, an unknown or missing field, or a value that the
-            class itself refuses.
+        ConfigError: Not such JSON, an unknown class or function, an unknown or missing field, or a
+            value that the class itself refuses.
     """
     try:
         plain = json.loads(text)
@@ -74,7 +76,7 @@ def load_config(path: Path, config_class: type[_Loaded]) -> _Loaded:
 
 
 def reference(thing: Callable[..., object]) -> str:
-    """ "module:qualname" of an importable class or function; also what `resolve` takes.
+    """The "module:qualname" of an importable class or function; also what `resolve` takes.
 
     >>> reference(json.JSONDecoder)
     'json.decoder:JSONDecoder'
@@ -102,7 +104,7 @@ def reference(thing: Callable[..., object]) -> str:
 
 
 def resolve(text: str) -> Callable[..., object]:
-    """Import "module:qualname".
+    """Import what "module:qualname" names.
 
     Raises:
         ConfigError: No such module, or nothing callable of that name in it; names the nearest.
@@ -131,7 +133,7 @@ def resolve(text: str) -> Callable[..., object]:
 
 
 def did_you_mean(name: str, accepted: Iterable[str]) -> str:
-    """A clause that ends a sentence where listing all that is accepted would be too long; may be empty.
+    """A clause to end a sentence with where listing all that is accepted would be too long.
 
     >>> did_you_mean("sigme", ["sigma", "population_size"])
     "; did you mean 'sigma'?"
@@ -143,22 +145,25 @@ def did_you_mean(name: str, accepted: Iterable[str]) -> str:
 class Names(chz.factories.MetaFactory):
     """The names by which a user chooses a part of a config.
 
-    Beside the names, the class's own name, any subclass that is already defined, and "module:Class" are accepted.
-    Only what is chosen is imported, so a name may point to a module that needs an optional package.
+    Beside the names, the class's own name, any subclass that is already defined, and "module:Class"
+    are accepted. Only what is chosen is imported, so a name may point to a module that needs an
+    optional package.
 
     ```
-    _ENGINES = Names({"torch": "my.torch:TorchBuilder", "vllm": "my.vllm:VLLMBuilder"}, default="torch")
+    _NAMES = Names({"torch": "my.torch:Torch", "vllm": "my.vllm:VLLM"}, default="torch")
 
     @chz.chz
     class Config:
-        engine: EngineBuilder = chz.field(meta_factory=_ENGINES, default_factory=_ENGINES.build_default)
+        engine: EngineBuilder = chz.field(
+            meta_factory=_NAMES, default_factory=_NAMES.build_default, doc="where genomes run"
+        )
     ```
 
     Args:
         accepted: name -> "module:Class".
         default: which of the names is meant when none is given, or None for none.
-        settings: fields in which the default differs from its class's own defaults; they hold on the command line
-            and for `build_default` alike.
+        settings: fields in which the default differs from its class's own defaults; they hold on
+            the command line and for `build_default` alike.
     """
 
     def __init__(

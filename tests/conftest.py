@@ -1,19 +1,21 @@
-"""What every test shares: one thread a process, one async backend, no network, a steady hypothesis."""
+"""What every test shares: one thread, one async backend, no network, a steady hypothesis."""
 
 import os
 
-# Before torch is imported anywhere: pytest-xdist runs a process a core, and threads on top of that only wait for
-# each other. A user's own setting wins.
+# Before torch is imported anywhere: pytest-xdist runs a process a core, and threads on top of that
+# only wait for each other. A user's own setting wins.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Tests use what is in the package and what they make themselves; a Hub name that slips in fails at once.
+# Tests use what is in the package and what they make themselves; a Hub name that slips in fails at
+# once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
 import pytest
 from hypothesis import settings
 
-# No deadline: a loaded machine is not a failure. Derandomised: the same examples on every run and machine.
+# No deadline: a loaded machine is not a failure. Derandomised: the same examples on every run and
+# machine.
 settings.register_profile("es_cookbook", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("es_cookbook")
 

@@ -1,15 +1,16 @@
 """From rewards to fitness: one number a genome, centred, so that no signal means no step.
 
-A fitness is a frozen function of `rewards_P_G` (problem p, genome g; NaN where a rollout was lost) and gives
-`fitness_G`. Every one of them is zero for every genome when all genomes did equally well, and NaN for a genome that
-lost all its rollouts, which the optimizer then leaves out.
+A fitness is a frozen function of `rewards_P_G` (problem p, genome g; NaN where a rollout was lost)
+and gives `fitness_G`. Every one of them is zero for every genome when all genomes did equally well,
+and NaN for a genome that lost all its rollouts, which the optimizer then leaves out.
 
-The one idea is how lost rollouts are treated. A plain mean over what a genome has left would be unfair: whoever lost
-an easy problem looks bad. So a genome's score is the mean, over the problems that it has, of its reward minus that
-problem's mean over the genomes that have it. With nothing lost that is the genome's mean reward minus the
-population's, exactly the usual thing.
+The one idea is how lost rollouts are treated. A plain mean over what a genome has left would be
+unfair: whoever lost an easy problem looks bad. So a genome's score is the mean, over the problems
+that it has, of its reward minus that problem's mean over the genomes that have it. With nothing
+lost that is the genome's mean reward minus the population's, exactly the usual thing.
 
-Left out: fitness as a function of anything but rewards (novelty, length); an Env puts those in its reward.
+Left out: fitness as a function of anything but rewards (novelty, length); an Env puts those in its
+reward.
 """
 
 import math
@@ -30,7 +31,7 @@ FITNESS_NAMES = {
 """What a user types on the command line."""
 
 TIE = 1e-12
-"""Scores closer together than this share of the largest difference between rewards are rounding, not signal."""
+"""Scores closer together than this share of the largest reward difference are mere rounding."""
 
 
 @chz.chz
@@ -69,7 +70,7 @@ class ZScore(Fitness):
 
 @chz.chz
 class CentredRank(Fitness):
-    """Ranks over the genomes, spread evenly over -1/2 … 1/2; ties share their average rank (OpenAI's ES).
+    """Ranks, spread evenly over -1/2 … 1/2; ties share their average rank (OpenAI's ES).
 
     Deaf to outliers and to any monotone change of the scores.
 
@@ -78,7 +79,7 @@ class CentredRank(Fitness):
     """
 
     def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-        """rank / (n - 1) - 1/2 over the n genomes that have a score."""
+        """The rank / (n - 1) - 1/2 over the n genomes that have a score."""
         fitness_G = centred_scores(rewards_P_G)
         present_G = np.isfinite(fitness_G)
         n = int(present_G.sum())
@@ -96,7 +97,8 @@ class CentredRank(Fitness):
 class Raw(Fitness):
     """Scores as they are: mean reward minus the population's, in units of reward.
 
-    Centred all the same: without mirrored pairs a constant that all genomes share would move the centre by noise.
+    Centred all the same: without mirrored pairs a constant that all genomes share would move the
+    centre by noise.
 
     >>> Raw()(np.array([[0.0, 1.0], [0.0, 3.0]]))
     array([-1.,  1.])
@@ -111,7 +113,8 @@ class Raw(Fitness):
 class PerProblemBaseline(Fitness):
     """Scores in units of the standard deviation of all single rewards of the generation (EGGROLL).
 
-    Smaller than the z-score where problems differ much in difficulty or rewards are noisy: then the step is smaller.
+    Smaller than the z-score where problems differ much in difficulty or rewards are noisy: then the
+    step is smaller.
 
     >>> PerProblemBaseline()(np.array([[0.0, 1.0], [0.0, 1.0]]))
     array([-1.,  1.])
@@ -128,10 +131,12 @@ class PerProblemBaseline(Fitness):
 
 
 def centred_scores(rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A genome's mean of reward minus the problem's mean, over the problems that it has; NaN if it has none.
+    """A genome's mean, over the problems that it has, of its reward minus the problem's mean.
 
-    Genomes with the same rewards in another order get exactly the same score (the sums are correctly rounded), and
-    all scores are exactly zero when they differ by no more than rounding.
+    NaN for a genome that has none.
+
+    Genomes with the same rewards in another order get exactly the same score (the sums are
+    correctly rounded), and all scores are exactly zero when they differ by no more than rounding.
 
     Raises:
         EnvError: An infinite reward.

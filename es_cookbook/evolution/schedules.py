@@ -1,8 +1,9 @@
 """How σ and the learning rate change over a run: a factor for each generation.
 
-An optimizer multiplies its base value by `schedule(generation, num_generations)`, so `optimizer.learning_rate=5e-4`
-stays a number and `optimizer.learning_rate_schedule=cosine` says how it falls. Generation 0 has factor 1 and `final`
-would be reached at generation `num_generations`, just after the last one: a schedule that falls to zero wastes none.
+An optimizer multiplies its base value by `schedule(generation, num_generations)`, so
+`optimizer.learning_rate=5e-4` stays a number and `optimizer.learning_rate_schedule=cosine` says how
+it falls. Generation 0 has factor 1 and `final` would be reached at generation `num_generations`,
+just after the last one: a schedule that falls to zero wastes none.
 
 Left out: schedules that look at rewards; those are optimizers' business.
 """
@@ -78,7 +79,7 @@ class Cosine(Schedule):
         _at_least_zero("final", self.final)
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """final + (1 - final) · (1 + cos(π · progress)) / 2."""
+        """The cosine, final + (1 - final) · (1 + cos(π · progress)) / 2."""
         cosine = math.cos(math.pi * progress(generation, num_generations))
         return self.final + (1.0 - self.final) * (1.0 + cosine) / 2
 
@@ -101,13 +102,15 @@ class Exponential(Schedule):
             )
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """final ** progress."""
+        """The power final ** progress."""
         return self.final ** progress(generation, num_generations)
 
 
 @chz.chz
 class Table(Schedule):
-    """Factors at given generations, straight lines between them, the first and last held before and after.
+    """Factors at given generations and straight lines between them.
+
+    Before the first generation the first factor holds, after the last one the last.
 
     >>> table = Table(generations=(10, 20), factors=(1.0, 0.5))
     >>> [table(generation, 100) for generation in (0, 10, 15, 99)]
@@ -149,7 +152,7 @@ def progress(generation: int, num_generations: int) -> float:
 
 
 def warmup(generation: int, num_warmup_generations: int) -> float:
-    """Linear warm-up: 1/n in the first generation, 2/n in the second, 1 from the n-th on; 1 throughout when n is 0.
+    """Linear warm-up over n generations: 1/n, 2/n, … 1, and 1 from then on; n = 0 is none.
 
     >>> [warmup(generation, 4) for generation in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]

@@ -1,0 +1,1 @@
+"""Ask for a population, tell its fitness: a file an algorithm."""

@@ -1,10 +1,10 @@
 """What an optimizer is: it asks for a population and is told how each genome did.
 
-Ask and tell speak in seeds and coefficients, never weights, so an optimizer is small, needs no model, and is tested on
-literal arrays. All of them maximise.
+Ask and tell speak in seeds and coefficients, never weights, so an optimizer is small, needs no
+model, and is tested on literal arrays. All of them maximise.
 
-To add one: subclass `Optimizer` in a module of its own, write its builder beside it, and add a name to
-`OPTIMIZER_NAMES`.
+To add one: subclass `Optimizer` in a module of its own, write its builder beside it, and add a name
+to `OPTIMIZER_NAMES`.
 """
 
 import dataclasses
@@ -27,7 +27,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def ask(self, generation: int) -> list[Genome]:
-        """The population of a generation, `genomes_G`; a pure function of the run seed and what was told before."""
+        """The population of a generation, `genomes_G`.
+
+        A pure function of the run seed, the generation and what was told before.
+        """
 
     @abstractmethod
     def tell(
@@ -46,7 +49,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def sigma(self, generation: int) -> float:
-        """Standard deviation of the population's perturbations in this generation, per parameter."""
+        """Standard deviation of the generation's perturbations, per parameter."""
 
 
 @chz.chz
@@ -71,7 +74,8 @@ class OptimizerBuilder(ABC):
 def step_rms_over_sigma(step: Step, sigma: float) -> float:
     """RMS of a step's update over the parameters, in units of σ, from its coefficients alone.
 
-    Noise has unit variance and different seeds are independent, so it is √(Σ c²) / σ. Decay is not counted.
+    Noise has unit variance and different seeds are independent, so it is √(Σ c²) / σ. Decay is not
+    counted.
 
     >>> from es_cookbook.evolution.genome import Term
     >>> step_rms_over_sigma(Step(terms=(Term(1, 0.003), Term(2, -0.004))), sigma=0.01)

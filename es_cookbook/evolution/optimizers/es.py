@@ -1,15 +1,16 @@
 """Evolution strategies in their plainest form: fitness-weighted sum of the noise that was tried.
 
-Salimans et al. 2017 (arXiv:1703.03864) as ES at Scale (arXiv:2509.24372) uses it on language models: N genomes at
-centre ± σ·ε(seed), and the centre gains α/N · Σ_g fitness_g · sign_g · ε(seed_g). No division by σ: as there, it is
-part of α (the reference setting is σ = 1e-3, α = σ/2, N = 30, z-scored fitness).
+Salimans et al. 2017 (arXiv:1703.03864) as ES at Scale (arXiv:2509.24372) uses it on language
+models: N genomes at centre ± σ·ε(seed), and the centre gains α/N · Σ_g fitness_g · sign_g ·
+ε(seed_g). No division by σ: as there, it is part of α (the reference setting is σ = 1e-3, α = σ/2,
+N = 30, z-scored fitness).
 
-Twins share a seed, so their two terms are one: α/N · (fitness₊ - fitness₋). A pair that ties cancels exactly and
-costs nothing to apply; a generation in which all pairs tie gives an empty step.
+Twins share a seed, so their two terms are one: α/N · (fitness₊ - fitness₋). A pair that ties
+cancels exactly and costs nothing to apply; a generation in which all pairs tie gives an empty step.
 
-Lost genomes (NaN fitness) are left out and N counts those that remain. A twin whose partner is lost is left out too:
-the difference between twins is what cancels everything that the two share, and one side alone would bring it back in
-as noise, biased if failing depends on the direction.
+Lost genomes (NaN fitness) are left out and N counts those that remain. A twin whose partner is lost
+is left out too: the difference between twins is what cancels everything that the two share, and one
+side alone would bring it back in as noise, biased if failing depends on the direction.
 
 Left out: momentum, Adam and weight decay, which are optimizers of their own; adapting σ.
 """
@@ -93,18 +94,18 @@ class ESOptimizer(Optimizer):
         self._num_generations = num_generations
 
     def sigma(self, generation: int) -> float:
-        """sigma · sigma_schedule."""
+        """The base sigma times its schedule."""
         config = self._config
         return config.sigma * config.sigma_schedule(generation, self._num_generations)
 
     def learning_rate(self, generation: int) -> float:
-        """learning_rate · learning_rate_schedule · warm-up."""
+        """The base learning rate times its schedule times the warm-up."""
         config = self._config
         factor = config.learning_rate_schedule(generation, self._num_generations)
         return config.learning_rate * factor * warmup(generation, config.warmup_generations)
 
     def ask(self, generation: int) -> list[Genome]:
-        """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are twins: +σ and -σ of one seed."""
+        """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are +σ and -σ of one seed."""
         sigma = self.sigma(generation)
         signs = (1, -1) if self._config.antithetic else (1,)
         return [

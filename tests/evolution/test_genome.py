@@ -1,0 +1,37 @@
+"""Genomes are seeds and coefficients, and refuse what could not be applied."""
+
+import math
+import pickle
+
+import pytest
+
+from es_cookbook.evolution.genome import MAX_SEED, Genome, Step, Term
+
+
+def test_the_empty_genome_is_the_centre_and_equal_genomes_are_equal() -> None:
+    assert Genome() == Genome(terms=())
+    assert Genome((Term(1, 0.5),)) == Genome((Term(1, 0.5),))
+    assert len({Genome((Term(1, 0.5),)), Genome((Term(1, 0.5),)), Genome((Term(1, -0.5),))}) == 2
+
+
+def test_steps_cross_process_borders() -> None:
+    step = Step(terms=(Term(MAX_SEED, -0.25), Term(0, 1e-30)), decay=0.1)
+    assert pickle.loads(pickle.dumps(step)) == step
+
+
+@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])
+def test_a_seed_that_does_not_fit_63_bits_is_refused(seed: int) -> None:
+    with pytest.raises(ValueError, match=f"63-bit integer .* found {seed}"):
+        Term(seed, 1.0)
+
+
+@pytest.mark.parametrize("coefficient", [math.nan, math.inf, -math.inf])
+def test_a_coefficient_that_is_not_finite_is_refused(coefficient: float) -> None:
+    with pytest.raises(ValueError, match=r"coefficient must be finite, found .* for seed 7"):
+        Term(7, coefficient)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, math.nan])
+def test_decay_that_would_forget_the_centre_is_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\)"):
+        Step(decay=decay)

@@ -1,0 +1,206 @@
+"""ES asks for mirrored pairs, moves towards fitness, and stays put when nothing was learnt."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.fitness import CentredRank, ZScore
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.base import (
+    Optimizer,
+    mirrored,
+    step_rms_over_sigma,
+    tied_fraction,
+)
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine, Linear, Table
+
+NAN = math.nan
+
+
+def optimizer(config: ES, num_generations: int = 10) -> Optimizer:
+    return config(run_seed=0, num_generations=num_generations)
+
+
+def tell(config: ES, *fitness_G: float) -> tuple[list[Genome], Step]:
+    es = optimizer(config)
+    genomes_G = es.ask(0)
+    return genomes_G, es.tell(0, genomes_G, np.array(fitness_G))
+
+
+def seeds(genomes_G: list[Genome]) -> list[int]:
+    return [term.seed for genome in genomes_G for term in genome.terms]
+
+
+def test_genomes_come_in_mirrored_pairs_of_fresh_seeds() -> None:
+    es = optimizer(ES(population_size=6, sigma=0.01))
+    genomes_G = es.ask(3)
+    for plus, minus in zip(genomes_G[::2], genomes_G[1::2], strict=True):
+        assert plus.terms[0].coefficient == 0.01
+        assert mirrored(plus) == minus
+    assert len(set(seeds(genomes_G))) == 3
+    everything = [seed for generation in range(50) for seed in seeds(es.ask(generation))[::2]]
+    assert len(set(everything)) == len(everything)
+
+
+def test_without_antithetic_every_genome_has_its_own_seed() -> None:
+    genomes_G = optimizer(ES(population_size=5, sigma=0.01, antithetic=False)).ask(0)
+    assert len(set(seeds(genomes_G))) == 5
+    assert {genome.terms[0].coefficient for genome in genomes_G} == {0.01}
+
+
+def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
+    config = ES(population_size=4)
+    again = config(run_seed=1, num_generations=9)
+    again.tell(0, again.ask(0), np.array([1.0, 2.0, 3.0, 4.0]))
+    assert again.ask(5) == config(run_seed=1, num_generations=9).ask(5)
+    assert again.ask(5) != config(run_seed=2, num_generations=9).ask(5)
+
+
+def test_the_step_is_the_formula_with_one_term_a_pair() -> None:
+    config = ES(population_size=4, sigma=0.1, learning_rate=0.8)
+    genomes_G, step = tell(config, 1.0, -0.5, 0.25, 2.0)
+    first, _, second, _ = seeds(genomes_G)
+    assert step == Step(terms=(Term(first, 0.2 * 1.5), Term(second, 0.2 * -1.75)))
+
+
+def test_without_antithetic_the_step_is_the_fitness_weighted_sum() -> None:
+    config = ES(population_size=2, sigma=0.1, learning_rate=1.0, antithetic=False)
+    genomes_G, step = tell(config, 3.0, -1.0)
+    first, second = seeds(genomes_G)
+    assert step.terms == (Term(first, 1.5), Term(second, -0.5))
+
+
+def test_a_pair_that_ties_has_no_term_and_no_signal_at_all_is_an_empty_step() -> None:
+    config = ES(population_size=4)
+    genomes_G, step = tell(config, 0.3, 0.3, 1.0, 0.0)
+    assert [term.seed for term in step.terms] == [seeds(genomes_G)[2]]
+    assert tell(config, 0.3, 0.3, 0.7, 0.7)[1] == Step()
+    assert tell(config, 0.0, 0.0, 0.0, 0.0)[1] == Step()
+    assert tell(ES(population_size=3, antithetic=False), 0.0, 0.0, 0.0)[1] == Step()
+
+
+def test_a_lost_genome_takes_its_twin_with_it_and_the_others_count_as_the_population() -> None:
+    config = ES(population_size=4, learning_rate=1.0)
+    genomes_G, step = tell(config, NAN, 5.0, 1.0, 0.0)
+    assert step.terms == (Term(seeds(genomes_G)[2], 0.5),)
+    assert tell(config, NAN, 1.0, 1.0, NAN)[1] == Step()
+    alone = ES(population_size=3, learning_rate=1.0, antithetic=False)
+    assert [term.coefficient for term in tell(alone, NAN, 1.0, -1.0)[1].terms] == [0.5, -0.5]
+
+
+def test_infinite_fitness_and_a_wrong_number_of_genomes_are_refused() -> None:
+    with pytest.raises(ValueError, match="fitness must be finite or NaN"):
+        tell(ES(population_size=2), math.inf, 0.0)
+    with pytest.raises(ValueError, match="shorter"):
+        tell(ES(population_size=2), 1.0)
+
+
+def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
+    config = ES(
+        population_size=2,
+        sigma=0.1,
+        learning_rate=1.0,
+        sigma_schedule=Linear(final=0.5),
+        learning_rate_schedule=Cosine(),
+        warmup_generations=2,
+    )
+    es = optimizer(config, num_generations=10)
+    assert [es.sigma(generation) for generation in (0, 5)] == pytest.approx([0.1, 0.075])
+    assert es.ask(5)[0].terms[0].coefficient == pytest.approx(0.075)
+    coefficients = [
+        es.tell(generation, es.ask(generation), np.array([1.0, -1.0])).terms[0].coefficient
+        for generation in (0, 1, 5)
+    ]
+    assert coefficients == pytest.approx([0.5, (1 + math.cos(math.pi / 10)) / 2, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (lambda: ES(population_size=7), "population_size must be even when antithetic.* found 7"),
+        (lambda: ES(population_size=0), "population_size must be at least 1, found 0"),
+        (lambda: ES(population_size=-2), "population_size must be at least 1, found -2"),
+        (lambda: ES(sigma=0.0), "sigma must be above 0, found 0"),
+        (lambda: ES(sigma=NAN), "sigma must be above 0, found nan"),
+        (lambda: ES(learning_rate=-1.0), "learning_rate must be 0 or more, found -1"),
+        (lambda: ES(warmup_generations=-1), "warmup_generations must be 0 or more, found -1"),
+        (
+            lambda: optimizer(ES(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
+            "sigma_schedule reaches 0 at generation 4 of 10",
+        ),
+    ],
+)
+def test_fields_that_cannot_work_are_refused_at_construction(
+    config: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config()
+
+
+def test_the_size_of_a_step_is_known_from_its_coefficients() -> None:
+    # ES at Scale: N = 30, z-scored fitness, learning rate σ/2; unpaired, so that Σ fitness² = N.
+    config = ES(population_size=30, sigma=1e-3, learning_rate=5e-4, antithetic=False)
+    fitness_G = ZScore()(np.arange(30.0)[None, :])
+    _, step = tell(config, *fitness_G)
+    assert step_rms_over_sigma(step, 1e-3) == pytest.approx(0.0913, abs=1e-4)
+    rng = np.random.Generator(np.random.PCG64(0))
+    noise = rng.standard_normal((len(step.terms), 100_000))
+    update = np.array([term.coefficient for term in step.terms]) @ noise
+    assert math.sqrt(float((update**2).mean())) / 1e-3 == pytest.approx(0.0913, rel=0.02)
+    assert step_rms_over_sigma(Step(), 1e-3) == 0
+
+
+def test_tied_pairs_are_counted_among_pairs_that_were_measured() -> None:
+    genomes_G = optimizer(ES(population_size=8)).ask(0)
+    assert tied_fraction(genomes_G, np.array([1, 1, 2, 2, 0, 1, NAN, 1.0])) == pytest.approx(2 / 3)
+    assert tied_fraction(genomes_G, np.full(8, NAN)) == 0
+    unpaired_G = optimizer(ES(population_size=3, antithetic=False)).ask(0)
+    assert tied_fraction(unpaired_G, np.zeros(3)) == 0
+    assert tied_fraction([Genome()], np.zeros(1)) == 0
+
+
+fitnesses = st.lists(st.floats(-10, 10) | st.just(NAN), min_size=6, max_size=6)
+
+
+@given(fitnesses)
+def test_mirroring_every_fitness_mirrors_the_step(fitness: list[float]) -> None:
+    config = ES(population_size=6)
+    swapped = [fitness[i ^ 1] for i in range(6)]
+    step, mirror = tell(config, *fitness)[1], tell(config, *swapped)[1]
+    assert mirror.terms == mirrored(Genome(step.terms)).terms
+
+
+@given(fitnesses.filter(lambda values: not any(map(math.isnan, values))), st.integers(-5, 5))
+def test_what_all_genomes_share_does_not_move_the_centre(fitness: list[float], shift: int) -> None:
+    config = ES(population_size=6)
+    plain, shifted = tell(config, *fitness)[1], tell(config, *(f + shift for f in fitness))[1]
+
+    def coefficients(step: Step) -> list[float]:
+        by_seed = {term.seed: term.coefficient for term in step.terms}
+        return [by_seed.get(seed, 0.0) for seed in seeds(tell(config, *fitness)[0])]
+
+    np.testing.assert_allclose(coefficients(plain), coefficients(shifted), atol=1e-15)
+
+
+def test_it_climbs_a_quadratic() -> None:
+    target = np.linspace(-1, 1, 20)
+
+    def perturbation(terms: tuple[Term, ...]) -> np.ndarray:
+        draws = [np.random.Generator(np.random.PCG64(t.seed)).standard_normal(20) for t in terms]
+        return sum((t.coefficient * d for t, d in zip(terms, draws, strict=True)), np.zeros(20))
+
+    config = ES(population_size=16, sigma=0.05, learning_rate=0.2, learning_rate_schedule=Linear())
+    es, centre = optimizer(config, 150), np.zeros(20)
+    for generation in range(150):
+        genomes_G = es.ask(generation)
+        rewards_G = [-np.square(centre + perturbation(g.terms) - target).sum() for g in genomes_G]
+        fitness_G = CentredRank()(np.array([rewards_G]))
+        centre = centre + perturbation(es.tell(generation, genomes_G, fitness_G).terms)
+    assert np.square(target).sum() > 7
+    assert np.square(centre - target).sum() < 0.2

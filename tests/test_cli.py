@@ -1,0 +1,229 @@
+"""The command line: what is wrong is said in one sentence, without a traceback."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Literal
+
+import chz
+import pytest
+
+from es_cookbook.cli import run_cli
+from es_cookbook.configs import Names
+from es_cookbook.errors import EngineError, TooManyLostError
+from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
+
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"sigma": 0.005})
+_FITNESS = Names({**FITNESS_NAMES, "remote": "no_such_package:Fitness"}, default="zscore")
+
+
+@chz.chz
+class Config:
+    """Train a thing.
+
+    This paragraph is for readers of the source.
+    """
+
+    optimizer: OptimizerBuilder = chz.field(
+        default_factory=_OPTIMIZERS.build_default, meta_factory=_OPTIMIZERS, doc="how it moves"
+    )
+    fitness: Fitness = chz.field(
+        default_factory=_FITNESS.build_default, meta_factory=_FITNESS, doc="rewards to fitness"
+    )
+    num_generations: int = chz.field(default=10, doc="how long")
+    log_path: str | None = chz.field(default=None, doc="where to write")
+    if_exists: Literal["ask", "resume"] = chz.field(default="ask", doc="what to do")
+    tags: tuple[str, ...] = chz.field(default=("a", "b"), doc="labels")
+
+
+@chz.chz
+class NeedsModel:
+    """A config with an option that must be given."""
+
+    model: str = chz.field(doc="which model")
+
+
+def run(*argv: str) -> Config:
+    seen: list[Config] = []
+    run_cli(seen.append, Config, argv)
+    (config,) = seen
+    return config
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as caught:
+        run(*argv)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, "one sentence on one line"
+    return caught.value.code, said
+
+
+def test_options_reach_the_parts_of_the_config() -> None:
+    config = run("optimizer.learning_rate=5e-3", "fitness=raw", "--num_generations=3", "tags=x,y,z")
+    assert config.optimizer == ES(sigma=0.005, learning_rate=5e-3)
+    assert config.fitness == Raw()
+    assert (config.num_generations, config.tags) == (3, ("x", "y", "z"))
+
+
+def test_a_part_of_a_part_is_chosen_and_set() -> None:
+    config = run("optimizer.sigma_schedule=cosine", "optimizer.sigma_schedule.final=0.2")
+    assert config.optimizer == ES(sigma=0.005, sigma_schedule=Cosine(final=0.2))
+
+
+def test_wildcards_of_chz_still_work() -> None:
+    assert run("...sigma=0.2").optimizer == ES(sigma=0.2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("optimiser=es", "unknown option 'optimiser'; did you mean 'optimizer'?"),
+        ("sigma=1", "unknown option 'sigma'; did you mean 'optimizer.sigma'?"),
+        ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'?"),
+        ("num_generation=5", "did you mean 'num_generations'?"),
+        ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: es"),
+        ("fitness=zcore", "did you mean 'zscore'? Accepted: centred_rank, per_problem_baseline"),
+        ("optimizer.sigma_schedule=cosin", "did you mean 'cosine'?"),
+        ("fitness=remote", "fitness=remote: no_such_package:Fitness cannot be imported"),
+        ("num_generations=many", "num_generations=many: it must be int"),
+        ("num_generations=3.5", "num_generations=3.5: it must be int"),
+        ("if_exists=resme", "if_exists=resme: did you mean 'resume'? Accepted: ask, resume"),
+        ("...sigmma=1", "...sigma"),
+        ("resume", "an option is written name=value, found 'resume'"),
+    ],
+)
+def test_a_mistyped_option_gets_one_sentence_with_the_nearest_and_code_2(
+    capsys: pytest.CaptureFixture[str], argument: str, said: str
+) -> None:
+    code, sentence = refused(capsys, argument)
+    assert code == 2
+    assert said in sentence
+
+
+def test_a_config_that_refuses_itself_gives_its_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, said = refused(capsys, "optimizer.population_size=7")
+    assert code == 1
+    assert said.startswith("population_size must be even when antithetic is on")
+
+
+def test_a_missing_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_cli(print, NeedsModel, [])
+    assert caught.value.code == 2
+    assert "model" in capsys.readouterr().err
+
+
+def fails_with(error: BaseException) -> object:
+    def main(config: Config) -> None:
+        del config
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        run_cli(main, Config, [])
+    return caught.value.code
+
+
+def test_an_error_on_purpose_is_its_sentence_also_out_of_a_task_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fails_with(EngineError("the engine hung")) == 1
+    assert capsys.readouterr().err == "the engine hung\n"
+    lost = ExceptionGroup("tasks", [ExceptionGroup("inner", [TooManyLostError("9 of 10 lost")])])
+    assert fails_with(lost) == 1
+    assert capsys.readouterr().err == "9 of 10 lost\n"
+
+
+def test_an_interruption_is_130_also_out_of_a_task_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fails_with(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert fails_with(KeyboardInterrupt("stopped after generation 3")) == 130
+    assert capsys.readouterr().err == "stopped after generation 3\n"
+    assert fails_with(BaseExceptionGroup("tasks", [KeyboardInterrupt(), EngineError("x")])) == 130
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ZeroDivisionError("a bug"), ExceptionGroup("tasks", [EngineError("x"), KeyError("y")])],
+)
+def test_a_bug_keeps_its_traceback(error: Exception) -> None:
+    def main(config: Config) -> None:
+        del config
+        raise error
+
+    with pytest.raises(type(error)):
+        run_cli(main, Config, [])
+
+
+def test_help_lists_every_option_nested_ones_too_with_value_and_doc(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_cli(print, Config, ["--help"])
+    page = " ".join(capsys.readouterr().out.split())
+    for entry in (
+        "optimizer=es how it moves [es]",
+        "optimizer.population_size=30 genomes a generation [int]",
+        "optimizer.sigma=0.005 standard deviation",
+        "optimizer.sigma_schedule=none factor on sigma over the run [none|linear|cosine|",
+        "fitness=zscore rewards to fitness [zscore|centred_rank|",
+        "num_generations=10 how long [int]",
+        "log_path=None where to write [str | None]",
+        "if_exists=ask what to do [ask|resume]",
+        "tags=a,b labels [tuple[str, ...]]",
+    ):
+        assert entry in page
+    assert "Train a thing." in page and "This paragraph" not in page
+
+
+def test_help_shows_the_parts_and_values_that_are_chosen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["optimizer.sigma_schedule=cosine", "optimizer.sigma_schedule.final=0.3", "--help"]
+    run_cli(lambda config: pytest.fail(f"ran {config}"), Config, argv)
+    page = " ".join(capsys.readouterr().out.split())
+    assert "optimizer.sigma_schedule=cosine factor" in page
+    assert "optimizer.sigma_schedule.final=0.3 factor just after the last generation" in page
+    run_cli(print, NeedsModel, ["-h"])
+    assert "model=(required)" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_a_real_process_is_130_without_a_traceback(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import asyncio
+            import chz
+            from es_cookbook.cli import run_cli
+
+            @chz.chz
+            class Config:
+                seconds: int = 60
+
+            async def work(config):
+                print("working", flush=True)
+                await asyncio.sleep(config.seconds)
+
+            run_cli(lambda config: asyncio.run(work(config)), Config)
+            """
+        )
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(program), "seconds=50"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "working\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "interrupted\n")
