@@ -1,0 +1,124 @@
+"""An engine as a `Policy`: one genome, the centre or the base, as the Env of one attempt sees it.
+
+An attempt's policies share its sampling seeds and its clock. The n-th call has the n-th seed,
+whichever of them makes it, so an Env that asks four times gets four samples; and the clock stands
+still while the engine has control, so that only the Env's own time counts towards its time-out.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Target
+from es_cookbook.errors import RequestError
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.rl.timeouts import Clock
+from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams
+
+
+@dataclasses.dataclass(slots=True)
+class Residents:
+    """A block of the population that the engine hosts together.
+
+    Attributes:
+        range_G: which genomes of the population.
+        genomes_G: they themselves; None for the centre, which is always there.
+        are_resident: False before they are loaded and once others are.
+    """
+
+    range_G: range
+    genomes_G: Sequence[Genome] | None = None
+    are_resident: bool = False
+
+    @property
+    def targets_G(self) -> Sequence[Target]:
+        """How requests name them."""
+        return ["centre"] if self.genomes_G is None else range(len(self.genomes_G))
+
+
+@dataclasses.dataclass(slots=True)
+class Attempt:
+    """What the policies of one attempt (its genome's, the centre's and the base's) share.
+
+    Attributes:
+        engine: answers.
+        sampling: parameters where an Env gives none.
+        residents: the genomes among which the attempt's own is.
+        seed_of_call: sampling seed of the n-th call.
+        clock: stands still while the engine has control.
+        num_calls: so far.
+    """
+
+    engine: Engine
+    sampling: SamplingParams
+    residents: Residents
+    seed_of_call: Callable[[int], int]
+    clock: Clock
+    num_calls: int = 0
+
+    def check_resident(self, target: Target) -> None:
+        """Check that the engine still hosts the genome.
+
+        Raises:
+            RequestError: It has gone on to other genomes, or to the next generation.
+        """
+        if not self.residents.are_resident and isinstance(target, int):
+            raise RequestError(
+                f"genome {self.residents.range_G[target]} was asked after the engine had gone on "
+                f"to others; it hosts {self.engine.capacity} at a time, so group rewards that ask "
+                "genomes need a population that fits (policy.centre and policy.base are always "
+                "there)"
+            )
+
+
+class EnginePolicy(Policy):
+    """One of an attempt's policies."""
+
+    def __init__(self, attempt: Attempt, target: Target) -> None:
+        self.attempt = attempt
+        self.target: Target = target
+
+    async def sample(
+        self, observation: Observation, params: SamplingParams | None = None
+    ) -> Action:
+        """Sample one action.
+
+        Raises:
+            RequestError: The engine can never serve it, or hosts the genome no longer.
+            EngineError: The engine failed.
+        """
+        attempt = self.attempt
+        attempt.check_resident(self.target)
+        seed = attempt.seed_of_call(attempt.num_calls)
+        attempt.num_calls += 1
+        request = SampleRequest(self.target, observation, params or attempt.sampling, seed)
+        attempt.clock.wait()
+        try:
+            return await attempt.engine.sample(request)
+        finally:
+            attempt.clock.go_on()
+
+    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
+        """Log-probability of each continuation token.
+
+        Raises:
+            RequestError: The engine can never serve it, or hosts the genome no longer.
+            EngineError: The engine failed.
+        """
+        attempt = self.attempt
+        attempt.check_resident(self.target)
+        request = LogprobsRequest(self.target, tuple(prompt_T), tuple(continuation_T))
+        attempt.clock.wait()
+        try:
+            return await attempt.engine.logprobs(request)
+        finally:
+            attempt.clock.go_on()
+
+    @property
+    def centre(self) -> "EnginePolicy":
+        """The centre of the population."""
+        return EnginePolicy(self.attempt, "centre")
+
+    @property
+    def base(self) -> "EnginePolicy":
+        """The frozen base model."""
+        return EnginePolicy(self.attempt, "base")

@@ -1,0 +1,219 @@
+"""One rollout, turn by turn until the Env says done; and what many rollouts add up to.
+
+An Env is the user's code, so everything that it hands over is checked here, once, before it can
+reach an engine or a mean: a wrong type, a NaN reward or an observation without tokens is an
+`EnvError` that names the Env and what was found. Whoever runs many rollouts decides what a failure
+costs (`es_cookbook.population_sampler`: that rollout alone).
+
+Left out: partial credit for a rollout that failed. It is NaN, never 0: a failure says nothing about
+the genome.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import EnvError
+from es_cookbook.rl.types import (
+    Env,
+    GroupReward,
+    LostRollout,
+    Metrics,
+    Observation,
+    Policy,
+    StepResult,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+
+MAX_STEPS = 10_000
+"""An Env that takes more steps than this has no end."""
+
+
+async def run_rollout(env: Env, policy: Policy) -> Trajectory:
+    """Let the policy attempt the Env's problem.
+
+    Sets `env.policy` first, so that the Env can ask the model itself.
+
+    Raises:
+        EnvError: The Env broke the contract of `es_cookbook.rl.types.Env`.
+    """
+    if not isinstance(cast(object, env), Env):
+        raise EnvError(f"make_envs must give Envs, found {_shown(env)}")
+    env.policy = policy
+    observation = _checked_observation(env, "initial_observation", await env.initial_observation())
+    transitions: list[Transition] = []
+    while len(transitions) < MAX_STEPS:
+        action = await policy.sample(observation)
+        result = _checked_result(env, await env.step(action))
+        transitions.append(
+            Transition(observation, action, float(result.reward), result.metrics, result.logs)
+        )
+        if result.done:
+            return Trajectory(tuple(transitions))
+        observation = _checked_observation(env, "step", result.next_observation)
+    raise EnvError(f"{_name(env)} was not done after {MAX_STEPS} steps; every rollout must end")
+
+
+def _name(env: Env) -> str:
+    return type(env).__qualname__
+
+
+def _shown(found: object) -> str:
+    text = repr(found)
+    return f"{type(found).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def _checked_observation(env: Env, method: str, found: object) -> Observation:
+    if not isinstance(found, Observation):
+        hint = "; a step that is not done needs a next_observation" if found is None else ""
+        raise EnvError(
+            f"{_name(env)}.{method} must give an Observation, found {_shown(found)}{hint}"
+        )
+    tokens_T = cast(object, found.tokens_T)
+    # One set over the types, not a check a token: prompts are long and there are thousands of them.
+    types = (
+        set(map(type, cast(tuple[object, ...], tokens_T))) if isinstance(tokens_T, tuple) else ()
+    )
+    if types != {int}:
+        what = "an empty tuple" if tokens_T == () else _shown(cast(object, tokens_T))
+        raise EnvError(
+            f"{_name(env)}.{method} must give an Observation whose tokens_T is a tuple of "
+            f"at least one int, found {what}"
+        )
+    return found
+
+
+def _checked_result(env: Env, found: object) -> StepResult:
+    if not isinstance(found, StepResult):
+        raise EnvError(f"{_name(env)}.step must give a StepResult, found {_shown(found)}")
+    _check_reward(f"{_name(env)}.step", found.reward)
+    if found.done and found.next_observation is not None:
+        raise EnvError(
+            f"{_name(env)}.step gave done=True with a next_observation; it must be None at the end"
+        )
+    if found.metrics:
+        _check_metrics(f"{_name(env)}.step", found.metrics)
+    for key, text in cast(Mapping[object, object], found.logs).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise EnvError(
+                f"{_name(env)}.step must give texts as logs, found {_shown(text)} for {key!r}"
+            )
+    return found
+
+
+def _check_reward(who: str, reward: object) -> None:
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise EnvError(f"{who} must give a finite number as reward, found {_shown(reward)}")
+
+
+def _check_metrics(who: str, metrics: Metrics) -> None:
+    for key, value in cast(Mapping[object, object], metrics).items():
+        if not isinstance(key, str) or not isinstance(value, Real) or not math.isfinite(value):
+            raise EnvError(
+                f"{who} must give finite numbers as metrics, found {_shown(value)} for {key!r}"
+            )
+
+
+def checked_group_rewards(
+    who: str, found: object, trajectories: Sequence[Trajectory | LostRollout]
+) -> Sequence[GroupReward] | None:
+    """Check what `compute_group_rewards` gave.
+
+    Args:
+        who: the class that gave it.
+        found: what was given.
+        trajectories: what it was given for.
+
+    Returns:
+        What was given; nothing for rollouts that were lost.
+
+    Raises:
+        EnvError: Neither None nor a finite `GroupReward` for each trajectory.
+    """
+    if found is None:
+        return None
+    rewards = list(cast(Iterable[object], found)) if isinstance(found, Sequence) else [found]
+    wrong = [reward for reward in rewards if not isinstance(reward, GroupReward)]
+    if wrong or len(rewards) != len(trajectories):
+        what = _shown(wrong[0]) if wrong else f"{len(rewards)}"
+        raise EnvError(
+            f"{who}.compute_group_rewards must give None or {len(trajectories)} GroupRewards, "
+            f"one a trajectory, found {what}"
+        )
+    checked: list[GroupReward] = []
+    for given, trajectory in zip(cast(list[GroupReward], rewards), trajectories, strict=True):
+        if isinstance(trajectory, LostRollout):
+            checked.append(GroupReward(0.0))
+            continue
+        _check_reward(f"{who}.compute_group_rewards", given.reward)
+        _check_metrics(f"{who}.compute_group_rewards", given.metrics)
+        checked.append(given)
+    return checked
+
+
+def mean_rewards(groups_P: Sequence[TrajectoryGroup]) -> NDArray[np.float64]:
+    """`rewards_P_G`: a genome's mean over the attempts that were not lost; NaN without any."""
+    rewards_P_G_K = np.array([group.rewards_G_K for group in groups_P], dtype=np.float64)
+    present_P_G_K = ~np.isnan(rewards_P_G_K)
+    count_P_G = present_P_G_K.sum(axis=2)
+    total_P_G = np.where(present_P_G_K, rewards_P_G_K, 0.0).sum(axis=2)
+    return np.where(count_P_G > 0, total_P_G / np.maximum(count_P_G, 1), np.nan)
+
+
+def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Means of the metrics: `env/all/<metric>` and, by tag, `env/<tag>/<metric>`.
+
+    They come from the Envs and from group rewards. A metric's value for one rollout is its mean
+    over the steps that report it; its mean is over the rollouts that report it.
+    """
+    values: dict[str, list[float]] = {}
+    for group in groups_P:
+        of_group: dict[str, list[float]] = {}
+        for metrics in _rollout_metrics(group):
+            for metric, value in metrics.items():
+                of_group.setdefault(metric, []).append(value)
+        for tag in dict.fromkeys(("all", *group.tags)):
+            for metric, values_GK in of_group.items():
+                values.setdefault(f"env/{tag}/{metric}", []).extend(values_GK)
+    return {key: math.fsum(values[key]) / len(values[key]) for key in sorted(values)}
+
+
+def _rollout_metrics(group: TrajectoryGroup) -> Iterable[Metrics]:
+    for trajectories_K in group.trajectories_G_K:
+        for trajectory in trajectories_K:
+            if isinstance(trajectory, Trajectory):
+                yield _mean_over_steps(trajectory)
+    for metrics_K in group.group_metrics_G_K or ():
+        yield from metrics_K
+
+
+def _mean_over_steps(trajectory: Trajectory) -> Metrics:
+    if len(trajectory.transitions) == 1:
+        return trajectory.transitions[0].metrics
+    values: dict[str, list[float]] = {}
+    for transition in trajectory.transitions:
+        for metric, value in transition.metrics.items():
+            values.setdefault(metric, []).append(value)
+    return {metric: math.fsum(values_T) / len(values_T) for metric, values_T in values.items()}
+
+
+def count_tokens(groups_P: Sequence[TrajectoryGroup]) -> int:
+    """Tokens sampled in the rollouts that finished."""
+    return sum(t.num_tokens for t in _trajectories(groups_P) if isinstance(t, Trajectory))
+
+
+def lost_rollouts(groups_P: Sequence[TrajectoryGroup]) -> list[LostRollout]:
+    """The rollouts that were lost, problem by problem, genome by genome."""
+    return [t for t in _trajectories(groups_P) if isinstance(t, LostRollout)]
+
+
+def _trajectories(groups_P: Sequence[TrajectoryGroup]) -> Iterable[Trajectory | LostRollout]:
+    for group in groups_P:
+        for trajectories_K in group.trajectories_G_K:
+            yield from trajectories_K

@@ -1,0 +1,123 @@
+"""Fakes that stand in for time and failure: an engine that answers at once."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import anyio.lowlevel
+import chz
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from es_cookbook.engines.base import (
+    Engine,
+    EngineBuilder,
+    LogprobsRequest,
+    SampleRequest,
+    Target,
+)
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.rl.types import Action
+
+if TYPE_CHECKING:
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+    from transformers import PreTrainedTokenizerBase
+
+
+def digest(*parts: object) -> int:
+    """A small number that is a pure function of its arguments."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
+
+
+class FakeEngine(Engine):
+    """Answers at once with digits that depend on the genome and the prompt.
+
+    If sampling is not greedy, they depend on the sampling seed as well.
+
+    Attributes:
+        requests: all that were asked to sample, in order, each with who answered.
+        loads: all populations that were loaded.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 1000,
+        answer: Callable[[Genome | str, SampleRequest], str] | None = None,
+    ) -> None:
+        self.requests: list[tuple[Genome | str, SampleRequest]] = []
+        self.loads: list[Sequence[Genome]] = []
+        self.steps: list[Step] = []
+        self._capacity = capacity
+        self._answer = answer or self._digits
+        self._genomes: Sequence[Genome] = ()
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        vocabulary = {chr(code): code - 32 for code in range(32, 127)}
+        model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+        return PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?")
+
+    @property
+    def context_length(self) -> int:
+        return 64
+
+    async def load(self, genomes_G: Sequence[Genome]) -> None:
+        assert len(genomes_G) <= self.capacity
+        await anyio.lowlevel.checkpoint()
+        self.loads.append(genomes_G)
+        self._genomes = genomes_G
+
+    def who(self, target: Target) -> Genome | str:
+        return self._genomes[target] if isinstance(target, int) else target
+
+    async def sample(self, request: SampleRequest) -> Action:
+        who = self.who(request.target)
+        self.requests.append((who, request))
+        await anyio.lowlevel.checkpoint()
+        text = self._answer(who, request)
+        return Action(tuple(ord(c) - 32 for c in text), text, "stop")
+
+    def _digits(self, who: Genome | str, request: SampleRequest) -> str:
+        seed = request.seed if request.params.temperature > 0 else None
+        return str(digest(who, self.steps, request.observation.tokens_T, seed) % 1000)
+
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        await anyio.lowlevel.checkpoint()
+        who = self.who(request.target)
+        return [-(digest(who, t) % 100) / 10 for t in request.continuation_T]
+
+    async def apply(self, step: Step) -> int:
+        self.steps.append(step)
+        return digest(self.steps)
+
+    async def restore(self, steps: Iterable[Step]) -> int:
+        self.steps = list(steps)
+        return digest(self.steps)
+
+    async def save(self, path: Path) -> None:
+        path.mkdir()
+        (path / "steps.json").write_text(json.dumps([dataclasses.asdict(s) for s in self.steps]))
+
+    def stats(self) -> Mapping[str, float]:
+        return {"requests": len(self.requests)}
+
+    async def close(self) -> None:
+        pass
+
+
+@chz.chz
+class FakeEngineBuilder(EngineBuilder):
+    """Builds a `FakeEngine` without a model."""
+
+    capacity: int = chz.field(default=1000, doc="genomes that fit")
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return cast(Engine, FakeEngine(self.capacity))

@@ -1,0 +1,216 @@
+"""What one rollout promises, what it refuses from an Env, and what many rollouts add up to."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from es_cookbook.errors import EnvError
+from es_cookbook.rl import rollouts
+from es_cookbook.rl.rollouts import (
+    checked_group_rewards,
+    count_tokens,
+    env_metrics,
+    lost_rollouts,
+    mean_rewards,
+    run_rollout,
+)
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    GroupReward,
+    LostRollout,
+    Metrics,
+    Observation,
+    Policy,
+    SamplingParams,
+    StepResult,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = Observation((1,))
+LOST = LostRollout("ValueError: no", "")
+
+
+class Echo(Policy):
+    """Answers with the number of prompt tokens."""
+
+    async def sample(
+        self, observation: Observation, params: SamplingParams | None = None
+    ) -> Action:
+        return Action((1, 2), str(len(observation.tokens_T)), "stop")
+
+    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
+        return [0.0] * len(continuation_T)
+
+    @property
+    def centre(self) -> Policy:
+        return self
+
+    @property
+    def base(self) -> Policy:
+        return self
+
+
+class Countdown(Env):
+    """Three turns, a token more each; reward 1 a turn."""
+
+    async def initial_observation(self) -> Observation:
+        self.answers: list[str] = []
+        return Observation((7,))
+
+    async def step(self, action: Action) -> StepResult:
+        self.answers.append(action.text)
+        if len(self.answers) == 3:
+            return StepResult(1.0, True, metrics={"turns": 3})
+        return StepResult(1.0, False, Observation((7,) * (len(self.answers) + 1)))
+
+
+class Scripted(Env):
+    """Gives whatever it is told to, right or wrong."""
+
+    def __init__(self, step: Any, first: Any = PROMPT) -> None:
+        self.first = first
+        self.result = step
+
+    async def initial_observation(self) -> Observation:
+        return self.first
+
+    async def step(self, action: Action) -> StepResult:
+        return self.result
+
+
+async def test_a_rollout_goes_on_turn_by_turn_until_done() -> None:
+    env = Countdown()
+    policy = Echo()
+    trajectory = await run_rollout(env, policy)
+    assert env.answers == ["1", "2", "3"]
+    assert env.policy is policy
+    assert trajectory.reward == 3.0
+    assert trajectory.num_tokens == 6
+    assert [t.observation.tokens_T for t in trajectory.transitions] == [(7,), (7, 7), (7, 7, 7)]
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        (
+            Scripted(None, first="hello"),
+            "initial_observation must give an Observation, found str 'hello'",
+        ),
+        (Scripted(None, first=Observation(())), "at least one int, found an empty tuple"),
+        (Scripted(None, first=Observation([1, 2])), r"at least one int, found list \[1, 2\]"),  # pyright: ignore
+        (Scripted(None, first=Observation((1, "a"))), r"found tuple \(1, 'a'\)"),  # pyright: ignore
+        (Scripted(1.0), "step must give a StepResult, found float 1.0"),
+        (Scripted(StepResult(math.nan, True)), "finite number as reward, found float nan"),
+        (Scripted(StepResult(-math.inf, True)), "finite number as reward, found float -inf"),
+        (Scripted(StepResult("1", True)), "finite number as reward, found str '1'"),  # pyright: ignore
+        (Scripted(StepResult(1.0, True, Observation((1,)))), "done=True with a next_observation"),
+        (Scripted(StepResult(1.0, False)), "found NoneType None; a step that is not done"),
+        (Scripted(StepResult(1.0, True, metrics={"a": math.nan})), "found float nan for 'a'"),
+        (Scripted(StepResult(1.0, True, metrics={"a": "b"})), "found str 'b' for 'a'"),  # pyright: ignore
+        (Scripted(StepResult(1.0, True, logs={"a": 1})), "found int 1 for 'a'"),  # pyright: ignore
+    ],
+)
+async def test_what_breaks_the_contract_is_named_with_its_env(env: Env, found: str) -> None:
+    with pytest.raises(EnvError, match=rf"^Scripted\..*{found}"):
+        await run_rollout(env, Echo())
+
+
+async def test_something_that_is_no_env_is_refused() -> None:
+    with pytest.raises(EnvError, match="must give Envs, found int 3"):
+        await run_rollout(3, Echo())  # pyright: ignore
+
+
+async def test_numbers_of_numpy_are_numbers() -> None:
+    result = StepResult(np.float32(0.5), True, metrics={"n": np.int64(2)})  # pyright: ignore
+    trajectory = await run_rollout(Scripted(result), Echo())
+    assert type(trajectory.transitions[0].reward) is float
+    assert trajectory.reward == 0.5
+
+
+async def test_an_env_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "MAX_STEPS", 5)
+    with pytest.raises(EnvError, match="Scripted was not done after 5 steps"):
+        await run_rollout(Scripted(StepResult(0.0, False, Observation((1,)))), Echo())
+
+
+def trajectory(reward: float, *metrics_T: Metrics) -> Trajectory:
+    metrics_T = metrics_T or ({},)
+    return Trajectory(
+        tuple(
+            Transition(
+                Observation((1,)),
+                Action((1, 2), "", "stop"),
+                reward if t == 0 else 0.0,
+                metrics,
+                {},
+            )
+            for t, metrics in enumerate(metrics_T)
+        )
+    )
+
+
+def test_rewards_are_means_over_attempts_that_were_not_lost() -> None:
+    group = TrajectoryGroup(
+        [[trajectory(1.0), LOST], [trajectory(0.0), trajectory(3.0)], [LOST, LOST]]
+    )
+    np.testing.assert_array_equal(mean_rewards([group, group]), [[1.0, 1.5, np.nan]] * 2)
+    assert len(lost_rollouts([group])) == 3
+    assert count_tokens([group]) == 6
+
+
+def test_group_rewards_are_added() -> None:
+    group = TrajectoryGroup([[trajectory(1.0)], [LOST]], [[0.5], [0.0]], [[{}], [{}]])
+    np.testing.assert_array_equal(mean_rewards([group]), [[1.5, np.nan]])
+
+
+def test_metrics_are_means_by_tag_over_rollouts_that_report_them() -> None:
+    one = TrajectoryGroup(
+        [[trajectory(0, {"correct": 1})], [trajectory(0, {"correct": 0})]], tags=("easy",)
+    )
+    two = TrajectoryGroup(
+        [[trajectory(0, {"correct": 1, "a": 2}, {"a": 4})], [LOST]],
+        [[0.0], [0.0]],
+        [[{"won": 1.0}], [{}]],
+        tags=("hard", "all"),
+    )
+    assert env_metrics([one, two]) == {
+        "env/all/a": 3,
+        "env/all/correct": pytest.approx(2 / 3),
+        "env/all/won": 1,
+        "env/easy/correct": 0.5,
+        "env/hard/a": 3,
+        "env/hard/correct": 1,
+        "env/hard/won": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "what"),
+    [
+        ([GroupReward(1.0)], "must give None or 2 GroupRewards, one a trajectory, found 1"),
+        ([GroupReward(1.0), 2.0], "found float 2.0"),
+        (7, "found int 7"),
+        ([GroupReward(math.inf), GroupReward(0.0)], "finite number as reward, found float inf"),
+        ([GroupReward(1.0, {"a": math.nan}), GroupReward(0.0)], "found float nan for 'a'"),
+    ],
+)
+def test_wrong_group_rewards_are_named(found: object, what: str) -> None:
+    with pytest.raises(EnvError, match=f"^Duel.compute_group_rewards .*{what}"):
+        checked_group_rewards("Duel", found, [trajectory(0.0), LOST])
+
+
+def test_group_rewards_of_lost_rollouts_do_not_matter() -> None:
+    found = [GroupReward(1.0), GroupReward(math.nan, {"a": math.nan})]
+    assert checked_group_rewards("Duel", found, [trajectory(0.0), LOST]) == [
+        GroupReward(1.0),
+        GroupReward(0.0),
+    ]
+    assert checked_group_rewards("Duel", None, [LOST]) is None

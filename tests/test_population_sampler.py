@@ -1,0 +1,366 @@
+"""Every genome meets every problem with the same luck, and what fails costs no more than itself."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.errors import EngineError, RequestError, TooManyLostError
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    GroupReward,
+    LostRollout,
+    Observation,
+    Policy,
+    SamplingParams,
+    StepResult,
+    Trajectory,
+    TrajectoryGroup,
+)
+from tests.fakes import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(6)]
+WARM = SamplingParams(max_tokens=8, temperature=1.0)
+
+
+class DigitEnv(Env):
+    """Reward: the answer as a number."""
+
+    def __init__(self, problem: "Problem", index: int) -> None:
+        self.problem = problem
+        self.index = index
+
+    async def initial_observation(self) -> Observation:
+        return Observation((self.problem.number + 1,))
+
+    async def step(self, action: Action) -> StepResult:
+        if self.problem.misbehave is not None:
+            result = await self.problem.misbehave(self, action)
+            if result is not None:
+                return result
+        return StepResult(float(action.text), True, metrics={"digits": len(action.text)})
+
+
+class Group(EnvGroup):
+    """Writes down that it was closed."""
+
+    def __init__(self, problem: "Problem", envs: Sequence[Env]) -> None:
+        super().__init__(envs)
+        self.problem = problem
+
+    async def close(self) -> None:
+        await anyio.sleep(0)
+        self.problem.closed.append(self.problem.number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem(EnvGroupBuilder):
+    number: int
+    closed: list[int] = dataclasses.field(default_factory=list[int])
+    misbehave: Callable[[DigitEnv, Action], Any] | None = None
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return Group(self, [DigitEnv(self, i) for i in range(num_envs)])
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return ("even",) if self.number % 2 == 0 else ("odd",)
+
+
+def sampler(engine: FakeEngine, **settings: Any) -> PopulationSampler:
+    return PopulationSampler(engine, **{"sampling": WARM, "run_seed": 3} | settings)
+
+
+async def test_every_genome_meets_every_problem_in_its_place() -> None:
+    engine = FakeEngine(
+        answer=lambda who, request: f"{who.terms[0].seed}{request.observation.tokens_T[0]}"  # pyright: ignore
+    )
+    closed: list[int] = []
+    problems = [Problem(p, closed) for p in range(3)]
+    groups = await sampler(engine).rollout(0, problems, GENOMES)
+    assert engine.loads == [GENOMES]
+    assert mean_rewards(groups).tolist() == [
+        [float(f"{g}{p + 1}") for g in range(6)] for p in range(3)
+    ]
+    assert [group.tags for group in groups] == [("even",), ("odd",), ("even",)]
+    assert sorted(closed) == [0, 1, 2]
+
+
+async def test_blocks_of_the_engines_capacity_give_what_one_block_gives() -> None:
+    whole = FakeEngine(capacity=6)
+    blocks = FakeEngine(capacity=4)
+    problems = [Problem(p) for p in range(3)]
+    of_whole = await sampler(whole, attempts=2).rollout(5, problems, GENOMES)
+    of_blocks = await sampler(blocks, attempts=2).rollout(5, problems, GENOMES)
+    assert [len(load) for load in blocks.loads] == [4, 2]
+    assert of_blocks == of_whole
+    assert problems[0].closed == [0, 0], "each group once, after its last block"
+
+
+async def test_genomes_share_their_luck_and_nothing_else_does() -> None:
+    engine = FakeEngine()
+    sample = sampler(engine, attempts=2)
+    await sample.rollout(0, [Problem(0), Problem(1)], GENOMES)
+    await sample.rollout(1, [Problem(0), Problem(1)], GENOMES)
+    seeds_of = {genome: [] for genome in GENOMES}
+    for who, request in engine.requests:
+        seeds_of[who].append((request.observation.tokens_T, request.seed))  # pyright: ignore
+    assert len({tuple(sorted(seeds)) for seeds in seeds_of.values()}) == 1
+    seeds = [seed for _, seed in seeds_of[GENOMES[0]]]
+    assert len(set(seeds)) == 8, "2 generations x 2 problems x 2 attempts"
+    again = FakeEngine()
+    await sampler(again, attempts=2).rollout(1, [Problem(0), Problem(1)], GENOMES)
+    assert [r.seed for _, r in again.requests] == [r.seed for _, r in engine.requests[24:]]
+    other = FakeEngine()
+    await sampler(other, attempts=2, run_seed=4).rollout(1, [Problem(0)], GENOMES)
+    assert not {r.seed for _, r in other.requests} & set(seeds)
+
+
+async def test_attempts_of_one_genome_differ_by_their_seed() -> None:
+    groups = await sampler(FakeEngine(), attempts=5).rollout(0, [Problem(0)], GENOMES[:1])
+    (rewards_K,) = groups[0].rewards_G_K
+    assert len(set(rewards_K)) == 5
+    assert mean_rewards(groups)[0, 0] == pytest.approx(sum(rewards_K) / 5)
+
+
+async def test_turns_and_the_envs_own_questions_have_seeds_of_their_own() -> None:
+    class Asks(DigitEnv):
+        turns = 0
+
+        async def step(self, action: Action) -> StepResult:
+            await self.policy.centre.sample(Observation((9,)))
+            await self.policy.base.sample(Observation((9,)), SamplingParams(max_tokens=1))
+            assert await self.policy.logprobs((1,), (2, 3))
+            self.turns += 1
+            done = self.turns == 2
+            return StepResult(0.0, done, None if done else Observation((1,)))
+
+    class Asking(Problem):
+        async def make_envs(self, num_envs: int) -> EnvGroup:
+            return EnvGroup([Asks(self, i) for i in range(num_envs)])
+
+    engine = FakeEngine()
+    await sampler(engine).rollout(0, [Asking(0)], GENOMES[:2])
+    calls = [(who, request.seed) for who, request in engine.requests]
+    assert [who for who, _ in calls].count("centre") == 4
+    seeds_of_first = [s for who, s in calls if who == GENOMES[0]]
+    assert seeds_of_first == [s for who, s in calls if who == GENOMES[1]]
+    assert len({seed for _, seed in calls}) == 6, "two turns, centre and base in each"
+    assert {r.params.max_tokens for who, r in engine.requests if who == "base"} == {1}
+    assert {r.params for who, r in engine.requests if who != "base"} == {WARM}
+
+
+async def misbehave_for_one(env: DigitEnv, action: Action) -> StepResult | None:
+    """Env 2 raises, env 3 hangs, env 4 gives NaN, env 5 something else."""
+    if env.index == 2:
+        raise KeyError("boom\nand more")
+    if env.index == 3:
+        await anyio.sleep_forever()
+    if env.index == 4:
+        return StepResult(math.nan, True)
+    return "done" if env.index == 5 else None  # pyright: ignore
+
+
+async def test_a_failing_env_loses_its_own_rollout_only() -> None:
+    problems = [Problem(0, misbehave=misbehave_for_one), Problem(1)]
+    sample = sampler(FakeEngine(), rollout_timeout=0.1, max_failed_fraction=0.4)
+    groups = await sample.rollout(0, problems, GENOMES)
+    assert np.isnan(mean_rewards(groups)).tolist() == [[False] * 2 + [True] * 4, [False] * 6]
+    lost = lost_rollouts(groups)
+    assert [rollout.reason for rollout in lost] == [
+        "KeyError: 'boom\\nand more'",
+        "TimeoutError: not done after 0.1 s (rollout_timeout)",
+        "EnvError: DigitEnv.step must give a finite number as reward, found float nan",
+        "EnvError: DigitEnv.step must give a StepResult, found str 'done'",
+    ]
+    assert "sleep_forever" in lost[1].traceback, "where it hung"
+    assert all("misbehave" in rollout.traceback for rollout in lost[:2])
+    assert problems[0].closed == [0]
+
+
+async def test_too_many_lost_stop_the_run_with_the_first_traceback() -> None:
+    problems = [Problem(0, misbehave=misbehave_for_one), Problem(1)]
+    sample = sampler(FakeEngine(), rollout_timeout=0.1, max_failed_fraction=0.3)
+    with pytest.raises(TooManyLostError) as caught:
+        await sample.rollout(7, problems, GENOMES)
+    sentence, _, rest = str(caught.value).partition("\n")
+    assert sentence == (
+        "4 of the 12 rollouts of generation 7 were lost, more than max_failed_fraction=0.3 allows; "
+        "the first: KeyError: 'boom\\nand more'"
+    )
+    assert "in misbehave_for_one" in rest
+
+
+async def test_the_time_out_does_not_count_waiting_for_the_engine() -> None:
+    class Slow(FakeEngine):
+        async def sample(self, request: SampleRequest) -> Action:
+            await anyio.sleep(0.3)
+            return await super().sample(request)
+
+    sample = sampler(Slow(), rollout_timeout=0.1, max_failed_fraction=0)
+    groups = await sample.rollout(0, [Problem(0)], GENOMES)
+    assert not lost_rollouts(groups)
+    assert sample.seconds.score < 0.1 < sample.seconds.sample
+
+
+async def test_an_env_that_cancels_itself_is_lost() -> None:
+    async def cancel(env: DigitEnv, action: Action) -> None:
+        if env.index == 0:
+            raise anyio.get_cancelled_exc_class()()
+
+    problem = Problem(0, misbehave=cancel)
+    groups = await sampler(FakeEngine(), max_failed_fraction=0.5).rollout(0, [problem], GENOMES)
+    assert [rollout.reason.partition(":")[0] for rollout in lost_rollouts(groups)] == [
+        "CancelledError"
+    ]
+    assert problem.closed == [0]
+
+
+@pytest.mark.parametrize("error", [RequestError("prompt of 70 tokens"), EngineError("it died")])
+@pytest.mark.parametrize("in_task_group", [False, True])
+async def test_what_no_rollout_survives_stops_the_run(
+    error: Exception, in_task_group: bool
+) -> None:
+    def fail(who: Genome | str, request: SampleRequest) -> str:
+        if request.observation.tokens_T == (99,):
+            raise error
+        return "1"
+
+    async def ask(env: DigitEnv, action: Action) -> None:
+        if not in_task_group:
+            await env.policy.sample(Observation((99,)))
+        else:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(env.policy.sample, Observation((99,)))
+
+    closed: list[int] = []
+    problems = [Problem(0, closed), Problem(1, closed, ask), Problem(2, closed)]
+    with pytest.raises(type(error)) as caught:
+        await sampler(FakeEngine(answer=fail)).rollout(0, problems, GENOMES)
+    assert caught.value is error
+    assert sorted(closed) == [0, 1, 2]
+
+
+async def test_cancellation_closes_every_group_and_goes_through() -> None:
+    async def hang(env: DigitEnv, action: Action) -> None:
+        await anyio.sleep_forever()
+
+    closed: list[int] = []
+    problems = [Problem(p, closed, hang) for p in range(3)]
+    with anyio.move_on_after(0.05) as scope:
+        await sampler(FakeEngine()).rollout(0, problems, GENOMES)
+        raise AssertionError("the rollouts cannot end")
+    assert scope.cancelled_caught
+    assert sorted(closed) == [0, 1, 2]
+
+
+class Fragile(Problem):
+    """Fails in one of the group's own methods."""
+
+    where: str = ""
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        if self.where == "make":
+            raise OSError("no sandbox left")
+        if self.where == "few":
+            num_envs -= 1
+        if self.where == "type":
+            return []  # pyright: ignore
+        return await super().make_envs(num_envs)
+
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward] | None:
+        if self.where == "hang":
+            await anyio.sleep_forever()
+        return [GroupReward(1.0)] if self.where == "score" else None
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("make", "OSError: no sandbox left"),
+        ("few", "EnvError: Fragile.make_envs must give 6 Envs, found 5"),
+        ("type", "EnvError: Fragile.make_envs must give an EnvGroup, found list"),
+        ("score", "EnvError: Fragile.compute_group_rewards must give None or 6 GroupRewards, "),
+        ("hang", "TimeoutError: not done after 0.1 s (rollout_timeout)"),
+    ],
+)
+async def test_a_failing_group_is_lost_as_a_whole(where: str, reason: str) -> None:
+    fragile = Fragile(0)
+    object.__setattr__(fragile, "where", where)
+    sample = sampler(FakeEngine(), max_failed_fraction=0.5, rollout_timeout=0.1)
+    groups = await sample.rollout(0, [fragile, Problem(1)], GENOMES)
+    assert np.isnan(mean_rewards(groups)).tolist() == [[True] * 6, [False] * 6]
+    assert all(rollout.reason.startswith(reason) for rollout in lost_rollouts(groups))
+    assert fragile.closed == ([] if where in ("make", "type") else [0])
+
+
+class Duel(Problem):
+    """The best answer of the group wins; the centre is asked as well."""
+
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward] | None:
+        rewards = [t.reward if isinstance(t, Trajectory) else -1.0 for t in trajectories]
+        await policies[0].centre.sample(Observation((1,)))
+        if self.number == 9:
+            await policies[0].sample(Observation((1,)))
+        return [GroupReward(100.0 if r == max(rewards) else 0.0, {"won": 1.0}) for r in rewards]
+
+
+def shown(group: TrajectoryGroup) -> list[list[float]]:
+    return group.rewards_G_K
+
+
+async def test_group_rewards_see_the_whole_group_over_blocks() -> None:
+    plain = await sampler(FakeEngine(), attempts=2).rollout(0, [Problem(0)], GENOMES)
+    duel = await sampler(FakeEngine(capacity=4), attempts=2).rollout(0, [Duel(0)], GENOMES)
+    best = max(max(rewards_K) for rewards_K in shown(plain[0]))
+    assert shown(duel[0]) == [
+        [r + (100.0 if r == best else 0.0) for r in rewards_K] for rewards_K in shown(plain[0])
+    ]
+
+
+async def test_group_rewards_may_ask_genomes_that_are_still_there() -> None:
+    await sampler(FakeEngine(capacity=6)).rollout(0, [Duel(9)], GENOMES)
+    with pytest.raises(RequestError, match="genome 0 was asked after the engine had gone on"):
+        await sampler(FakeEngine(capacity=4)).rollout(0, [Duel(9)], GENOMES)
+
+
+async def test_the_centre_meets_each_problem_once() -> None:
+    engine = FakeEngine()
+    greedy = SamplingParams(max_tokens=8)
+    groups = await sampler(engine, attempts=4).rollout_centre([Problem(0), Problem(1)], greedy)
+    assert [(who, request.params) for who, request in engine.requests] == [("centre", greedy)] * 2
+    assert mean_rewards(groups).shape == (2, 1)
+    assert engine.loads == []
+
+
+async def test_a_group_that_fails_to_close_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stuck(EnvGroup):
+        async def close(self) -> None:
+            raise OSError("sandbox busy")
+
+    class Sticky(Problem):
+        async def make_envs(self, num_envs: int) -> EnvGroup:
+            return Stuck([DigitEnv(self, i) for i in range(num_envs)])
+
+    groups = await sampler(FakeEngine()).rollout(0, [Sticky(0)], GENOMES)
+    assert not lost_rollouts(groups)
+    assert "closing a group of" in caplog.text
