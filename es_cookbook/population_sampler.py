@@ -49,9 +49,8 @@ _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_CANCELLED_ITSELF = LostRollout(
-    "CancelledError: the Env let through a cancellation that was not ours", ""
-)
+_NOT_RUN = LostRollout("never ran", "")
+"""Holds the place of an attempt until it ends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,9 +235,7 @@ class _Group:
         self._watch = watch
         self._handle: EnvGroup | None = None
         self._policies: list[EnginePolicy] = []
-        # Overwritten by what each attempt gives; stays where an Env raised the loop's own
-        # cancellation.
-        self._trajectories: list[Trajectory | LostRollout] = [_CANCELLED_ITSELF] * self._num_envs
+        self._trajectories: list[Trajectory | LostRollout] = [_NOT_RUN] * self._num_envs
         self._group_rewards: Sequence[GroupReward] | None = None
 
     @property
@@ -339,15 +336,26 @@ class _Group:
         try:
             with clock:
                 return await call()
+        except anyio.get_cancelled_exc_class() as error:
+            if anyio.get_current_task().has_pending_cancellation():
+                raise
+            # Nobody cancelled us: the user's code awaited something that was cancelled.
+            return _lost(error)
         except Exception as error:
             stop = _stopping(error)
             if stop is not None:
                 raise stop from None
-            first_line = str(error).partition("\n")[0]
-            reason = f"{type(error).__name__}: {first_line}".removesuffix(": ")
-            return LostRollout(reason, "".join(traceback.format_exception(error)))
+            return _lost(error)
         reason = f"TimeoutError: not done after {self._watch.timeout:g} s (rollout_timeout)"
         return LostRollout(reason, clock.overdue_at or "")
+
+
+def _lost(error: BaseException) -> LostRollout:
+    first_line = str(error).partition("\n")[0]
+    return LostRollout(
+        f"{type(error).__name__}: {first_line}".removesuffix(": "),
+        "".join(traceback.format_exception(error)),
+    )
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
