@@ -1,0 +1,137 @@
+"""How every benchmark measures, prints and writes.
+
+Two things are compared within one process and by turns (a, b, a, b, …), so that whatever else the
+machine does hits both; a ratio is the median of the ratios of neighbours, and its spread is the
+distance between their quartiles.
+
+    times = interleaved({"ours": ours, "theirs": theirs}, repeats=7)
+    rows = [row("ours / theirs", ratios(times["theirs"], times["ours"]), "x", at_least=1.5)]
+    report("sampling", rows)
+
+prints a table and writes `benchmarks/results/sampling.json`.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measured number; its fields are the keys in the JSON."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str | None
+    met: bool | None
+    repeats: int
+    spread: float
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], repeats: int = 5, warmups: int = 1
+) -> dict[str, list[float]]:
+    """Wall-clock seconds of each function, run by turns, after `warmups` rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(-warmups, repeats):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()
+            if repeat >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """Ratio of each neighbouring pair."""
+    return [above / below for above, below in zip(numerators, denominators, strict=True)]
+
+
+def row(
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Row:
+    """The median of `values` beside its goal, if it has one."""
+    value = statistics.median(values)
+    goal, met = None, None
+    if at_least is not None:
+        goal, met = f">= {at_least:g}", value >= at_least
+    if at_most is not None:
+        goal, met = f"<= {at_most:g}", value <= at_most
+    quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [value] * 3
+    return Row(name, value, unit, goal, met, len(values), quartiles[2] - quartiles[0])
+
+
+def report(name: str, rows: Sequence[Row]) -> None:
+    """Print the table and write `benchmarks/results/<name>.json`."""
+    print(table(rows))
+    RESULTS.mkdir(exist_ok=True)
+    result = {
+        "machine": machine(),
+        "commit": commit(),
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    path = RESULTS / f"{name}.json"
+    beside = path.with_suffix(".json.new")
+    beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as a Markdown table."""
+    lines = ["| what | measured | goal | met | repeats | spread |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        met = "" if row.met is None else "yes" if row.met else "no"
+        measured, spread = f"{row.value:.4g} {row.unit}", f"{row.spread:.2g}"
+        lines.append(
+            f"| {row.name} | {measured} | {row.goal or ''} | {met} | {row.repeats} | {spread} |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, object]:
+    """What the numbers depend on."""
+    import numpy
+    import torch
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def commit() -> str:
+    """The commit that was measured, with a plus when the tree had changes."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    done = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()

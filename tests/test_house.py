@@ -1,0 +1,159 @@
+"""The house rules: what the tools and the tree can check, checked."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "es_cookbook"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def loaded_by(statements: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after running the statements."""
+    program = (
+        f"{statements}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "datasets", "numpy", "chz", "rich", "vllm", "ray", "wandb"}
+    assert loaded_by("import es_cookbook") & heavy == set()
+
+
+def test_no_module_of_the_package_imports_an_optional_package() -> None:
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
+    statements = "\n".join(f"import {name.removesuffix('.__init__')}" for name in names)
+    optional = {"vllm", "ray", "wandb", "trl", "peft"}
+    assert loaded_by(statements) & optional == set()
+
+
+def test_the_floors_hold() -> None:
+    run(Path(sys.executable).parent / "lint-imports", "--no-logo", "--no-cache")
+
+
+def test_the_code_is_formatted_and_linted() -> None:
+    run(sys.executable, "-m", "ruff", "format", "--check", ".")
+    run(sys.executable, "-m", "ruff", "check", ".")
+
+
+def test_the_types_hold() -> None:
+    run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable)
+
+
+def test_every_module_is_one_idea_of_about_400_lines() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in MODULES
+    }
+    assert {name: length for name, length in lengths.items() if length > 420} == {}
+
+
+def decorated(node: ast.ClassDef | ast.FunctionDef, decorator: str) -> bool:
+    return any(ast.unparse(found).partition("(")[0] == decorator for found in node.decorator_list)
+
+
+def config_fields() -> Iterator[tuple[str, ast.AnnAssign, str]]:
+    """(Class.field, its definition, its name) of every chz class in the package."""
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and decorated(node, "chz.chz"):
+                for statement in node.body:
+                    if isinstance(statement, ast.AnnAssign):
+                        name = ast.unparse(statement.target)
+                        yield f"{node.name}.{name}", statement, name
+
+
+class Reads(ast.NodeVisitor):
+    """Names of attributes that are read, except by a config that only checks itself."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if not decorated(node, "chz.validate"):
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self.names.add(node.attr)
+        self.generic_visit(node)
+
+
+def test_every_field_of_every_config_is_read_somewhere() -> None:
+    reads = Reads()
+    for tree in TREES.values():
+        reads.visit(tree)
+    fields = list(config_fields())
+    assert len(fields) > 10, "the search finds the configs"
+    assert [field for field, _, name in fields if name not in reads.names] == []
+
+
+def test_every_field_of_every_config_is_documented_for_help() -> None:
+    undocumented = [
+        field
+        for field, statement, _ in config_fields()
+        if not (
+            isinstance(statement.value, ast.Call)
+            and any(keyword.arg == "doc" for keyword in statement.value.keywords)
+        )
+    ]
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("name", ["eval", "exec", "compile", "__import__"])
+def test_nothing_is_executed_that_was_text(name: str) -> None:
+    calls = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    ]
+    assert calls == []
+
+
+class GlobalRandomness(ast.NodeVisitor):
+    """Uses of global random state, except where it is put back afterwards."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []
+
+    def visit_With(self, node: ast.With) -> None:
+        if not any("fork_rng" in ast.unparse(item) for item in node.items):
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if ast.unparse(node) in ("torch.manual_seed", "np.random.seed", "random.seed"):
+            self.lines.append(node.lineno)
+        self.generic_visit(node)
+
+
+def test_no_module_changes_global_random_state() -> None:
+    changed: dict[str, list[int]] = {}
+    for path, tree in TREES.items():
+        uses = GlobalRandomness()
+        uses.visit(tree)
+        if uses.lines:
+            changed[str(path.relative_to(ROOT))] = uses.lines
+    assert changed == {}
+
+
+def test_console_scripts_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name in project["scripts"]:
+        for script in entry_points(group="console_scripts", name=name):
+            assert callable(script.load())
