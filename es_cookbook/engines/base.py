@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
+ENGINE_NAMES = {"torch": "es_cookbook.engines.torch_engine:TorchEngineBuilder"}
+"""What a user types on the command line."""
+
 Target: TypeAlias = int | Literal["centre", "base"]
 """Who answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
 
