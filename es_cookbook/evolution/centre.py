@@ -1,0 +1,156 @@
+"""The centre of the population: parameters as a function of the base model and the history.
+
+The centre is kept in float32 whatever the base model's dtype, for the selected parameters only. It moves by steps, in
+exact arithmetic (see `es_cookbook.evolution.spaces.base`), so the same steps give the same bits on any machine and
+with any number of threads, and `restore` is exact in every dtype: perturbed weights are derived from the centre, and
+nothing is ever undone by subtraction.
+
+Decay towards the base is exact too: with keep = float32(1 - decay), computed in float64 and rounded once,
+
+    centre <- base + keep * (centre - base)
+
+where the difference, the product and the sum are each rounded to float32 by themselves.
+
+The fingerprint of a centre is Σ bits_i · m_i modulo 2⁶⁴ over all elements, bits_i the float32 bit pattern of element i
+of a tensor and m_i = a + i · b with a odd and b twice an odd number, both from the tensor's name. It is a sum, so
+shards add up in any order; a flipped bit always changes it, and so do two different elements that change places
+(in tensors of up to 2³¹ elements).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from es_cookbook.errors import ModelError
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.base import SearchSpace, as_array
+
+_PIECE = 2**15
+"""Elements that are worked on at once, so that they and their temporaries stay in the cache."""
+_MODULUS = 2**64
+
+
+class Centre:
+    """The current parameters. Not safe to move from two threads at once.
+
+    Args:
+        base: the base model's parameters by name, at least the selected ones; kept by reference and never written,
+            and nobody else may write them either.
+        space: which of them genomes perturb, and how.
+
+    Attributes:
+        weights: name -> float32 tensor, the selected parameters only; the same tensors for the centre's whole life,
+            moved in place.
+
+    Raises:
+        ModelError: The base lacks a selected parameter, or has it in another shape or on another device than the CPU.
+    """
+
+    def __init__(self, base: Mapping[str, torch.Tensor], space: SearchSpace) -> None:
+        for name, shape in space.shapes.items():
+            if name not in base:
+                raise ModelError(f"the search space perturbs {name}, and the base model has no such parameter")
+            if tuple(base[name].shape) != shape or base[name].device.type != "cpu":
+                raise ModelError(
+                    f"{name} must be a CPU tensor of shape {shape}, found {tuple(base[name].shape)} on "
+                    f"{base[name].device}"
+                )
+        self._space = space
+        self._base = {name: base[name].detach() for name in space.shapes}
+        self.weights = {
+            name: tensor.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in self._base.items()
+        }
+
+    def apply(self, step: Step) -> int:
+        """Move by one step: decay first, then the terms in order. Gives the fingerprint."""
+        return self._each_tensor(lambda name: self._move(name, [step]))
+
+    def restore(self, steps: Iterable[Step]) -> int:
+        """Set the centre to the base moved by these steps, whatever it was before. Gives the fingerprint."""
+        merged = _merge(steps)
+
+        def from_base(name: str) -> None:
+            self.weights[name].copy_(self._base[name])
+            self._move(name, merged)
+
+        return self._each_tensor(from_base)
+
+    def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
+        """A genome's own value of one parameter: a new float32 tensor, centre + terms."""
+        weight = self.weights[name].clone()
+        self._space.add_terms_(name, weight, genome.terms)
+        return weight
+
+    def fingerprint(self) -> int:
+        """64-bit unsigned fingerprint of all selected parameters."""
+        return self._each_tensor(lambda name: None)
+
+    def _move(self, name: str, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if step.decay:
+                _decay_(self.weights[name], self._base[name], step.decay)
+            if step.terms:
+                self._space.add_terms_(name, self.weights[name], step.terms)
+
+    def _each_tensor(self, work: Callable[[str], None]) -> int:
+        """Do the work on each tensor, a few at a time, and give the fingerprint of what came out."""
+
+        def work_and_sum(name: str) -> int:
+            work(name)
+            return fingerprint_part(name, self.weights[name].view(-1), 0)
+
+        largest_first = sorted(self.weights, key=lambda name: -self.weights[name].numel())
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            return sum(pool.map(work_and_sum, largest_first)) % _MODULUS
+
+
+def fingerprint_part(name: str, flat: torch.Tensor, start: int) -> int:
+    """What a range of one tensor's elements adds to the fingerprint; parts add up modulo 2⁶⁴.
+
+    Args:
+        name: the parameter's name.
+        flat: its elements `start`, `start + 1`, ... in C order: contiguous float32 on the CPU, one axis.
+        start: index of the first.
+
+    Returns:
+        0 ... 2⁶⁴ - 1.
+    """
+    digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"fingerprint").digest()
+    a = int.from_bytes(digest[:8], "little") | 1
+    b = int.from_bytes(digest[8:], "little") & ~3 | 2
+    patterns = as_array(flat).view(np.uint32)
+    position = np.arange(min(_PIECE, patterns.size), dtype=np.uint64)
+    total = 0
+    for i in range(0, patterns.size, _PIECE):
+        bits = patterns[i : i + _PIECE].astype(np.uint64)
+        # Σ bits·(a + (start + i + j)·b) over the piece's elements j; NumPy's uint64 wraps as the definition does.
+        plain = int(bits.sum())
+        by_position = int(bits @ position[: bits.size])
+        total += (a + (start + i) * b) * plain + b * by_position
+    return total % _MODULUS
+
+
+def _merge(steps: Iterable[Step]) -> list[Step]:
+    """The same movement in as few steps as can be, so that a weight is read once for many: only decay divides."""
+    merged: list[tuple[float, list[Term]]] = [(0.0, [])]
+    for step in steps:
+        if step.decay:
+            merged.append((step.decay, []))
+        merged[-1][1].extend(step.terms)
+    return [Step(terms=tuple(terms), decay=decay) for decay, terms in merged]
+
+
+def _decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
+    keep = np.float32(1 - decay)
+    moving = as_array(weight.view(-1))
+    anchor = base.reshape(-1)
+    for i in range(0, moving.size, _PIECE):
+        piece = moving[i : i + _PIECE]
+        anchor_piece = anchor[i : i + _PIECE].to(torch.float32).numpy()
+        np.subtract(piece, anchor_piece, out=piece)
+        np.multiply(piece, keep, out=piece)
+        np.add(anchor_piece, piece, out=piece)

@@ -1,0 +1,123 @@
+"""Words -> noise: whole tensors, and any range of their elements.
+
+Large tensors are made in pieces whose temporaries stay in the cache; small ones cost a few microseconds.
+"""
+
+import math
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.evolution.genome import MAX_SEED
+from es_cookbook.evolution.noise import gaussian, philox
+
+NoiseKind: TypeAlias = Literal["gaussian", "rademacher"]
+"""Distribution of an element: standard normal, or -1 and +1 with equal chance."""
+
+GAUSSIANS_PER_BLOCK = 16
+SIGNS_PER_BLOCK = 256
+_PIECE = 2**15
+"""Elements made at once, a multiple of both: 128 KiB of float32, and at most twice that in temporaries."""
+
+_SIGNS_OF_BYTE = np.where(
+    np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(1), np.float32(-1)
+)
+"""`[byte][bit]`, the lowest bit first."""
+
+
+def noise(
+    seed: int,
+    name: str,
+    shape: tuple[int, ...],
+    kind: NoiseKind = "gaussian",
+    out: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """The noise tensor ε(seed, name).
+
+    Args:
+        seed: 0 ... 2^63 - 1.
+        name: the parameter's Hugging Face name.
+        shape: its shape.
+        kind: distribution of the elements.
+        out: where to write, C-contiguous and of this shape; a new array when None.
+
+    Returns:
+        `out`, or a new array of that shape.
+
+    Raises:
+        ValueError: A seed, kind or `out` that does not fit.
+
+    >>> noise(7, "weight", (2, 3), "rademacher")
+    array([[-1.,  1., -1.],
+           [-1.,  1.,  1.]], dtype=float32)
+    """
+    if out is None:
+        return noise_range(seed, name, 0, math.prod(shape), kind).reshape(shape)
+    if out.shape != shape or not out.flags.c_contiguous:
+        raise ValueError(f"out must be C-contiguous of shape {shape}, found shape {out.shape}")
+    noise_range(seed, name, 0, out.size, kind, out=out.reshape(-1))
+    return out
+
+
+def noise_range(
+    seed: int,
+    name: str,
+    start: int,
+    stop: int,
+    kind: NoiseKind = "gaussian",
+    out: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Elements `start` ... `stop` - 1 of the flattened noise tensor, without making the others.
+
+    Args:
+        seed: 0 ... 2^63 - 1.
+        name: the parameter's Hugging Face name.
+        start: first element, in C order.
+        stop: one past the last.
+        kind: distribution of the elements.
+        out: where to write, contiguous float32 with `stop - start` elements; a new array when None.
+
+    Returns:
+        `out`, or a new array.
+
+    Raises:
+        ValueError: A seed, range, kind or `out` that does not fit.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
+    if not 0 <= start <= stop:
+        raise ValueError(f"a range must be 0 <= start <= stop, found {start} and {stop}")
+    if out is None:
+        out = np.empty(stop - start, np.float32)
+    elif out.shape != (stop - start,) or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(
+            f"out must be contiguous float32 of shape ({stop - start},), "
+            f"found {out.dtype} of shape {out.shape}"
+        )
+    if kind not in ("gaussian", "rademacher"):
+        raise ValueError(f"noise is 'gaussian' or 'rademacher', found {kind!r}")
+    per_block = GAUSSIANS_PER_BLOCK if kind == "gaussian" else SIGNS_PER_BLOCK
+    write = _write_gaussians if kind == "gaussian" else _write_signs
+    at = start
+    while at < stop:
+        end = min(stop, (at // _PIECE + 1) * _PIECE)
+        first_block = at // per_block
+        words = philox.words(seed, name, first_block, -(-end // per_block) - first_block)
+        write(words, at - first_block * per_block, out[at - start : end - start])
+        at = end
+    return out
+
+
+def _write_gaussians(words: NDArray[np.uint64], skip: int, out: NDArray[np.float32]) -> None:
+    lanes = words.view("<u2")[skip : skip + out.size]
+    gaussian.table().take(lanes, out=out, mode="wrap")  # "wrap": "raise" would copy `out`.
+
+
+def _write_signs(words: NDArray[np.uint64], skip: int, out: NDArray[np.float32]) -> None:
+    eights = words.view(np.uint8)
+    if skip % 8 == 0 and out.size % 8 == 0:
+        eights = eights[skip // 8 : (skip + out.size) // 8]
+        _SIGNS_OF_BYTE.take(eights, axis=0, out=out.reshape(-1, 8), mode="wrap")
+    else:
+        out[:] = _SIGNS_OF_BYTE[eights].reshape(-1)[skip : skip + out.size]

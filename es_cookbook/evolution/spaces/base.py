@@ -1,0 +1,154 @@
+"""What a search space is: which parameters a genome perturbs, and how noise maps to them.
+
+A builder is what a user configures; given a model's parameters it selects some by name and gives a space. A space
+turns a term (seed, coefficient) into a change of one parameter, with exact arithmetic: float32, every product and
+every sum rounded on its own, in a fixed order. Fused multiply-add and reassociation are what make two machines
+disagree in the last bit, so neither is used, and NumPy, torch and CUDA agree to the bit.
+
+To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a module of its own, and add a name to
+`SEARCH_SPACE_NAMES`.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.noise import NoiseKind
+
+if TYPE_CHECKING:
+    import torch  # Named in signatures only: configs are read and shown without importing torch.
+
+SEARCH_SPACE_NAMES = {
+    "low_rank": "es_cookbook.evolution.spaces.low_rank:LowRank",
+    "full_rank": "es_cookbook.evolution.spaces.full_rank:FullRank",
+}
+"""What a user types on the command line."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One parameter of a model.
+
+    Attributes:
+        name: its Hugging Face name; parameters that are tied are one, under the first of their names.
+        shape: its shape, (out, in) for a linear weight.
+        kind: what its layer does with it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Literal["linear", "embedding", "other"]
+
+    def __post_init__(self) -> None:
+        if self.kind == "linear" and len(self.shape) != 2:
+            raise ValueError(f"a linear weight has shape (out, in), found {self.name} {self.shape}")
+
+
+class SearchSpace(ABC):
+    """The selected parameters of one model, and what a term does to each. Frozen and picklable.
+
+    Attributes:
+        shapes: name -> shape of the selected parameters, in the model's order.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @abstractmethod
+    def add_terms_(self, name: str, weight: "torch.Tensor", terms: Sequence[Term]) -> None:
+        """weight += Σ coefficient · E(seed), in place, term after term.
+
+        Terms that round to 0 in float32 are skipped, so that they leave every bit (-0.0 too) as it was.
+
+        Args:
+            name: one of `shapes`.
+            weight: contiguous float32 on the CPU, of that shape.
+            terms: added in this order; many at once are cheaper than one by one.
+        """
+
+
+@chz.chz
+class SearchSpaceBuilder(ABC):
+    """Selects parameters by name and says how they are perturbed."""
+
+    include: tuple[str, ...] = chz.field(
+        default=("*",), doc="shell patterns over parameter names; what matches any of them is perturbed"
+    )
+    exclude: tuple[str, ...] = chz.field(
+        default=(), doc="shell patterns over parameter names that are left as they are"
+    )
+    noise: NoiseKind = chz.field(
+        default="gaussian", doc="distribution of the noise: gaussian, or rademacher for -1 and +1"
+    )
+
+    @chz.validate
+    def _noise_kind(self) -> None:
+        if self.noise not in ("gaussian", "rademacher"):
+            raise ConfigError(f"noise must be gaussian or rademacher, found {self.noise!r}")
+
+    @abstractmethod
+    def __call__(self, parameters: Sequence[ParameterInfo]) -> SearchSpace:
+        """Build the space.
+
+        Args:
+            parameters: all parameters of the model, in its order, tied ones once.
+
+        Raises:
+            ConfigError: A pattern that matches no parameter, or nothing left to perturb.
+        """
+
+    def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
+        """Those that `include` names and `exclude` does not, in the model's order; for subclasses.
+
+        Raises:
+            ConfigError: A pattern that matches no parameter, or nothing is left.
+        """
+        names = [parameter.name for parameter in parameters]
+        included = _matched("include", self.include, names)
+        excluded = _matched("exclude", self.exclude, names)
+        selected = [p for p in parameters if p.name in included and p.name not in excluded]
+        if not selected:
+            raise ConfigError(
+                f"search_space selects no parameter: include {list(self.include)} and exclude {list(self.exclude)} "
+                f"leave none of the model's {len(names)}"
+            )
+        return selected
+
+
+def matching(name: str, pattern: str) -> bool:
+    """Whether a shell pattern (`*`, `?`, `[...]`; a `*` crosses dots) matches the whole name, case and all."""
+    return fnmatch.fnmatchcase(name, pattern)
+
+
+def _matched(field: str, patterns: Sequence[str], names: Sequence[str]) -> set[str]:
+    matched: set[str] = set()
+    for pattern in patterns:
+        hits = [name for name in names if matching(name, pattern)]
+        if not hits:
+            near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0)
+            raise ConfigError(
+                f"search_space.{field} pattern {pattern!r} matches no parameter of the model; "
+                f"the nearest names are {', '.join(near)}"
+            )
+        matched.update(hits)
+    return matched
+
+
+def as_array(weight: "torch.Tensor") -> NDArray[np.float32]:
+    """The tensor's own memory as a NumPy array, in which the exact arithmetic is done.
+
+    Raises:
+        ValueError: Not contiguous float32 on the CPU.
+    """
+    array = weight.detach().numpy()
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise ValueError(f"exact arithmetic needs contiguous float32, found {weight.dtype}")
+    return array
