@@ -1,0 +1,1 @@
+"""What is kept and shown: the run directory, its history, its metrics, the live view."""

@@ -1,0 +1,244 @@
+"""The run directory: one directory, one run, and nothing of it is ever lost by accident.
+
+`open_run_directory` decides between a fresh run, going on with a recorded one, and refusing, before
+anything expensive starts. It goes on only with the same Config; what may differ is named by the
+caller.
+
+The history is the truth about what was done. Each generation is written to `metrics.jsonl` and
+`rollouts.jsonl` first and to `history.jsonl` last, each fsynced, so every recorded generation has
+its metrics. On resume the lines of generations that the history does not hold are cut from both
+files; those generations are run again, come out the same, and are written again: the files end up
+with the lines of an unbroken run.
+"""
+
+import dataclasses
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias, cast
+
+from es_cookbook.errors import RunDirectoryError
+from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory, replace_file
+from es_cookbook.runs.history_store import HistoryStore
+
+Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
+"""What to do about a directory that already holds a run."""
+
+CONFIG = "config.json"
+HISTORY = "history.jsonl"
+METRICS = "metrics.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS} | {
+    "optimizer",
+    "snapshots",
+    "report.html",
+    "wandb",
+    "wandb_id",
+}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """An open run directory.
+
+    Attributes:
+        path: the directory.
+        history: the run's history, open for appending.
+        resumed: True where a recorded run goes on, even if it had not finished a generation.
+        warnings: what was repaired on opening, one sentence each; also logged.
+    """
+
+    path: Path
+    history: HistoryStore
+    resumed: bool
+    warnings: tuple[str, ...] = ()
+
+
+def open_run_directory(
+    log_path: Path,
+    config_json: str,
+    behavior: Behavior,
+    may_differ: Collection[str] = (),
+) -> RunDirectory:
+    """Open or make the directory of a run.
+
+    Args:
+        log_path: made with its parents where there is none.
+        config_json: the Config as text, kept as `config.json`.
+        behavior: what to do where a run is recorded: go on with it, delete it, refuse, or ask at
+            the terminal.
+        may_differ: fields, by dotted path, that may differ between the recorded Config and this
+            one; a path stands for everything under it. The new values are kept.
+
+    Raises:
+        RunDirectoryError: Not writable, not a directory, not a run directory, another Config (names
+            every field that differs), or a run is there and `behavior` refuses.
+        HistoryError: The history is damaged.
+    """
+    try:
+        log_path.mkdir(parents=True, exist_ok=True)
+        names = {entry.name for entry in log_path.iterdir()}
+    except FileExistsError as error:
+        raise RunDirectoryError(f"log_path {log_path} must be a directory, found a file") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
+        ) from error
+    names = {name for name in names if not name.endswith(PARTIAL_SUFFIX)}
+    if names and CONFIG not in names:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "
+            "so it is not a run directory; give a new or empty directory"
+        )
+    resumed = False
+    if names:
+        differences = _differences(log_path / CONFIG, config_json, may_differ)
+        decision = _ask(log_path, differences) if behavior == "ask" else behavior
+        if decision == "raise":
+            raise RunDirectoryError(
+                f"log_path {log_path} already holds a run; give another log_path, or "
+                "behavior_if_log_dir_exists=resume or delete"
+            )
+        if decision == "delete":
+            _delete(log_path, names)
+        elif differences:
+            raise RunDirectoryError(
+                f"log_path {log_path} holds a run with another Config: {'; '.join(differences)}; "
+                "give another log_path or the recorded values"
+            )
+        else:
+            resumed = True
+    replace_file(log_path / CONFIG, [config_json.encode()])
+    history = HistoryStore(log_path / HISTORY)
+    warnings = [history.warning] if history.warning else []
+    for name, key in ((METRICS, "progress/generation"), (ROLLOUTS, "generation")):
+        if warning := _drop_unrecorded(log_path / name, key, history.next_generation):
+            warnings.append(warning)
+    return RunDirectory(log_path, history, resumed, tuple(warnings))
+
+
+def _drop_unrecorded(path: Path, generation_key: str, next_generation: int) -> str | None:
+    """Cut torn lines and those of generations that the history lacks; gives a warning if any."""
+    if not path.exists():
+        return None
+
+    def kept() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    recorded = json.loads(line)[generation_key] < next_generation
+                except (ValueError, KeyError, TypeError):  # Torn or damaged.
+                    continue
+                if recorded and line.endswith(b"\n"):
+                    yield line
+
+    dropped = path.stat().st_size - sum(map(len, kept()))
+    if not dropped:
+        return None
+    replace_file(path, kept())
+    warning = (
+        f"{path}: dropped {dropped} bytes of generations that the history does not hold "
+        f"(from {next_generation}); they are run again"
+    )
+    logger.warning(warning)
+    return warning
+
+
+def _delete(log_path: Path, names: set[str]) -> None:
+    """Delete a run, and nothing but a run: model directories have a `config.json` too."""
+    foreign = names - _WRITTEN_BY_RUNS
+    if foreign:
+        raise RunDirectoryError(
+            f"log_path {log_path} is not deleted because it holds what no run writes: "
+            f"{_list(foreign)}; move that away or give another log_path"
+        )
+    try:
+        # config.json goes last, so that a deletion cut short still leaves a run directory.
+        for name in sorted(names, key=lambda name: (name == CONFIG, name != HISTORY)):
+            entry = log_path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        fsync_directory(log_path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot delete the run in {log_path}: {error.strerror or error}"
+        ) from error
+
+
+def _ask(log_path: Path, differences: list[str]) -> Literal["resume", "delete"]:
+    """Ask the person at the terminal."""
+    if not sys.stdin.isatty():
+        raise RunDirectoryError(
+            f"log_path {log_path} already holds a run and there is no terminal to ask at; "
+            "give another log_path, or behavior_if_log_dir_exists=resume, delete or raise"
+        )
+    print(f"{log_path} already holds a run.")
+    answers = {"d": "delete", "a": "abort"}
+    if differences:
+        print(f"It cannot be resumed because its Config differs: {'; '.join(differences)}.")
+    else:
+        answers = {"r": "resume", **answers}
+    question = ", ".join(f"[{key}]{word[1:]}" for key, word in answers.items()) + "? "
+    answer = ""
+    while answer not in answers:
+        try:
+            answer = input(question).strip().lower()[:1]
+        except EOFError:
+            answer = "a"
+    if answer == "a":
+        raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
+    return "resume" if answer == "r" else "delete"
+
+
+def _differences(recorded: Path, config_json: str, may_differ: Collection[str]) -> list[str]:
+    """Every field that differs between the recorded Config and this one, in words."""
+    try:
+        old = _flatten(json.loads(recorded.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        return [f"{CONFIG} cannot be read ({error})"]
+    new = _flatten(json.loads(config_json))
+    differences: list[str] = []
+    explained = list(may_differ)
+    for path in sorted(old.keys() | new.keys()):
+        if old.get(path) == new.get(path) and (path in old) == (path in new):
+            continue
+        parents = tuple(start + end for start in explained for end in ".[")
+        if path in explained or "" in explained or path.startswith(parents):
+            continue
+        differences.append(f"{path or 'Config'} was {_show(old, path)}, is {_show(new, path)}")
+        explained.append(path)  # Another class at `engine` explains all of its fields.
+    return differences
+
+
+def _flatten(value: object, path: str = "") -> dict[str, object]:
+    """Every leaf of a JSON value by dotted path; a `$class` stands at its object's own path."""
+    if isinstance(value, dict):
+        entries = cast("dict[str, object]", value)
+        flat: dict[str, object] = {} if entries else {path: entries}
+        for key, entry in entries.items():
+            inner = path if key.startswith("$") else f"{path}.{key}".removeprefix(".")
+            flat |= _flatten(entry, inner)
+        return flat
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        flat = {} if items else {path: items}
+        for i, item in enumerate(items):
+            flat |= _flatten(item, f"{path}[{i}]")
+        return flat
+    return {path: value}
+
+
+def _show(flat: dict[str, object], path: str) -> str:
+    return json.dumps(flat[path]) if path in flat else "not there"
+
+
+def _list(names: set[str]) -> str:
+    shown = sorted(names)[:3]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,142 @@
+"""What a tracker is, and several of them as one.
+
+A run calls `log` once a generation, after the generation's last measurement and before its history
+line, and once more at the end with `generation == num_generations` for the centre's last
+evaluation. The line of generation t so describes the centre that generation t started from
+(`test/...`) and what its genomes did (everything else).
+"""
+
+import contextlib
+import dataclasses
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import chz
+
+from es_cookbook.rl.types import LostRollout, Trajectory, TrajectoryGroup
+from es_cookbook.seeds import derive_seed
+
+GENERATION = "progress/generation"
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Tokens to text; a tokenizer's own `decode`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracker may want to know of the run.
+
+    Attributes:
+        path: the run directory.
+        config_json: the whole Config as text.
+        run_seed: seeds the choice of rollouts that are shown.
+        num_generations: where the run will end.
+        start_generation: the first that this process runs; above 0 when it goes on with a recorded
+            run.
+    """
+
+    path: Path
+    config_json: str
+    run_seed: int
+    num_generations: int
+    start_generation: int = 0
+
+
+class Tracker(ABC):
+    """Takes what a run measures."""
+
+    @abstractmethod
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a generation; NaN and infinities are allowed."""
+
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        """Take a generation's rollouts and keep as many as the tracker shows; none by default."""
+        del generation, groups_P, decode
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish writing and give the terminal back, also after a failure; twice is harmless."""
+
+
+@chz.chz
+class TrackerBuilder(ABC):
+    """Builds a tracker for a run."""
+
+    @abstractmethod
+    def __call__(self, run: RunInfo) -> Tracker:
+        """Open whatever the tracker writes to.
+
+        Raises:
+            RunDirectoryError: It cannot be written.
+        """
+
+
+class Trackers(Tracker):
+    """Several trackers as one, told in order."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = trackers
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """Tell every tracker."""
+        for tracker in self._trackers:
+            tracker.log(generation, metrics)
+
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        """Tell every tracker."""
+        for tracker in self._trackers:
+            tracker.log_rollouts(generation, groups_P, decode)
+
+    def close(self) -> None:
+        """Close every tracker, also when one of them fails to."""
+        with contextlib.ExitStack() as stack:
+            for tracker in self._trackers:
+                stack.callback(tracker.close)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampledRollout:
+    """One rollout of a generation, and which it was.
+
+    Attributes:
+        problem: index into the generation's batch.
+        genome: index into the population.
+        attempt: which of the genome's attempts at the problem.
+        tags: the problem's tags.
+        rollout: what happened.
+        reward: group reward included; NaN where the rollout was lost.
+    """
+
+    problem: int
+    genome: int
+    attempt: int
+    tags: tuple[str, ...]
+    rollout: Trajectory | LostRollout
+    reward: float
+
+
+def choose_rollouts(
+    run_seed: int, generation: int, groups_P: Sequence[TrajectoryGroup], count: int
+) -> list[SampledRollout]:
+    """Choose up to `count` rollouts at random, the same ones when the generation is run again."""
+    places = [
+        (p, g, k)
+        for p, group in enumerate(groups_P)
+        for g, trajectories_K in enumerate(group.trajectories_G_K)
+        for k in range(len(trajectories_K))
+    ]
+    chooser = random.Random(derive_seed(run_seed, "shown rollouts", generation))
+    chosen = sorted(chooser.sample(places, min(count, len(places))))
+    rewards_P_G_K = {p: groups_P[p].rewards_G_K for p, _, _ in chosen}
+    return [
+        SampledRollout(
+            p, g, k, groups_P[p].tags, groups_P[p].trajectories_G_K[g][k], rewards_P_G_K[p][g][k]
+        )
+        for p, g, k in chosen
+    ]

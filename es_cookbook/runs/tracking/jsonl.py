@@ -1,0 +1,174 @@
+"""`metrics.jsonl` and `rollouts.jsonl`: what a run measured and what it said.
+
+JSON has no NaN and no infinity: both are written as null (with a warning, once a key), and
+`read_metrics` reads null as NaN. Every line is fsynced, so that a generation in the history always
+has its metrics.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import chz
+
+from es_cookbook.rl.types import LostRollout, TrajectoryGroup
+from es_cookbook.runs.files import LineFile
+from es_cookbook.runs.tracking.base import (
+    GENERATION,
+    Decode,
+    RunInfo,
+    SampledRollout,
+    Tracker,
+    TrackerBuilder,
+    choose_rollouts,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@chz.chz
+class JsonlTrackerBuilder(TrackerBuilder):
+    """Builds the tracker that writes `metrics.jsonl` and `rollouts.jsonl`."""
+
+    rollouts_per_generation: int = chz.field(
+        default=4, doc="rollouts kept in full each generation, chosen at random"
+    )
+    max_text_chars: int = chz.field(
+        default=20_000, doc="longer prompts, actions and logs are cut in rollouts.jsonl, and say so"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        if self.rollouts_per_generation < 0:
+            raise ValueError(
+                "rollouts_per_generation must not be negative, found "
+                f"{self.rollouts_per_generation}"
+            )
+        if self.max_text_chars < 1:
+            raise ValueError(f"max_text_chars must be at least 1, found {self.max_text_chars}")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        """Open both files for appending."""
+        return _JsonlTracker(self, run)
+
+
+class _JsonlTracker(Tracker):
+    def __init__(self, builder: JsonlTrackerBuilder, run: RunInfo) -> None:
+        self._builder = builder
+        self._run = run
+        self._metrics = LineFile(run.path / "metrics.jsonl")
+        self._rollouts = LineFile(run.path / "rollouts.jsonl")
+        self._warned: set[str] = set()
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        for key, value in metrics.items():
+            if not math.isfinite(value) and key not in self._warned:
+                self._warned.add(key)
+                logger.warning(
+                    "metric %s is %s in generation %d; metrics.jsonl has null there",
+                    key,
+                    value,
+                    generation,
+                )
+        self._metrics.append(_line({GENERATION: generation, **metrics}))
+
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        count = self._builder.rollouts_per_generation
+        for sampled in choose_rollouts(self._run.run_seed, generation, groups_P, count):
+            self._rollouts.append(_line({"generation": generation, **self._plain(sampled, decode)}))
+
+    def _plain(self, sampled: SampledRollout, decode: Decode) -> dict[str, object]:
+        which: dict[str, object] = {
+            "problem": sampled.problem,
+            "genome": sampled.genome,
+            "attempt": sampled.attempt,
+            "tags": list(sampled.tags),
+            "reward": sampled.reward,
+        }
+        if isinstance(sampled.rollout, LostRollout):
+            return which | {"lost": self._cut(sampled.rollout.reason)}
+        turns = [
+            {
+                "prompt": self._cut(decode(transition.observation.tokens_T)),
+                "action": self._cut(transition.action.text),
+                "stop_reason": transition.action.stop_reason,
+                "reward": transition.reward,
+                "metrics": dict(transition.metrics),
+                "logs": {name: self._cut(text) for name, text in transition.logs.items()},
+            }
+            for transition in sampled.rollout.transitions
+        ]
+        return which | {"turns": turns}
+
+    def _cut(self, text: str) -> str:
+        limit = self._builder.max_text_chars
+        if len(text) <= limit:
+            return text
+        return f"{text[:limit]} [{len(text) - limit} more characters]"
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._rollouts.close()
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(_finite(value), allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: object) -> object:
+    """The value with every number that JSON cannot write replaced by None."""
+    if isinstance(value, dict):
+        entries = cast("dict[str, object]", value)
+        return {key: _finite(entry) for key, entry in entries.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in cast("list[object]", value)]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    number = float(cast(float, value))  # Also NumPy's floats.
+    return number if math.isfinite(number) else None
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Every whole line of a `metrics.jsonl`, null as NaN; a torn last line is left out.
+
+    Returns:
+        One dict a generation, in order; none where there is no file.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    rows = [cast("dict[str, float | None]", json.loads(line)) for line in lines]
+    return [{key: math.nan if v is None else v for key, v in row.items()} for row in rows]
+
+
+def summary(path: Path, key: str = "test/env/all/correct") -> str:
+    """One sentence about a run: a metric's first and last value, and the time between.
+
+    Shares (keys under `test/env/` and `env/`) are compared in points. Where the metric was not
+    measured, the first that was of `test/reward/mean` and `reward/mean` takes its place.
+
+    >>> summary(Path("no such run"))
+    'nothing was measured'
+
+    Args:
+        path: a `metrics.jsonl`.
+        key: the metric.
+    """
+    rows = read_metrics(path)
+    for candidate in (key, "test/reward/mean", "reward/mean"):
+        values = [row[candidate] for row in rows if candidate in row]
+        if values:
+            break
+    else:
+        return "nothing was measured"
+    first, last = values[0], values[-1]
+    is_share = "env/" in candidate and all(0 <= value <= 1 for value in (first, last))
+    gain = f"{100 * (last - first):+.1f} points" if is_share else f"{last - first:+.3f}"
+    seconds = sum(row.get("time/total", 0.0) for row in rows)
+    time = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+    return f"{candidate} {first:.3f} -> {last:.3f} ({gain}) in {time}"

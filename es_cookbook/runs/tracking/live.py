@@ -1,0 +1,317 @@
+"""The live view: one screen in a terminal, one plain line a generation anywhere else.
+
+Text from a model or an Env is data: it is never read as Rich markup, and control characters, escape
+sequences and direction overrides in it are shown as text, so no answer can recolour or garble the
+terminal. A display that fails (a closed pipe, an encoding without our characters) is switched off
+with a warning; it never stops a run.
+"""
+
+import itertools
+import logging
+import math
+import os
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+
+import chz
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from es_cookbook.rl.types import Trajectory, TrajectoryGroup
+from es_cookbook.runs.tracking.base import (
+    Decode,
+    RunInfo,
+    Tracker,
+    TrackerBuilder,
+    choose_rollouts,
+)
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+_SPEED = "throughput/tokens_per_second"
+_RECENT = 20
+_BARS = "▁▂▃▄▅▆▇█"
+
+logger = logging.getLogger(__name__)
+
+
+@chz.chz
+class LiveTrackerBuilder(TrackerBuilder):
+    """Builds the live view that fits where standard output goes."""
+
+    rollout_lines: int = chz.field(
+        default=6, doc="lines of one sampled rollout shown below the numbers; 0 shows none"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        if self.rollout_lines < 0:
+            raise ValueError(f"rollout_lines must not be negative, found {self.rollout_lines}")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        """A screen on a terminal that can move its cursor, plain lines otherwise."""
+        if sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+            return ScreenTracker(run, self.rollout_lines, Console(highlight=False))
+        return PlainTracker(run)
+
+
+class Pace:
+    """Estimates the time left from when the last generations ended, evaluations included."""
+
+    def __init__(self, run: RunInfo, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._total = run.num_generations
+        self._ends = [clock()]
+        self.started = self._ends[0]
+        self.done = run.start_generation
+
+    def finished(self, generation: int) -> None:
+        """A generation ended."""
+        if generation < self._total:
+            self.done = generation + 1
+            self._ends = [*self._ends, self._clock()][-_RECENT - 1 :]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this process started."""
+        return self._clock() - self.started
+
+    @property
+    def seconds_left(self) -> float:
+        """NaN until the first generation ended."""
+        generations = len(self._ends) - 1
+        if self.done >= self._total:
+            return 0.0
+        if not generations:
+            return math.nan
+        pace = (self._ends[-1] - self._ends[0]) / generations
+        since_last = self._clock() - self._ends[-1]
+        return max(0.0, (self._total - self.done) * pace - since_last)
+
+
+class PlainTracker(Tracker):
+    """One line a generation on standard output: for logs, pipes and dumb terminals."""
+
+    def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._pace = Pace(run, clock)
+        self._on = True
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """Print the line."""
+        self._pace.finished(generation)
+        total = self._run.num_generations
+        last = generation >= total
+        parts = ["finished" if last else f"generation {generation + 1}/{total}"]
+        parts += [f"{label(key)} {value:.3f}" for key, value in shown(metrics).items()]
+        if _SPEED in metrics:
+            parts.append(f"{compact(metrics[_SPEED])} tokens/s")
+        if not last:
+            parts.append(f"{duration(self._pace.seconds_left)} left")
+        if not self._on:
+            return
+        try:
+            print(printable("  ".join(parts)), flush=True)
+        except (OSError, UnicodeError) as error:
+            self._on = False
+            logger.warning("the live view is off: standard output failed (%s)", error)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ScreenTracker(Tracker):
+    """Progress bar, numbers with their trend, and one sampled rollout, redrawn in place."""
+
+    def __init__(
+        self,
+        run: RunInfo,
+        rollout_lines: int,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self._rollout_lines = rollout_lines
+        self._pace = Pace(run, clock)
+        self._rows = read_metrics(run.path / "metrics.jsonl")
+        self._numbers = self._draw_numbers()
+        self._rollout: RenderableType = Text()
+        self._live = Live(
+            get_renderable=self._render, console=console, refresh_per_second=4, transient=False
+        )
+        self._live.start()
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """Show the numbers."""
+        self._pace.finished(generation)
+        self._rows.append(dict(metrics))
+        self._numbers = self._draw_numbers()
+        self._refresh()
+
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        """Show one of them."""
+        del decode
+        for sampled in choose_rollouts(self._run.run_seed, generation, groups_P, 1):
+            if self._rollout_lines and isinstance(sampled.rollout, Trajectory):
+                action = sampled.rollout.transitions[-1].action.text
+                lines = printable(action.strip()).split("\n")[: self._rollout_lines]
+                title = (
+                    f"an answer: generation {generation + 1}, problem {sampled.problem}, "
+                    f"genome {sampled.genome}, reward {sampled.reward:.2f}"
+                )
+                # Not the whole width: the terminal's own ^C at the end of a full line would break
+                # it and leave the cursor a line lower than Rich believes.
+                width = max(self._live.console.width - 6, 20)
+                self._rollout = Panel(
+                    Text("\n".join(line[: 2 * width] for line in lines)),
+                    width=width,
+                    title=Text(title, style="dim"),
+                    title_align="left",
+                    border_style="dim",
+                )
+
+    def _refresh(self) -> None:
+        try:
+            self._live.refresh()
+        except (OSError, UnicodeError) as error:
+            logger.warning("the live view stopped: the terminal failed (%s)", error)
+
+    def close(self) -> None:
+        """Leave the last picture standing and give the terminal back."""
+        try:
+            self._live.stop()
+        except (OSError, UnicodeError) as error:
+            logger.warning("the live view stopped: the terminal failed (%s)", error)
+
+    def _render(self) -> RenderableType:
+        return Group(self._head(), self._numbers, self._rollout)
+
+    def _head(self) -> RenderableType:
+        pace, total = self._pace, self._run.num_generations
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text("generation", style="bold"),
+            ProgressBar(total=max(total, 1), completed=pace.done, width=32),
+            Text(f"{pace.done}/{total}", style="bold"),
+            Text(f"{duration(pace.elapsed)} elapsed", style="dim"),
+            Text(f"{duration(pace.seconds_left)} left", style="cyan"),
+        )
+        return head
+
+    def _draw_numbers(self) -> RenderableType:
+        if not self._rows:
+            return Text()
+        series: dict[str, list[float]] = {}
+        for row in self._rows:
+            for key, value in shown(row).items():
+                series.setdefault(key, []).append(value)
+        table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
+        table.add_column("")
+        for column in ("first", "best", "now"):
+            table.add_column(column, justify="right")
+        table.add_column("trend")
+        for key, values in series.items():
+            held_out = key.startswith("test/")
+            finite = [value for value in values if math.isfinite(value)] or [math.nan]
+            table.add_row(
+                Text(label(key), style="bold" if held_out else ""),
+                f"{finite[0]:.3f}",
+                f"{max(finite):.3f}",
+                Text(f"{values[-1]:.3f}", style="bold green" if held_out else "bold"),
+                Text(sparkline(finite), style="green" if held_out else "cyan"),
+            )
+        latest: dict[str, float] = {}
+        for row in self._rows[-2:]:  # The last evaluation's line has no speed of its own.
+            latest |= row
+        facts = [f"{compact(latest[_SPEED])} tokens/s"] if _SPEED in latest else []
+        if "progress/tokens" in latest:
+            facts.append(f"{compact(latest['progress/tokens'])} tokens so far")
+        if "genomes/tied_fraction" in latest:
+            facts.append(f"{latest['genomes/tied_fraction']:.0%} of pairs tied")
+        if latest.get("rollouts/failed", 0) > 0:
+            facts.append(f"{latest['rollouts/failed']:.0f} rollouts lost")
+        return Group(table, Text("  ·  ".join(facts), style="dim"))
+
+
+def shown(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics worth a place on a screen: rewards, the Envs' own means, held-out ones."""
+    first = ("reward/mean", "reward/max_genome")
+    keys = [key for key in first if key in metrics]
+    for prefix in ("env/all/", "test/reward/mean", "test/env/all/"):
+        keys += [key for key in metrics if key.startswith(prefix)]
+    return {key: metrics[key] for key in keys}
+
+
+def label(key: str) -> str:
+    """A metric's key as a person would say it.
+
+    >>> label("test/env/all/correct"), label("reward/max_genome"), label("env/all/format")
+    ('held-out correct', 'best genome', 'format')
+    """
+    names = {
+        "reward/mean": "reward",
+        "reward/max_genome": "best genome",
+        "test/reward/mean": "held-out reward",
+    }
+    plain = key.removeprefix("test/").removeprefix("env/all/")
+    return printable(names.get(key, f"held-out {plain}" if key.startswith("test/") else plain))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock.
+
+    >>> duration(65), duration(3_725), duration(math.nan)
+    ('1:05', '1:02:05', '-:--')
+    """
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def compact(number: float) -> str:
+    """A count in at most five characters or so.
+
+    >>> compact(950), compact(12_345), compact(3_210_000)
+    ('950', '12.3k', '3.2M')
+    """
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """A series as bars between its own minimum and maximum, the mean of each stretch.
+
+    >>> sparkline([0, 1, 2, 3])
+    '▁▃▆█'
+    """
+    count = min(width, len(values))
+    edges = [i * len(values) // count for i in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def printable(text: str) -> str:
+    r"""Text that a terminal shows and never obeys: control characters are written out.
+
+    >>> printable("\x1b[31mred")
+    '\\x1b[31mred'
+    """
+    return "".join(
+        character
+        if character == "\n" or unicodedata.category(character)[0] != "C"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )

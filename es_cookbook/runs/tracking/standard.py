@@ -1,0 +1,30 @@
+"""The trackers of a run: JSONL always, the live view, W&B where it is asked for."""
+
+import chz
+
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.live import LiveTrackerBuilder
+from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
+
+
+@chz.chz
+class StandardTrackersBuilder(TrackerBuilder):
+    """Builds JSONL files, the live view, and W&B where it is asked for."""
+
+    jsonl: JsonlTrackerBuilder = chz.field(
+        default_factory=JsonlTrackerBuilder, doc="metrics.jsonl and rollouts.jsonl"
+    )
+    live: LiveTrackerBuilder | None = chz.field(
+        default_factory=LiveTrackerBuilder, doc="the view in the terminal; None shows nothing"
+    )
+    wandb: WandbTrackerBuilder | None = chz.field(
+        default=None,
+        blueprint_unspecified=WandbTrackerBuilder,
+        doc="Weights & Biases; None leaves it out",
+    )
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        """Open them all, the files first: what is shown is also on the disk."""
+        builders: list[TrackerBuilder | None] = [self.jsonl, self.wandb, self.live]
+        return Trackers([builder(run) for builder in builders if builder is not None])

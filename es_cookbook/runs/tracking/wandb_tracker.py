@@ -1,0 +1,100 @@
+"""Weights & Biases, for those who use it: offline unless the user is logged in and names a project.
+
+`wandb` is imported when a tracker is built. Its files lie under the run directory, and a run that
+goes on keeps its W&B id, so both parts are one run there (`wandb sync <run
+directory>/wandb/offline-run-*` uploads offline ones). Whatever fails in W&B is a warning; it never
+stops a run.
+"""
+
+import json
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import chz
+
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+logger = logging.getLogger(__name__)
+
+
+@chz.chz
+class WandbTrackerBuilder(TrackerBuilder):
+    """Builds the tracker that logs to Weights & Biases."""
+
+    wandb_project: str | None = chz.field(
+        default=None, doc="W&B project; without one, or when not logged in, W&B stays offline"
+    )
+    wandb_name: str | None = chz.field(
+        default=None, doc="name of the run in W&B; the run directory's name if not given"
+    )
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        """Start or continue the W&B run."""
+        return _WandbTracker(self, run)
+
+
+class _WandbTracker(Tracker):
+    def __init__(self, builder: WandbTrackerBuilder, run: RunInfo) -> None:
+        self._run: Run | None = None
+        try:
+            self._run = _start(builder, run)
+        # W&B raises anything from its own errors to those of sockets and processes; none of them
+        # may stop a run.
+        except Exception as error:
+            self._give_up(error)
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        if self._run is None:
+            return
+        try:
+            self._run.log(dict(metrics), step=generation)
+        except Exception as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        if self._run is None:
+            return
+        try:
+            self._run.finish()
+            self._run = None
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._run = None
+        logger.warning("W&B is off for the rest of this run: %s: %s", type(error).__name__, error)
+
+
+def _start(builder: WandbTrackerBuilder, run: RunInfo) -> "Run":
+    import wandb
+
+    id_path = run.path / "wandb_id"
+    if not id_path.exists():
+        replace_file(id_path, [uuid.uuid4().hex[:8].encode()])
+    wanted = os.environ.get("WANDB_MODE", "online")
+    project = builder.wandb_project
+    mode: Literal["online", "offline", "disabled"] = "offline"
+    if wanted == "disabled":
+        mode = "disabled"
+    elif wanted == "online" and project and wandb.login(prompt=False, verify=False):
+        mode = "online"
+    else:
+        # W&B's service would look up the address of its error reporting even when offline.
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
+    return wandb.init(
+        project=project,
+        name=builder.wandb_name or run.path.resolve().name,
+        id=id_path.read_text(),
+        resume="allow",
+        dir=run.path,
+        mode=mode,
+        config=json.loads(run.config_json),
+        settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+    )

@@ -1,0 +1,64 @@
+import chz
+import pytest
+
+from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
+from es_cookbook.runs.tracking.base import Tracker, Trackers, choose_rollouts
+
+
+def make_group(num_genomes: int, attempts: int) -> TrajectoryGroup:
+    transition = Transition(Observation((1,)), Action((2,), "x", "stop"), 1.0, {}, {})
+    trajectory = Trajectory((transition,))
+    return TrajectoryGroup([[trajectory] * attempts for _ in range(num_genomes)])
+
+
+def test_the_same_rollouts_are_chosen_again_and_others_in_another_generation() -> None:
+    groups_P = [make_group(8, 2)] * 5
+
+    def places(run_seed: int, generation: int) -> list[tuple[int, int, int]]:
+        chosen = choose_rollouts(run_seed, generation, groups_P, 6)
+        return [(sampled.problem, sampled.genome, sampled.attempt) for sampled in chosen]
+
+    assert places(0, 3) == places(0, 3)
+    assert len(set(places(0, 3))) == 6
+    assert places(0, 3) != places(0, 4) and places(0, 3) != places(1, 3)
+    seen = {place for generation in range(200) for place in places(0, generation)}
+    assert len(seen) == 5 * 8 * 2, "every rollout has its chance"
+
+
+def test_fewer_rollouts_than_asked_for_are_all_chosen() -> None:
+    assert len(choose_rollouts(0, 0, [make_group(1, 1)], 6)) == 1
+    assert choose_rollouts(0, 0, [], 6) == []
+
+
+class Recorder(Tracker):
+    def __init__(self, fails: bool) -> None:
+        self.generations: list[int] = []
+        self.closed = False
+        self.fails = fails
+
+    def log(self, generation, metrics) -> None:  # noqa: ANN001
+        self.generations.append(generation)
+
+    def close(self) -> None:
+        self.closed = True
+        if self.fails:
+            raise OSError("no space left")
+
+
+def test_every_tracker_is_told_and_closed_also_when_one_fails_to_close() -> None:
+    trackers = [Recorder(fails=False), Recorder(fails=True), Recorder(fails=False)]
+    together = Trackers(trackers)
+    together.log(3, {})
+    together.log_rollouts(3, [], str)
+    with pytest.raises(OSError, match="no space left"):
+        together.close()
+    assert all(tracker.closed and tracker.generations == [3] for tracker in trackers)
+
+
+def test_the_command_line_reaches_a_tracker_that_is_off_by_default() -> None:
+    from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+
+    blueprint = chz.Blueprint(StandardTrackersBuilder)
+    assert blueprint.make_from_argv([]).wandb is None
+    asked = blueprint.make_from_argv(["wandb.wandb_project=mine", "live=None"])
+    assert asked.wandb is not None and asked.wandb.wandb_project == "mine" and asked.live is None

@@ -1,0 +1,140 @@
+import json
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from es_cookbook.errors import RunDirectoryError
+from es_cookbook.rl.types import (
+    Action,
+    LostRollout,
+    Observation,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics, summary
+
+
+def info(path: Path) -> RunInfo:
+    return RunInfo(path, "{}", run_seed=0, num_generations=4)
+
+
+def no_constants(name: str) -> None:
+    pytest.fail(f"{name} is not JSON")
+
+
+def test_metrics_are_valid_json_even_when_they_are_not_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = JsonlTrackerBuilder()(info(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        tracker.log(0, {"reward/mean": math.nan, "a": math.inf, "b": -math.inf, "c": 0.1 + 0.2})
+        tracker.log(1, {"reward/mean": math.nan, "c": np.float32(0.5), "d": 3})
+    tracker.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line, parse_constant=no_constants) for line in lines] == [
+        {"progress/generation": 0, "reward/mean": None, "a": None, "b": None, "c": 0.1 + 0.2},
+        {"progress/generation": 1, "reward/mean": None, "c": 0.5, "d": 3},
+    ]
+    assert sum("reward/mean" in message for message in caplog.messages) == 1
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(rows[0]["reward/mean"]) and rows[1]["c"] == 0.5
+
+
+def test_a_torn_last_line_is_left_out_when_reading(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"progress/generation": 0}\n{"progress/gen')
+    assert read_metrics(path) == [{"progress/generation": 0}]
+    assert read_metrics(tmp_path / "nothing.jsonl") == []
+
+
+def decode(tokens_T: object) -> str:
+    return f"decoded {tokens_T}"
+
+
+def test_rollouts_are_kept_in_full_with_every_turn(tmp_path: Path) -> None:
+    turns = tuple(
+        Transition(
+            Observation((turn,)),
+            Action((7, 8), f"[red]\x1b[31m turn {turn} \ud800", "stop"),
+            reward,
+            {"correct": math.nan},
+            {"grader": "line\nline"},
+        )
+        for turn, reward in enumerate((0.25, 0.5))
+    )
+    group = TrajectoryGroup([[Trajectory(turns)]], [[1.0]], tags=("easy",))
+    tracker = JsonlTrackerBuilder()(info(tmp_path))
+    tracker.log_rollouts(5, [group], decode)
+    tracker.close()
+    row = json.loads((tmp_path / "rollouts.jsonl").read_text(), parse_constant=no_constants)
+    assert {key: value for key, value in row.items() if key != "turns"} == {
+        "generation": 5,
+        "problem": 0,
+        "genome": 0,
+        "attempt": 0,
+        "tags": ["easy"],
+        "reward": 1.75,
+    }
+    assert row["turns"][1] == {
+        "prompt": "decoded (1,)",
+        "action": "[red]\x1b[31m turn 1 \ud800",
+        "stop_reason": "stop",
+        "reward": 0.5,
+        "metrics": {"correct": None},
+        "logs": {"grader": "line\nline"},
+    }
+
+
+def test_rollouts_are_bounded_in_number_and_length(tmp_path: Path) -> None:
+    transition = Transition(
+        Observation((1,)), Action((2,), "y" * 1_000, "length"), 0.0, {}, {"log": "z" * 11}
+    )
+    groups_P = [TrajectoryGroup([[Trajectory((transition,))]] * 16)] * 8
+    tracker = JsonlTrackerBuilder(rollouts_per_generation=3, max_text_chars=10)(info(tmp_path))
+    tracker.log_rollouts(0, groups_P, lambda tokens_T: "short")
+    tracker.close()
+    lines = (tmp_path / "rollouts.jsonl").read_text().splitlines()
+    turns = [json.loads(line)["turns"][0] for line in lines]
+    assert len(turns) == 3
+    assert turns[0]["action"] == "y" * 10 + " [990 more characters]"
+    assert turns[0]["logs"]["log"] == "z" * 10 + " [1 more characters]"
+    assert turns[0]["prompt"] == "short"
+
+
+def test_a_lost_rollout_says_why(tmp_path: Path) -> None:
+    lost = LostRollout("TimeoutError: no answer within 60 s", "Traceback …")
+    tracker = JsonlTrackerBuilder()(info(tmp_path))
+    tracker.log_rollouts(0, [TrajectoryGroup([[lost]])], decode)
+    tracker.close()
+    row = json.loads((tmp_path / "rollouts.jsonl").read_text(), parse_constant=no_constants)
+    assert row["lost"] == "TimeoutError: no answer within 60 s" and row["reward"] is None
+
+
+def test_files_that_cannot_be_opened_stop_the_run_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*metrics\.jsonl"):
+        JsonlTrackerBuilder()(info(tmp_path))
+
+
+@pytest.mark.parametrize("field", ["rollouts_per_generation", "max_text_chars"])
+def test_negative_limits_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must .* found -1"):
+        JsonlTrackerBuilder(**{field: -1})
+
+
+def test_the_summary_tells_the_gain_from_the_first_to_the_last_evaluation(tmp_path: Path) -> None:
+    tracker = JsonlTrackerBuilder()(info(tmp_path))
+    tracker.log(0, {"test/env/all/correct": 0.412, "reward/mean": -2.0, "time/total": 100.0})
+    tracker.log(1, {"reward/mean": -1.5, "time/total": 146.0})
+    tracker.log(2, {"test/env/all/correct": 0.655})
+    tracker.close()
+    path = tmp_path / "metrics.jsonl"
+    assert summary(path) == "test/env/all/correct 0.412 -> 0.655 (+24.3 points) in 4.1 min"
+    assert summary(path, "test/env/all/no_such_metric") == (
+        "reward/mean -2.000 -> -1.500 (+0.500) in 4.1 min"
+    )

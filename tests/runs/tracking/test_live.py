@@ -1,0 +1,206 @@
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.live import (
+    LiveTrackerBuilder,
+    Pace,
+    PlainTracker,
+    ScreenTracker,
+    printable,
+)
+
+METRICS = {
+    "reward/mean": 0.4,
+    "env/all/correct": 0.25,
+    "throughput/tokens_per_second": 12_345.0,
+    "time/sample": 1.0,
+}
+
+
+class Clock:
+    """Stands in for time."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def info(path: Path, start_generation: int = 0) -> RunInfo:
+    return RunInfo(path, "{}", run_seed=0, num_generations=10, start_generation=start_generation)
+
+
+def test_plain_lines_tell_a_generation_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    tracker = PlainTracker(info(tmp_path), clock)
+    for generation in range(2):
+        clock.now += 30
+        tracker.log(generation, METRICS)
+    tracker.log(10, {"test/env/all/correct": 0.655})
+    tracker.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "generation 1/10  reward 0.400  correct 0.250  12.3k tokens/s  4:30 left",
+        "generation 2/10  reward 0.400  correct 0.250  12.3k tokens/s  4:00 left",
+        "finished  held-out correct 0.655",
+    ]
+
+
+def test_standard_output_that_is_no_terminal_gets_plain_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = LiveTrackerBuilder()(info(tmp_path))
+    assert isinstance(tracker, PlainTracker)
+    tracker.log(0, {"env/all/\x1b[2Jevil": 1.0})
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and r"\x1b[2Jevil 1.000" in printed
+
+
+def test_time_left_counts_only_what_this_process_has_run(tmp_path: Path) -> None:
+    clock = Clock()
+    pace = Pace(info(tmp_path, start_generation=6), clock)
+    assert pace.done == 6 and pace.seconds_left != pace.seconds_left  # NaN: nothing known yet
+    for generation in (6, 7):
+        clock.now += 10
+        pace.finished(generation)
+    assert (pace.done, pace.seconds_left) == (8, 20.0)
+    clock.now += 4
+    assert pace.seconds_left == 16.0
+    for generation in (8, 9, 10):
+        pace.finished(generation)
+    assert (pace.done, pace.seconds_left) == (10, 0.0)
+
+
+def screen(path: Path, action: str) -> str:
+    """What a terminal of 100 columns is sent for one generation."""
+    sent = io.StringIO()
+    console = Console(file=sent, force_terminal=True, width=100, height=40, highlight=False)
+    tracker = ScreenTracker(info(path), 6, console, Clock())
+    transition = Transition(Observation((1,)), Action((2,), action, "stop"), 1.0, {}, {})
+    tracker.log_rollouts(0, [TrajectoryGroup([[Trajectory((transition,))]])], str)
+    tracker.log(0, METRICS)
+    tracker.close()
+    tracker.close()
+    return sent.getvalue()
+
+
+def test_the_screen_shows_progress_numbers_and_an_answer(tmp_path: Path) -> None:
+    sent = screen(tmp_path, "<answer>44 + 35 + 19</answer>")
+    for part in ("1/10", "reward", "0.400", "12.3k tokens/s", "<answer>44 + 35 + 19</answer>"):
+        assert part in sent
+    assert "time/sample" not in sent
+
+
+def test_the_screen_of_a_resumed_run_begins_with_what_was_measured_before(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"progress/generation": 0, "test/env/all/correct": 0.123}\n'
+    )
+    assert "0.123" in screen(tmp_path, "")
+
+
+def test_a_model_cannot_paint_on_the_terminal(tmp_path: Path) -> None:
+    hostile = (
+        "[red]bold[/red] [link=file:///etc]x[/link] \x1b[2J\x1b]0;title\x07 \u202egnp.exe \r\x9b1A"
+    )
+    sent = screen(tmp_path, hostile)
+    assert "[red]bold[/red] [link=file:///etc]x[/link]" in sent, "markup stays text"
+    for sequence in ("\x1b[2J", "\x1b]0;", "\x07", "\u202e", "\x9b"):
+        assert sequence not in sent
+    assert r"\x1b[2J" in sent and r"\u202egnp.exe" in sent
+
+
+def test_printable_keeps_words_of_every_language() -> None:
+    assert printable("naïve 日本語 😀\nσ = ½") == "naïve 日本語 😀\nσ = ½"
+    assert printable("\ud800\x00") == r"\ud800\x00"
+
+
+PIPED = """
+import os
+import sys
+from pathlib import Path
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.live import LiveTrackerBuilder
+tracker = LiveTrackerBuilder()(RunInfo(Path(sys.argv[1]), "{}", 0, 10))
+print("ready", flush=True)
+sys.stdin.readline()
+for generation in range(10):
+    tracker.log(generation, {"reward/mean": 1.0})
+tracker.close()
+print("the run went on", file=sys.stderr, flush=True)
+os._exit(0)  # Past the interpreter's own last flush, which a closed pipe fails too.
+"""
+
+
+def test_a_closed_pipe_switches_the_view_off_and_the_run_goes_on(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PIPED, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdin and run.stdout and run.stderr
+        assert run.stdout.readline() == "ready\n"
+        run.stdout.close()
+        run.stdin.write("go\n")
+        run.stdin.flush()
+        said = run.stderr.read()
+    assert run.returncode == 0
+    assert said.count("the live view is off") == 1 and "the run went on" in said
+
+
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.live import LiveTrackerBuilder
+tracker = LiveTrackerBuilder()(RunInfo(Path(sys.argv[1]), "{}", 0, 10))
+try:
+    tracker.log(0, {"reward/mean": 1.0})
+    os.kill(os.getpid(), signal.SIGINT)
+    tracker.log(1, {"reward/mean": 1.0})
+except KeyboardInterrupt:
+    pass
+finally:
+    tracker.close()
+print("after")
+"""
+
+
+@pytest.mark.parametrize(("term", "is_screen"), [("xterm", True), ("dumb", False)])
+def test_ctrl_c_in_a_real_terminal_gives_the_cursor_back(
+    tmp_path: Path, term: str, is_screen: bool
+) -> None:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
+        stdout=theirs,
+        env={**os.environ, "TERM": term},
+    ) as run:
+        os.close(theirs)
+        sent = b""
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # The child closed its end of the terminal.
+                break
+            if not chunk:
+                break
+            sent += chunk
+    os.close(ours)
+    assert run.returncode == 0
+    hide, show = b"\x1b[?25l", b"\x1b[?25h"
+    assert (hide in sent) is is_screen
+    assert sent.rfind(show) >= sent.rfind(hide)
+    assert sent.endswith(b"after\r\n")
+    assert (b"\x1b" in sent) is is_screen
