@@ -1,0 +1,244 @@
+"""Attention over a slot cache: what the rows of a batch see.
+
+A lane keeps one key-value cache of fixed slots, a slot a request. A prefill batch holds whole prompts, ragged, and
+fills slots; a decode batch holds one row a slot and reads what the slots hold. Shapes follow the request alone, never
+its neighbours: prompts are padded to a multiple of `LENGTH_STEP` and grouped by padded length, and decoding masks what
+lies beyond a row's own position (a longer cache view gives the same bits; a test holds it to account).
+"""
+
+import dataclasses
+
+import torch
+
+LENGTH_STEP = 8
+"""Prompts are padded to a multiple of this many tokens, and cache views are as long."""
+_MIN_LENGTH = 16
+"""Shortest cache view: below a vector register's width, softmax and matmuls add in another order."""
+_MAX_SCORES = 1 << 24
+"""Most attention scores held at once while prefilling; prompts of equal padded length share a pass up to this."""
+
+
+def round_up(number: int, step: int) -> int:
+    """Smallest multiple of `step` that is at least `number`."""
+    return -(-number // step) * step
+
+
+class SlotCache:
+    """Keys and values of `num_slots` requests of at most `slot_length` tokens, for every layer.
+
+    Layers are allocated when attention first writes them, so that the cache needs to know nothing of the
+    architecture. Memory starts as zeros and is always finite: a masked position contributes exactly nothing.
+    """
+
+    def __init__(self, num_slots: int, slot_length: int) -> None:
+        self.num_slots = num_slots
+        self.slot_length = slot_length
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, (num_slots · kv heads · slot_length, d) each; rows shaped like k and v."""
+        if index not in self._layers:
+            self._layers[index] = (self._allocate(k_T), self._allocate(v_T))
+        return self._layers[index]
+
+    def _allocate(self, rows_T: torch.Tensor) -> torch.Tensor:
+        kv_heads, width = rows_T.shape[1:]
+        return rows_T.new_zeros(self.num_slots * kv_heads * self.slot_length, width)
+
+    def rows(self, slots_T: torch.Tensor, positions_T: torch.Tensor, kv_heads: int) -> torch.Tensor:
+        """Cache rows of each (slot, position), all heads: (T · kv heads,)."""
+        heads = torch.arange(kv_heads, device=slots_T.device)
+        first_T = slots_T * (kv_heads * self.slot_length) + positions_T
+        return (first_T[:, None] + heads * self.slot_length).flatten()
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Move these slots to the front, in this order."""
+        for pair in self._layers.values():
+            for cache in pair:
+                by_slot = cache.view(self.num_slots, -1)
+                by_slot[: len(slots)] = by_slot[slots]
+
+
+def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Batched matmul whose members' bits do not depend on their number: one alone would take another code path."""
+    if a.shape[0] == 1:
+        return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+    return torch.bmm(a, b)
+
+
+def _probabilities(scores: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
+    """Softmax of scaled, capped and masked scores; overwrites the scores."""
+    scores.mul_(scale)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    dtype = scores.dtype
+    return torch.softmax(scores.add_(mask), dim=-1, dtype=torch.float32).to(dtype)
+
+
+class DecodeRows:
+    """One row a slot: row i is slot i's newest token, at its own position."""
+
+    def __init__(self, cache: SlotCache, positions_S: torch.Tensor) -> None:
+        self.cache = cache
+        self._positions_S = positions_S
+        self._length = max(_MIN_LENGTH, round_up(int(positions_S.max()) + 1, LENGTH_STEP))
+        self._rows: dict[int, torch.Tensor] = {}
+        self._masks: dict[int | None, torch.Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        q_T: torch.Tensor,
+        k_T: torch.Tensor,
+        v_T: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See `AttentionRows.attend`."""
+        num_rows, heads, width = q_T.shape
+        kv_heads, value_width = v_T.shape[1:]
+        keys, values = self.cache.layer(layer, k_T, v_T)
+        if kv_heads not in self._rows:
+            slots = torch.arange(num_rows, device=q_T.device)
+            self._rows[kv_heads] = self.cache.rows(slots, self._positions_S, kv_heads)
+        keys.index_copy_(0, self._rows[kv_heads], k_T.reshape(-1, width))
+        values.index_copy_(0, self._rows[kv_heads], v_T.reshape(-1, value_width))
+        members = num_rows * kv_heads
+        k_view = keys.view(-1, self.cache.slot_length, width)[:members, : self._length]
+        v_view = values.view(-1, self.cache.slot_length, value_width)[:members, : self._length]
+        scores = torch.bmm(q_T.reshape(members, heads // kv_heads, width), k_view.transpose(1, 2))
+        by_row = scores.view(num_rows, -1, self._length)
+        probabilities = _probabilities(by_row, self._mask(window), scale, softcap).view_as(scores)
+        return torch.bmm(probabilities, v_view).view(num_rows, heads, value_width)
+
+    def _mask(self, window: int | None) -> torch.Tensor:
+        """(rows, 1, length): 0 where the row sees the position, −∞ elsewhere."""
+        if window not in self._masks:
+            at = torch.arange(self._length, device=self._positions_S.device)
+            last = self._positions_S[:, None]
+            hidden = at > last if window is None else (at > last) | (at <= last - window)
+            self._masks[window] = _additive(hidden).unsqueeze(1)
+        return self._masks[window]
+
+
+def _additive(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SameLength:
+    """Prompts of one padded length: `rows_N_L[n, t]` is the flat row of token t (its last one beyond the end)."""
+
+    rows_N_L: torch.Tensor
+    valid: torch.Tensor
+    valid_rows: torch.Tensor
+
+
+class PrefillRows:
+    """Whole prompts, ragged, one after the other in flat rows; each token sees its own prompt up to itself.
+
+    Args:
+        starts: first flat row of each prompt.
+        lengths: tokens of each prompt.
+        device: where the rows are.
+        cache: where keys and values go, or None where nothing is decoded afterwards.
+        slots: the slot of each prompt, with a cache.
+    """
+
+    def __init__(
+        self,
+        starts: list[int],
+        lengths: list[int],
+        device: torch.device,
+        cache: SlotCache | None = None,
+        slots: list[int] | None = None,
+    ) -> None:
+        self._cache = cache
+        self._groups: list[_SameLength] = []
+        by_length: dict[int, list[int]] = {}
+        for i, length in enumerate(lengths):
+            by_length.setdefault(round_up(length, LENGTH_STEP), []).append(i)
+        for padded, members in by_length.items():
+            at = torch.arange(padded)
+            first = torch.tensor([starts[i] for i in members])[:, None]
+            length = torch.tensor([lengths[i] for i in members])[:, None]
+            rows = first + torch.minimum(at, length - 1)
+            valid = (at < length).flatten()
+            self._groups.append(
+                _SameLength(
+                    rows.to(device),
+                    valid.nonzero().flatten().to(device),
+                    rows.flatten()[valid].to(device),
+                )
+            )
+        self._cached_rows: dict[int, torch.Tensor] = {}
+        if cache is not None and slots is not None:
+            spans = [torch.arange(n) for n in lengths]
+            self._flat = torch.cat([s + span for s, span in zip(starts, spans, strict=True)]).to(device)
+            self._positions = torch.cat(spans).to(device)
+            self._slots = torch.tensor(slots).repeat_interleave(torch.tensor(lengths)).to(device)
+
+    def attend(
+        self,
+        layer: int,
+        q_T: torch.Tensor,
+        k_T: torch.Tensor,
+        v_T: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See `AttentionRows.attend`."""
+        heads, (kv_heads, value_width) = q_T.shape[1], v_T.shape[1:]
+        if self._cache is not None:
+            self._write(self._cache, layer, k_T, v_T)
+        out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
+        for group in self._groups:
+            padded = group.rows_N_L.shape[1]
+            mask = _causal(padded, window, q_T.device).repeat(heads // kv_heads, 1)
+            at_once = max(1, _MAX_SCORES // (heads * padded * padded))
+            parts = [
+                self._attend_same_length(rows, q_T, k_T, v_T, mask, scale, softcap)
+                for rows in group.rows_N_L.split(at_once)
+            ]
+            out_T[group.valid_rows] = torch.cat(parts).flatten(0, 1)[group.valid]
+        return out_T
+
+    @staticmethod
+    def _attend_same_length(
+        rows_N_L: torch.Tensor,
+        q_T: torch.Tensor,
+        k_T: torch.Tensor,
+        v_T: torch.Tensor,
+        mask: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """(N, L, heads, d) from the prompts' own rows; query heads of a kv head are stacked along the rows."""
+        num, padded = rows_N_L.shape
+        kv_heads = k_T.shape[1]
+        q = q_T[rows_N_L].view(num, padded, kv_heads, -1, q_T.shape[2]).permute(0, 2, 3, 1, 4)
+        repeats = q.shape[2]
+        k = k_T[rows_N_L].transpose(1, 2).flatten(0, 1)
+        v = v_T[rows_N_L].transpose(1, 2).flatten(0, 1)
+        scores = _bmm(q.reshape(num * kv_heads, repeats * padded, -1), k.transpose(1, 2))
+        out = _bmm(_probabilities(scores, mask, scale, softcap), v)
+        return out.view(num, kv_heads, repeats, padded, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+    def _write(self, cache: SlotCache, layer: int, k_T: torch.Tensor, v_T: torch.Tensor) -> None:
+        kv_heads = k_T.shape[1]
+        if kv_heads not in self._cached_rows:
+            self._cached_rows[kv_heads] = cache.rows(self._slots, self._positions, kv_heads)
+        for cached, new in zip(cache.layer(layer, k_T, v_T), (k_T, v_T), strict=True):
+            cached.index_copy_(0, self._cached_rows[kv_heads], new[self._flat].flatten(0, 1))
+
+
+def _causal(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    at = torch.arange(length, device=device)
+    hidden = at > at[:, None]
+    if window is not None:
+        hidden |= at <= at[:, None] - window
+    return _additive(hidden)

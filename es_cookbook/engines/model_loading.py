@@ -1,0 +1,90 @@
+"""Loading a Hugging Face causal LM and its tokenizer, with one clear sentence for each thing that can be missing."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from es_cookbook.errors import ModelError
+from es_cookbook.evolution.spaces.base import ParameterInfo
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+
+
+def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer, from a directory or the Hub.
+
+    Raises:
+        ModelError: It is missing or cannot be read; says where.
+    """
+    _check_directory(model_name)
+    path = Path(model_name)
+    if path.is_dir() and not any((path / name).exists() for name in _TOKENIZER_FILES):
+        raise ModelError(
+            f"model_name: directory {model_name!r} has no tokenizer (one of {', '.join(_TOKENIZER_FILES)})"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(model_name)
+    except Exception as error:  # transformers raises many kinds; to the user it is one mistake
+        raise ModelError(f"model_name: cannot load the tokenizer of {model_name!r}: {_first_line(error)}") from error
+
+
+def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrainedModel:
+    """The model in evaluation mode on `device`.
+
+    Args:
+        model_name: a directory or Hub name.
+        dtype: "auto" for the checkpoint's own, or a torch dtype's name.
+        device: where to put it.
+
+    Raises:
+        ModelError: Config or weights are missing or cannot be read; says where.
+    """
+    _check_directory(model_name)
+    path = Path(model_name)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelError(f"model_name: directory {model_name!r} has no config.json, so it is not a model directory")
+        if not any(file.name.endswith(_WEIGHT_SUFFIXES) for file in path.iterdir()):
+            raise ModelError(f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)")
+    try:
+        config = AutoConfig.from_pretrained(model_name)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_name, config=config, dtype=dtype if dtype == "auto" else getattr(torch, dtype)
+        )
+    except Exception as error:
+        raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
+    return model.to(device).eval().requires_grad_(False)
+
+
+def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
+    """Every parameter by its Hugging Face name, tied ones once (under the name that comes first)."""
+    kinds = {
+        id(module.weight): "linear" if isinstance(module, torch.nn.Linear) else "embedding"
+        for module in reversed(list(model.modules()))
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+    }
+    return [
+        ParameterInfo(name, tuple(parameter.shape), kinds.get(id(parameter), "other"))
+        for name, parameter in model.named_parameters()
+    ]
+
+
+def end_of_sequence_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Tokens that end a sequence, from the generation config, the config and the tokenizer."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+def _check_directory(model_name: str) -> None:
+    looks_like_path = model_name.startswith((".", "/", "~")) or model_name.count("/") > 1
+    if looks_like_path and not Path(model_name).is_dir():
+        raise ModelError(f"model_name: there is no directory {model_name!r}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

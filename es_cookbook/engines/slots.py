@@ -1,0 +1,155 @@
+"""The slots of a lane: which request sits where, and how far it is.
+
+All state is arrays over slots, so that a decode step touches Python only for requests that end. Slots come in blocks
+of `ROWS_PER_BLOCK` that belong to one genome (a row of the low-rank tables).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.population_layers import MIN_ROWS, ROWS_PER_BLOCK
+from es_cookbook.engines.token_sampling import token_uniforms
+from es_cookbook.engines.work_queue import Work
+
+_NOBODY = -1
+
+
+class SlotTable:
+    """State of `num_slots` requests of at most `slot_length` tokens; arrays are indexed by slot.
+
+    Attributes:
+        works: the request in each slot, or None.
+        active: whether a slot is decoding.
+        position: cache position that the slot's newest token takes; 0 in idle slots, which keeps them finite.
+        newest: the slot's newest token, not yet in the cache.
+        count: tokens sampled so far, and `limit` the most.
+        tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
+        temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token index.
+        genome_of_block: the genome of each block, or -1.
+    """
+
+    def __init__(self, num_slots: int, slot_length: int) -> None:
+        self.num_slots = num_slots
+        self.slot_length = slot_length
+        self.works: list[Work | None] = [None] * num_slots
+        self.active = np.zeros(num_slots, dtype=bool)
+        self.position = np.zeros(num_slots, dtype=np.int64)
+        self.newest = np.zeros(num_slots, dtype=np.int64)
+        self.count = np.zeros(num_slots, dtype=np.int64)
+        self.limit = np.zeros(num_slots, dtype=np.int64)
+        self.tokens = np.zeros((num_slots, slot_length), dtype=np.int64)
+        self.logprobs = np.zeros((num_slots, slot_length), dtype=np.float32)
+        self.wants_logprobs = np.zeros(num_slots, dtype=bool)
+        self.temperature = np.zeros(num_slots, dtype=np.float64)
+        self.top_p = np.ones(num_slots, dtype=np.float64)
+        self.uniforms = np.zeros((num_slots, slot_length), dtype=np.float64)
+        self.genome_of_block = np.full(num_slots // ROWS_PER_BLOCK, _NOBODY)
+
+    @property
+    def num_active(self) -> int:
+        """Requests that are decoding."""
+        return int(self.active.sum())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a decode batch: up to the last active block, at least `MIN_ROWS`."""
+        last = int(self.active.nonzero()[0][-1]) if self.active.any() else 0
+        return max(MIN_ROWS, (last // ROWS_PER_BLOCK + 1) * ROWS_PER_BLOCK)
+
+    def free_slots_of_genomes(self) -> dict[int, int]:
+        """Free slots in blocks that belong to a genome."""
+        free_of_block = ROWS_PER_BLOCK - self.active.reshape(-1, ROWS_PER_BLOCK).sum(axis=1)
+        free: dict[int, int] = {}
+        for genome, number in zip(self.genome_of_block.tolist(), free_of_block.tolist(), strict=True):
+            if genome != _NOBODY and number:
+                free[genome] = free.get(genome, 0) + number
+        return free
+
+    def num_empty_blocks(self) -> int:
+        """Blocks that belong to nobody."""
+        return int((self.genome_of_block == _NOBODY).sum())
+
+    def place(self, works: Sequence[Work]) -> list[int]:
+        """Give each request a slot of its genome, taking empty blocks where needed; gives the slots."""
+        free: dict[int, list[int]] = {}
+        for slot in (~self.active).nonzero()[0][::-1].tolist():
+            free.setdefault(int(self.genome_of_block[slot // ROWS_PER_BLOCK]), []).append(slot)
+        placed: list[int] = []
+        for work in works:
+            if not free.get(work.row):
+                first = free[_NOBODY][-1]
+                self.genome_of_block[first // ROWS_PER_BLOCK] = work.row
+                free[work.row] = free[_NOBODY][: -ROWS_PER_BLOCK - 1 : -1][::-1]
+                del free[_NOBODY][-ROWS_PER_BLOCK:]
+            slot = free[work.row].pop()
+            self._fill(slot, work)
+            placed.append(slot)
+        return placed
+
+    def _fill(self, slot: int, work: Work) -> None:
+        request = work.request
+        assert isinstance(request, SampleRequest)
+        self.works[slot] = work
+        self.active[slot] = True
+        self.position[slot] = len(request.observation.tokens_T) - 1
+        self.count[slot] = 0
+        self.limit[slot] = work.limit
+        self.wants_logprobs[slot] = request.params.logprobs
+        self.temperature[slot] = request.params.temperature
+        self.top_p[slot] = request.params.top_p
+        if request.params.temperature > 0:
+            self.uniforms[slot, : work.limit] = token_uniforms(request.seed, work.limit)
+
+    def release(self, slot: int) -> None:
+        """Free a slot; its block belongs to nobody once it is empty."""
+        self.works[slot] = None
+        self.active[slot] = self.wants_logprobs[slot] = False
+        self.position[slot] = self.newest[slot] = 0
+        self.temperature[slot] = 0.0
+        block = slot // ROWS_PER_BLOCK
+        if not self.active[block * ROWS_PER_BLOCK : (block + 1) * ROWS_PER_BLOCK].any():
+            self.genome_of_block[block] = _NOBODY
+
+    def accept(self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray | None) -> None:
+        """Take one newly sampled token for each of these slots."""
+        self.tokens[slots, self.count[slots]] = tokens
+        if logprobs is not None:
+            self.logprobs[slots, self.count[slots]] = logprobs
+        self.newest[slots] = tokens
+        self.count[slots] += 1
+        self.position[slots] += 1
+
+    def packed_order(self) -> np.ndarray | None:
+        """Slots in an order that leaves no gaps but at the ends of genomes, or None if that saves too little.
+
+        Gives old slots by new slot; a gap repeats some idle slot.
+        """
+        by_genome: dict[int, list[int]] = {}
+        for slot in self.active.nonzero()[0].tolist():
+            by_genome.setdefault(int(self.genome_of_block[slot // ROWS_PER_BLOCK]), []).append(slot)
+        num_blocks = sum(-(-len(slots) // ROWS_PER_BLOCK) for slots in by_genome.values())
+        if max(MIN_ROWS, num_blocks * ROWS_PER_BLOCK) >= 0.8 * self.num_rows:
+            return None
+        idle = int((~self.active).nonzero()[0][0])
+        order: list[int] = []
+        for slots in by_genome.values():
+            order += slots + [idle] * (-len(slots) % ROWS_PER_BLOCK)
+        return np.array(order)
+
+    def reorder(self, order: np.ndarray) -> None:
+        """Move slots to the front in this order; the rest become idle."""
+        blocks = order[::ROWS_PER_BLOCK] // ROWS_PER_BLOCK
+        genomes = self.genome_of_block[blocks].copy()
+        self.genome_of_block[:] = _NOBODY
+        self.genome_of_block[: len(genomes)] = genomes
+        self.works = [self.works[slot] for slot in order.tolist()]
+        self.works += [None] * (self.num_slots - len(order))
+        for array in (
+            self.active, self.position, self.newest, self.count, self.limit, self.tokens, self.logprobs,
+            self.wants_logprobs, self.temperature, self.top_p, self.uniforms,
+        ):  # fmt: skip
+            array[: len(order)] = array[order]
+        for array in (self.active, self.position, self.newest, self.wants_logprobs, self.temperature):
+            array[len(order) :] = 0

@@ -1,0 +1,376 @@
+"""The embedded engine: any Hugging Face causal LM on CPU, CUDA or MPS, no server and no extra install.
+
+Low-rank genomes share one model: all of them run in one batch (`population_layers`). Dense genomes (`FullRank`) get a
+model each, as many as `memory_gib` holds; a larger population goes in blocks. The centre is kept in float32 and moved
+by exact arithmetic (`evolution.centre`); the weights that sample are always derived from it, never undone.
+
+On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32: not of the batch, the
+number of lanes or cores. On CUDA and MPS matmuls of other heights may round otherwise, and a rare near-tie may flip.
+"""
+
+import asyncio
+import copy
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import chz
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.lane import Lane, Result
+from es_cookbook.engines.model_loading import (
+    end_of_sequence_ids,
+    load_causal_lm,
+    load_tokenizer,
+    parameter_infos,
+)
+from es_cookbook.engines.low_rank_tables import bytes_of_genome, fill_tables
+from es_cookbook.engines.population_layers import MIN_ROWS, PopulationModel, cache_bytes_per_token
+from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
+from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.rl.types import Action
+
+_GIB = 1 << 30
+_DEFAULT_CONTEXT = 4096
+
+
+@chz.chz
+class TorchEngineBuilder(EngineBuilder):
+    """Builds a `TorchEngine`."""
+
+    device: str = chz.field(default="auto", doc="auto takes cuda, then mps, then cpu")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
+        default="auto", doc="dtype that samples; auto is the checkpoint's own. The centre is always float32"
+    )
+    max_model_len: int | None = chz.field(
+        default=None, doc=f"most tokens of prompt and action; the model's own context, at most {_DEFAULT_CONTEXT}, if unset"
+    )
+    max_batch_size: int = chz.field(default=1024, doc="most requests that decode together, over all lanes")
+    prefill_tokens: int = chz.field(default=4096, doc="most prompt tokens of one forward pass")
+    kv_cache_gib: float = chz.field(default=0.5, doc="memory for keys and values, over all lanes, in GiB")
+    memory_gib: float = chz.field(default=1.0, doc="memory for resident genomes, in GiB")
+    num_lanes: int | None = chz.field(default=None, doc="threads that run batches; one a core on the CPU if unset")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        for name in ("max_batch_size", "prefill_tokens", "kv_cache_gib", "memory_gib", "max_model_len", "num_lanes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"engine.{name} must be positive, found {value}")
+
+    async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "TorchEngine":
+        """See `EngineBuilder`."""
+        return await asyncio.to_thread(self._build, model_name, search_space)
+
+    def _build(self, model_name: str, search_space: SearchSpaceBuilder) -> "TorchEngine":
+        device = _device(self.device)
+        tokenizer = load_tokenizer(model_name)
+        model = load_causal_lm(model_name, self.dtype, device)
+        if not getattr(model, "_supports_attention_backend", False):
+            raise ModelError(
+                f"model_name: {type(model).__name__} has no attention hook in transformers, which the torch engine "
+                "needs; accepted are models of the Llama, Qwen, Gemma, Mistral, GPT-NeoX and similar families"
+            )
+        space = search_space(parameter_infos(model))
+        return TorchEngine(model, tokenizer, space, self, device)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"engine.device: {name!r} is not available here ({str(error).splitlines()[0]}); "
+            "accepted are auto, cpu, cuda, cuda:<index> and mps"
+        ) from error
+    return torch.device(name)
+
+
+class TorchEngine(Engine):
+    """See the module's text.
+
+    Args:
+        model: holds the base weights, which it keeps.
+        tokenizer: the model's own.
+        space: what genomes perturb.
+        options: sizes.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        space: SearchSpace,
+        options: TorchEngineBuilder,
+        device: torch.device,
+    ) -> None:
+        self._base_module = model
+        self._tokenizer = tokenizer
+        self._space = space
+        self._device = device
+        self._memory_bytes = int(options.memory_gib * _GIB)
+        own_length = getattr(model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT)
+        self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
+        base = dict(model.named_parameters())
+        self._centre = Centre({name: base[name].detach().cpu() for name in space.shapes}, space)
+        self._model = self._new_model()
+        self._base_model: PopulationModel | None = None
+        self._genome_models: list[PopulationModel] = []
+        self._num_loaded = 0
+        self._closed = False
+        self._requests = 0
+        self._in_flight: set[Work] = set()
+        self._outbox: list[Work] = []
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_lanes = options.num_lanes or (cores if device.type == "cpu" else 1)
+        bytes_per_token = cache_bytes_per_token(self._model, device)
+        cache_bytes = int(options.kv_cache_gib * _GIB) // num_lanes
+        fits = cache_bytes // (bytes_per_token * MIN_ROWS)
+        if fits < self._context_length:
+            raise ConfigError(
+                f"engine.kv_cache_gib={options.kv_cache_gib} holds {fits} tokens a request in each of {num_lanes} "
+                f"lanes, fewer than the context of {self._context_length}; raise engine.kv_cache_gib to at least "
+                f"{self._context_length * bytes_per_token * MIN_ROWS * num_lanes / _GIB:.2f} or lower engine.max_model_len"
+            )
+        self._queue = WorkQueue(num_lanes)
+        self._lanes = [
+            Lane(
+                self._queue,
+                device=device,
+                max_rows=max(MIN_ROWS, options.max_batch_size // num_lanes),
+                cache_bytes=cache_bytes,
+                bytes_per_token=bytes_per_token,
+                prefill_tokens=options.prefill_tokens,
+                eos_token_ids=end_of_sequence_ids(model, tokenizer),
+                decode=partial(tokenizer.batch_decode, skip_special_tokens=True),
+                deliver=self._deliver,
+            )
+            for _ in range(num_lanes)
+        ]
+        self._threads = [
+            threading.Thread(target=lane.run, name=f"lane-{i}", daemon=True) for i, lane in enumerate(self._lanes)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def capacity(self) -> int:
+        """How many genomes `memory_gib` holds."""
+        if isinstance(self._space, LowRankSpace):
+            return max(1, self._memory_bytes // bytes_of_genome(self._model, self._space))
+        selected = sum(p.numel() * p.element_size() for p in self._selected().values())
+        return max(1, self._memory_bytes // selected)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's own tokenizer."""
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and action together."""
+        return self._context_length
+
+    async def load(self, genomes_G: Sequence[Genome]) -> None:
+        """See `Engine.load`. Low rank: fills tables in float32. Dense: one derived set of weights a genome."""
+        self._check_idle("load genomes")
+        if len(genomes_G) > self.capacity:
+            raise EngineError(
+                f"{len(genomes_G)} genomes do not fit: engine.memory_gib holds {self.capacity} of this search space"
+            )
+        await asyncio.to_thread(self._load, genomes_G)
+        self._num_loaded = len(genomes_G)
+
+    async def sample(self, request: SampleRequest) -> Action:
+        """See `Engine.sample`."""
+        prompt = len(request.observation.tokens_T)
+        if prompt >= self._context_length:
+            raise RequestError(
+                f"a prompt of {prompt} tokens leaves no room in the engine's context of {self._context_length} tokens; "
+                "shorten the prompt or raise engine.max_model_len"
+            )
+        model, row = await self._resolve(request.target)
+        limit = min(request.params.max_tokens, self._context_length - prompt)
+        result = await self._submit(Work(request, model, row, limit))
+        assert isinstance(result, Sampled)
+        reason = "stop" if result.stopped else "length"
+        return Action(result.tokens_T, result.text, reason, result.logprobs_T)
+
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        """See `Engine.logprobs`."""
+        length = len(request.prompt_T) + len(request.continuation_T)
+        if not request.prompt_T or not request.continuation_T:
+            raise RequestError("logprobs needs at least one prompt token and one continuation token")
+        if length > self._context_length:
+            raise RequestError(
+                f"prompt and continuation of {length} tokens exceed the engine's context of {self._context_length}"
+            )
+        model, row = await self._resolve(request.target)
+        result = await self._submit(Work(request, model, row, limit=0))
+        assert isinstance(result, list)
+        return result
+
+    async def apply(self, step: Step) -> int:
+        """See `Engine.apply`."""
+        self._check_idle("move the centre")
+        return await asyncio.to_thread(self._move_centre, lambda: self._centre.apply(step))
+
+    async def restore(self, steps: Iterable[Step]) -> int:
+        """See `Engine.restore`."""
+        self._check_idle("restore the centre")
+        return await asyncio.to_thread(self._move_centre, lambda: self._centre.restore(steps))
+
+    async def save(self, path: Path) -> None:
+        """See `Engine.save`."""
+        await asyncio.to_thread(self._save, path)
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters: `tokens` sampled and `requests` taken."""
+        return {"tokens": sum(lane.num_tokens for lane in self._lanes), "requests": self._requests}
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        error = EngineError("the engine was closed while this request was in flight")
+        for work in self._queue.close():
+            work.cancelled = True
+        for work in list(self._in_flight):
+            _future(work).set_exception(error)
+        await asyncio.to_thread(self._join)
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    async def _resolve(self, target: Target) -> tuple[PopulationModel, int]:
+        """The weights that answer for a target, and their row of the low-rank tables."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if target == "base":
+            if self._base_model is None:
+                self._base_model = PopulationModel(copy.deepcopy(self._base_module))
+            return self._base_model, 0
+        if target == "centre":
+            return self._model, self._num_loaded
+        if not 0 <= target < self._num_loaded:
+            raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
+        return (self._genome_models[target], 0) if self._genome_models else (self._model, target)
+
+    async def _submit(self, work: Work) -> Sampled | list[float]:
+        loop = asyncio.get_running_loop()
+        work.caller = loop.create_future()
+        self._requests += 1
+        self._in_flight.add(work)
+        if not self._outbox:  # requests made in one turn of the event loop reach the lanes together
+            loop.call_soon(self._flush)
+        self._outbox.append(work)
+        try:
+            return await work.caller
+        except asyncio.CancelledError:
+            work.cancelled = True
+            self._queue.num_cancelled += 1
+            raise
+        finally:
+            self._in_flight.discard(work)
+
+    def _flush(self) -> None:
+        works, self._outbox = self._outbox, []
+        self._queue.put(works)
+
+    def _deliver(self, results: list[tuple[Work, Result]]) -> None:
+        """Called on a lane's thread: hand results to the event loop."""
+        if results:
+            loop = _future(results[0][0]).get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, results)
+
+    def _check_idle(self, what: str) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if self._in_flight:
+            raise EngineError(f"cannot {what} while {len(self._in_flight)} requests are in flight")
+
+    def _new_model(self) -> PopulationModel:
+        """A copy of the base with weights of its own, except large tables that genomes do not perturb."""
+        linear = {id(p) for m in self._base_module.modules() if isinstance(m, torch.nn.Linear) for p in m.parameters()}
+        shared = {
+            id(parameter): parameter
+            for name, parameter in self._base_module.named_parameters()
+            if name not in self._space.shapes and id(parameter) not in linear
+        }
+        return PopulationModel(copy.deepcopy(self._base_module, shared))
+
+    def _selected(self) -> dict[str, torch.nn.Parameter]:
+        return {n: p for n, p in self._model.module.named_parameters() if n in self._space.shapes}
+
+    def _move_centre(self, move: Callable[[], int]) -> int:
+        fingerprint = move()
+        with torch.inference_mode():
+            for name, parameter in self._selected().items():
+                parameter.copy_(self._centre.weights[name])
+        return fingerprint
+
+    def _load(self, genomes_G: Sequence[Genome]) -> None:
+        if isinstance(self._space, LowRankSpace):
+            self._model.tables = fill_tables(
+                self._model, self._space, genomes_G, self._device, len(self._lanes)
+            )
+            return
+        while len(self._genome_models) < len(genomes_G):
+            self._genome_models.append(self._new_model())
+        with ThreadPoolExecutor(len(self._lanes)) as pool:
+            list(pool.map(self._write_genome, self._genome_models, genomes_G))
+
+    def _write_genome(self, model: PopulationModel, genome: Genome) -> None:
+        with torch.inference_mode():
+            for name, parameter in model.module.named_parameters():
+                if name in self._space.shapes:
+                    parameter.copy_(self._centre.perturbed(genome, name))
+
+    def _save(self, path: Path) -> None:
+        if path.exists():
+            raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
+        module = copy.deepcopy(self._base_module)
+        with torch.inference_mode():
+            for name, parameter in module.named_parameters():
+                if name in self._space.shapes:
+                    parameter.copy_(self._centre.weights[name])
+        beside = path.with_name(f".{path.name}.partial")
+        shutil.rmtree(beside, ignore_errors=True)
+        module.save_pretrained(beside)
+        self._tokenizer.save_pretrained(beside)
+        os.rename(beside, path)
+
+
+def _future(work: Work) -> "asyncio.Future[Sampled | list[float]]":
+    assert isinstance(work.caller, asyncio.Future)
+    return work.caller
+
+
+def _settle(results: list[tuple[Work, Result]]) -> None:
+    for work, result in results:
+        future = _future(work)
+        if future.done():
+            continue
+        if isinstance(result, BaseException):
+            error = EngineError(f"the torch engine failed: {type(result).__name__}: {result}")
+            error.__cause__ = result
+            future.set_exception(error)
+        else:
+            future.set_result(result)

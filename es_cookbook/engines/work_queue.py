@@ -1,0 +1,187 @@
+"""Requests on their way through an engine, and the queue from which its lanes take them."""
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from es_cookbook.engines.attention import round_up
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.population_layers import ROWS_PER_BLOCK, PopulationModel
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Work:
+    """A request on its way through the engine.
+
+    Attributes:
+        request: what was asked.
+        model: the weights that answer, and `row`, their row of the low-rank tables.
+        limit: most tokens to sample; 0 for a logprobs request.
+        caller: where the caller waits; opaque to lanes.
+        cancelled: set by the caller's side; the lane then forgets the request.
+    """
+
+    request: SampleRequest | LogprobsRequest
+    model: PopulationModel
+    row: int
+    limit: int
+    caller: object = None
+    cancelled: bool = False
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Tokens known beforehand: the prompt, and the continuation of a logprobs request."""
+        if isinstance(self.request, LogprobsRequest):
+            return self.request.prompt_T + self.request.continuation_T
+        return self.request.observation.tokens_T
+
+    @property
+    def length(self) -> int:
+        """Tokens with those still to be sampled: what it needs of a cache."""
+        return len(self.sequence) + self.limit
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether the request has stop conditions of its own."""
+        request = self.request
+        return isinstance(request, SampleRequest) and bool(
+            request.observation.stop or request.observation.stop_token_ids
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a lane gives back for a sample request."""
+
+    tokens_T: tuple[int, ...]
+    text: str
+    stopped: bool
+    logprobs_T: tuple[float, ...] | None
+
+
+class WorkQueue:
+    """Requests that wait, by model and genome. Thread-safe; `changed` is notified when work arrives or it closes."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self.changed = threading.Condition()
+        self.closed = False
+        self.num_cancelled = 0
+        self._num_lanes = num_lanes
+        self._sample: dict[PopulationModel, dict[int, deque[Work]]] = {}
+        self._score: dict[PopulationModel, deque[Work]] = {}
+        self._lanes_on: dict[PopulationModel, int] = {}
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Add requests and wake the lanes."""
+        with self.changed:
+            for work in works:
+                if isinstance(work.request, LogprobsRequest):
+                    self._score.setdefault(work.model, deque()).append(work)
+                else:
+                    by_row = self._sample.setdefault(work.model, {})
+                    by_row.setdefault(work.row, deque()).append(work)
+            self.changed.notify_all()
+
+    def wait_for_model(self) -> PopulationModel | None:
+        """The model a free lane should turn to, the one fewest lanes are on; None when closed."""
+        with self.changed:
+            while not self.closed:
+                models = [*self._score, *self._sample]
+                if models:
+                    model = min(models, key=lambda m: self._lanes_on.get(m, 0))
+                    self._lanes_on[model] = self._lanes_on.get(model, 0) + 1
+                    return model
+                self.changed.wait()
+            return None
+
+    def leave(self, model: PopulationModel) -> None:
+        """A lane turns away from a model."""
+        with self.changed:
+            self._lanes_on[model] -= 1
+
+    def others_wait(self, model: PopulationModel) -> bool:
+        """Whether requests for other models wait."""
+        with self.changed:
+            return any(m is not model for m in (*self._score, *self._sample))
+
+    def num_waiting(self, model: PopulationModel) -> int:
+        """Sample requests that wait for a model."""
+        with self.changed:
+            return sum(len(works) for works in self._sample.get(model, {}).values())
+
+    def longest(self, model: PopulationModel) -> int:
+        """Most cache tokens that a waiting request for this model needs; 0 if none waits."""
+        with self.changed:
+            by_row = self._sample.get(model, {})
+            return max((work.length for works in by_row.values() for work in works), default=0)
+
+    def take_samples(
+        self, model: PopulationModel, free_of_row: dict[int, int], empty_blocks: int, max_length: int
+    ) -> list[Work]:
+        """Requests for the free slots: first of blocks that already belong to a genome, then of empty blocks.
+
+        Args:
+            model: the model that the lane is on.
+            free_of_row: free slots in blocks of each genome.
+            empty_blocks: blocks that belong to nobody.
+            max_length: most cache tokens a request may need; longer ones stay.
+
+        Returns:
+            Requests that fit: as many of a genome as it has free slots, and more in whole blocks.
+        """
+        taken: list[Work] = []
+        with self.changed:
+            by_row = self._sample.get(model)
+            if not by_row:
+                return taken
+            share = round_up(-(-sum(map(len, by_row.values())) // self._num_lanes), ROWS_PER_BLOCK)
+            for row, free in free_of_row.items():
+                if row in by_row:
+                    taken += self._pop(by_row, row, min(free, share - len(taken)), max_length)
+            while empty_blocks > 0 and by_row and len(taken) < share:
+                row = max(by_row, key=lambda r: len(by_row[r]))
+                works = self._pop(by_row, row, ROWS_PER_BLOCK, max_length)
+                if not works:
+                    break
+                empty_blocks -= 1
+                taken += works
+            if not by_row:
+                del self._sample[model]
+        return taken
+
+    @staticmethod
+    def _pop(by_row: dict[int, deque[Work]], row: int, most: int, max_length: int) -> list[Work]:
+        works = by_row[row]
+        popped: list[Work] = []
+        while works and len(popped) < most and (works[0].cancelled or works[0].length <= max_length):
+            work = works.popleft()
+            if not work.cancelled:
+                popped.append(work)
+        if not works:
+            del by_row[row]
+        return popped
+
+    def take_scores(self, model: PopulationModel, max_tokens: int) -> list[Work]:
+        """Logprobs requests of together at most `max_tokens` tokens, at least one if any waits."""
+        with self.changed:
+            works = self._score.get(model)
+            taken: list[Work] = []
+            while works and (not taken or sum(w.length for w in taken) + works[0].length <= max_tokens):
+                work = works.popleft()
+                if not work.cancelled:
+                    taken.append(work)
+            if works is not None and not works:
+                del self._score[model]
+            return taken
+
+    def close(self) -> list[Work]:
+        """Wake the lanes to leave; gives back what still waited."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+            left = [work for works in self._score.values() for work in works]
+            left += [w for by_row in self._sample.values() for works in by_row.values() for w in works]
+            self._score.clear()
+            self._sample.clear()
+            return left
