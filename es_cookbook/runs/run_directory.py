@@ -2,7 +2,8 @@
 
 `open_run_directory` decides between a fresh run, going on with a recorded one, and refusing, before
 anything expensive starts. It goes on only with the same Config; what may differ is named by the
-caller.
+caller. A run that ended before its first generation (a misspelt model, say) left nothing to lose:
+the next one simply takes its place.
 
 The history is the truth about what was done. Each generation is written to `metrics.jsonl` and
 `rollouts.jsonl` first and to `history.jsonl` last, each fsynced, so every recorded generation has
@@ -49,7 +50,7 @@ class RunDirectory:
     Attributes:
         path: the directory.
         history: the run's history, open for appending.
-        resumed: True where a recorded run goes on, even if it had not finished a generation.
+        resumed: True where a recorded run goes on.
         warnings: what was repaired on opening, one sentence each; also logged.
     """
 
@@ -96,7 +97,7 @@ def open_run_directory(
             "so it is not a run directory; give a new or empty directory"
         )
     resumed = False
-    if names:
+    if names and not _is_unused(log_path, names):
         differences = _differences(log_path / CONFIG, config_json, may_differ)
         decision = _ask(log_path, differences) if behavior == "ask" else behavior
         if decision == "raise":
@@ -120,6 +121,12 @@ def open_run_directory(
         if warning := _drop_unrecorded(log_path / name, key, history.next_generation):
             warnings.append(warning)
     return RunDirectory(log_path, history, resumed, tuple(warnings))
+
+
+def _is_unused(log_path: Path, names: set[str]) -> bool:
+    """Whether a run was begun here, and nothing else is here, but nothing was recorded."""
+    history = log_path / HISTORY
+    return names <= _WRITTEN_BY_RUNS and history.exists() and not history.stat().st_size
 
 
 def _drop_unrecorded(path: Path, generation_key: str, next_generation: int) -> str | None:

@@ -119,6 +119,25 @@ def test_a_directory_left_by_a_crash_before_its_config_is_fresh(tmp_path: Path) 
     assert not run.resumed and (tmp_path / "config.json").read_text() == CONFIG
 
 
+@pytest.mark.parametrize("behavior", ["ask", "resume", "delete", "raise"])
+def test_a_run_that_ended_before_its_first_generation_makes_way(
+    tmp_path: Path, behavior: Behavior
+) -> None:
+    record_run(tmp_path, 0)
+    append(tmp_path / "metrics.jsonl", {"progress/generation": 0})
+    other = changed(sigma=1.0)
+    assert not open_run_directory(tmp_path, other, behavior).resumed
+    assert (tmp_path / "config.json").read_text() == other
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_config_alone_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(RunDirectoryError, match="another Config"):
+        open_run_directory(tmp_path, CONFIG, "resume")
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen2"}'
+
+
 def test_ask_without_a_terminal_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,72 @@
+"""What a generation measures, from its rollouts and its step: the keys of `metrics.jsonl`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.evolution.genome import Step
+from es_cookbook.rl.rollouts import count_tokens
+from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+
+class Progress:
+    """How far a run has come: rollouts and tokens so far, and how far the centre is from the base.
+
+    Args:
+        metrics_path: `metrics.jsonl` of the run that goes on, if it does.
+    """
+
+    def __init__(self, metrics_path: Path) -> None:
+        rows = read_metrics(metrics_path)
+        last = rows[-1] if rows else {}
+        self._rollouts = int(last.get("progress/rollouts", 0))
+        self._tokens = int(last.get("progress/tokens", 0))
+        self._drift_squared = 0.0
+
+    def moved(self, step: Step) -> None:
+        """The centre moved by a step."""
+        # Noise has unit variance and seeds are independent, so coefficients add up as squares.
+        kept = (1 - step.decay) ** 2 * self._drift_squared
+        self._drift_squared = kept + math.fsum(term.coefficient**2 for term in step.terms)
+
+    def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
+        """A generation's rollouts ended."""
+        self._rollouts += sum(len(ks) for group in groups_P for ks in group.trajectories_G_K)
+        self._tokens += count_tokens(groups_P)
+
+    def metrics(self) -> Mapping[str, float]:
+        """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the parameters that are searched."""
+        return {
+            "progress/rollouts": self._rollouts,
+            "progress/tokens": self._tokens,
+            "centre/drift_rms": math.sqrt(self._drift_squared),
+        }
+
+
+def reward_metrics(rewards_P_G: NDArray[np.float64]) -> Mapping[str, float]:
+    """`reward/...` over problems and genomes; lost rollouts are left out, and NaN where all are.
+
+    >>> reward_metrics(np.array([[0.0, 1.0], [0.5, np.nan]]))["reward/max_genome"]
+    1.0
+    """
+    present_P_G = ~np.isnan(rewards_P_G)
+    rewards_G = np.array(
+        [
+            rewards_P[present_P].mean()
+            for rewards_P, present_P in zip(rewards_P_G.T, present_P_G.T, strict=True)
+            if present_P.any()
+        ]
+    )
+    if not len(rewards_G):
+        rewards_G = np.array([math.nan])
+    rewards = rewards_P_G[present_P_G]
+    return {
+        "reward/mean": float(rewards.mean()) if len(rewards) else math.nan,
+        "reward/max_genome": float(rewards_G.max()),
+        "reward/min_genome": float(rewards_G.min()),
+        "reward/std_genomes": float(rewards_G.std()),
+    }
