@@ -1,0 +1,180 @@
+"""Countdown problems as a dataset: generated, or from a local file or a Hub set.
+
+Rows have `numbers` (or `nums`, as `Jiayi-Pan/Countdown-Tasks-3to4` calls them), `target` and, where known, `solution`.
+Every row that is used must be solvable: its own solution is graded, or one is searched for.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import chz
+
+from es_cookbook.errors import DataError
+from es_cookbook.recipes.countdown.env import CountdownEnv, PromptStyle, question
+from es_cookbook.recipes.countdown.problems import (
+    Problem,
+    ProblemKey,
+    Split,
+    generate_problems,
+    solve,
+)
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, validate_gold
+from es_cookbook.rl.data.rows import Row, load_rows
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.rewards.arithmetic import CountdownReward
+from es_cookbook.rl.rewards.format import THINK_OPEN
+from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_SEARCHED_NUMBERS = 5
+"""Most numbers of a row without a solution: the search takes a hundred times longer with each number."""
+
+
+@chz.chz
+class CountdownDatasetBuilder(RLDatasetBuilder):
+    """Countdown problems for training and, disjoint from them, for the held-out test."""
+
+    source: str | None = chz.field(
+        default=None, doc=".jsonl or .parquet file, or Hub set; None generates problems"
+    )
+    test_source: str | None = chz.field(
+        default=None, doc="the same for the test; None holds a tenth of the problems out of `source`"
+    )
+    num_train: int = chz.field(default=4000, doc="most training problems used")
+    num_test: int = chz.field(default=500, doc="most held-out problems used; 0 for none")
+    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
+    num_numbers: tuple[int, ...] = chz.field(
+        default=(3,), doc="generated: how many numbers a problem may have"
+    )
+    max_number: int = chz.field(default=30, doc="generated: numbers are 1 to this")
+    max_target: int = chz.field(default=99, doc="generated: targets are 1 to this")
+    prompt: PromptStyle = chz.field(
+        default="compact", doc="compact: for the bundled model; paper: in words, as a chat if the model has one"
+    )
+    reward: CountdownReward = chz.field(default_factory=CountdownReward, doc="how answers are paid")
+    seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        for name in ("num_train", "problems_per_generation", "max_number", "max_target"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, found {value}")
+        if self.num_test < 0:
+            raise ValueError(f"num_test must be 0 (no test) or more, found {self.num_test}")
+        if not self.num_numbers or not all(2 <= count <= 4 for count in self.num_numbers):
+            found = self.num_numbers
+            raise ValueError(f"num_numbers must be one or more of 2, 3 and 4, found {found}")
+        if self.test_source is not None and self.source is None:
+            raise ValueError("test_source needs a source: generated problems hold out their own")
+
+    async def __call__(self, tokenizer: "PreTrainedTokenizerBase") -> Datasets:
+        """Generate or load, check every problem, render the prompts."""
+        train, test = self._generated() if self.source is None else self._loaded(self.source)
+        if not train:
+            raise DataError(f"{self.source or 'the generator'}: there are no training problems")
+        build = functools.partial(self._group_builder, tokenizer)
+        train_builders = [build(name, problem) for name, problem in train.items()]
+        test_builders_P = [build(name, problem) for name, problem in test.items()]
+        validate_gold([*train_builders, *test_builders_P])
+        dataset = ProblemDataset(train_builders, self.problems_per_generation, self.seed)
+        return Datasets(dataset, test_builders_P)
+
+    def _generated(self) -> tuple[dict[str, Problem], dict[str, Problem]]:
+        """Train and test problems by name. The test is the same for every seed, so that runs compare."""
+
+        def stream(seed: int, split: Split, most: int) -> dict[str, Problem]:
+            problems = generate_problems(
+                seed,
+                split,
+                num_numbers=self.num_numbers,
+                max_number=self.max_number,
+                max_target=self.max_target,
+            )
+            return {f"generated problem {p.key}": p for p in islice(problems, most)}
+
+        return stream(self.seed, "train", self.num_train), stream(0, "test", self.num_test)
+
+    def _loaded(self, source: str) -> tuple[dict[str, Problem], dict[str, Problem]]:
+        """Train and test problems by where they stand."""
+        if self.test_source is None:
+            train: dict[str, Problem] = {}
+            test: dict[str, Problem] = {}
+            for where, problem in _read(load_rows(source)):
+                split, most = (
+                    (train, self.num_train)
+                    if problem.split == "train" or self.num_test == 0
+                    else (test, self.num_test)
+                )
+                if len(split) < most:
+                    split[where] = problem
+                elif len(train) == self.num_train and len(test) == self.num_test:
+                    break
+            return train, test
+        train = dict(islice(_read(load_rows(source)), self.num_train))
+        test = dict(islice(_read(load_rows(self.test_source)), self.num_test))
+        _refuse_shared(train, test)
+        return train, test
+
+    def _group_builder(
+        self, tokenizer: "PreTrainedTokenizerBase", name: str, problem: Problem
+    ) -> ProblemGroupBuilder:
+        text = question(problem.numbers, problem.target, self.prompt)
+        tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "paper")
+        ends_in_think = tokenizer.decode(tokens_T[-8:]).rstrip().endswith(THINK_OPEN)
+        solution = problem.solution or _solution(name, problem)
+        gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"
+        return ProblemGroupBuilder(
+            functools.partial(
+                CountdownEnv,
+                Observation(tokens_T),
+                problem.numbers,
+                problem.target,
+                self.reward,
+                ends_in_think,
+            ),
+            name=name,
+            gold=gold.removeprefix(THINK_OPEN) if ends_in_think else gold,
+        )
+
+
+def _read(rows: Iterable[Row]) -> Iterator[tuple[str, Problem]]:
+    """Where each problem stands, and the problem."""
+    for row in rows:
+        yield (
+            row.where,
+            Problem(
+                numbers=row.integers("numbers", "nums"),
+                target=row.integer("target"),
+                solution=row.optional_text("solution"),
+            ),
+        )
+
+
+def _solution(name: str, problem: Problem) -> str:
+    if len(problem.numbers) > MAX_SEARCHED_NUMBERS:
+        raise DataError(
+            f"{name}: a row with more than {MAX_SEARCHED_NUMBERS} numbers needs a 'solution', "
+            f"found {len(problem.numbers)} numbers and none"
+        )
+    solution = solve(problem.numbers, problem.target)
+    if solution is None:
+        raise DataError(
+            f"{name}: no expression of {list(problem.numbers)} equals {problem.target}; "
+            f"every problem must be solvable"
+        )
+    return solution.expression
+
+
+def _refuse_shared(train: dict[str, Problem], test: dict[str, Problem]) -> None:
+    """Refuse a problem that stands in both splits."""
+    test_names: dict[ProblemKey, str] = {problem.key: name for name, problem in test.items()}
+    for name, problem in train.items():
+        if problem.key in test_names:
+            raise DataError(
+                f"{name}: the problem {list(problem.numbers)} = {problem.target} is also held out, "
+                f"in {test_names[problem.key]}; training and test must be disjoint"
+            )

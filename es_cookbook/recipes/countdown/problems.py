@@ -1,0 +1,181 @@
+"""Countdown problems: what one is, how they are made, solved and split.
+
+A problem is some numbers and a target; its answer is an expression that uses each number exactly once and equals the
+target. `generate_problems` makes solvable ones by combining random numbers with random operations until one value is
+left, which is the target. Problems are held out by a hash of the problem itself: whoever generates them, with
+whatever seed, agrees on which ones no one trains on. The warm start of the bundled model relies on that.
+"""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+from es_cookbook.rl.rewards.arithmetic import Number, divide
+from es_cookbook.seeds import derive_seed
+
+Split: TypeAlias = Literal["train", "test"]
+ProblemKey: TypeAlias = tuple[tuple[int, ...], int]
+
+TEST_ONE_IN = 10
+"""One problem in this many is held out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One Countdown problem.
+
+    Attributes:
+        numbers: each to be used exactly once.
+        target: what the expression must equal.
+        solution: an expression that does, where known.
+    """
+
+    numbers: tuple[int, ...]
+    target: int
+    solution: str | None = None
+
+    @property
+    def key(self) -> ProblemKey:
+        """Two problems with the same key are the same problem: the order of the numbers means nothing."""
+        return tuple(sorted(self.numbers)), self.target
+
+    @property
+    def split(self) -> Split:
+        """Which split the problem belongs to, a pure function of its key."""
+        numbers, target = self.key
+        held_out = derive_seed(0, "countdown/split", *numbers, target) % TEST_ONE_IN == 0
+        return "test" if held_out else "train"
+
+
+def generate_problems(
+    seed: int,
+    split: Split,
+    *,
+    num_numbers: Sequence[int] = (3,),
+    max_number: int = 30,
+    max_target: int = 99,
+) -> Iterator[Problem]:
+    """Endless seeded stream of distinct solvable problems of one split.
+
+    It ends only where the parameters allow no further problem, which it takes for granted after 100,000 draws that
+    brought nothing new.
+
+    Args:
+        seed: same seed, same stream.
+        split: "train" or "test"; the two are disjoint whatever the seeds.
+        num_numbers: how many numbers a problem may have, each equally likely.
+        max_number: numbers are 1 to this.
+        max_target: targets are 1 to this.
+    """
+    rng = random.Random(derive_seed(seed, f"countdown/{split}"))
+    seen: set[ProblemKey] = set()
+    fruitless = 0
+    while fruitless < 100_000:
+        numbers = tuple(rng.randint(1, max_number) for _ in range(rng.choice(num_numbers)))
+        target = _random_target(rng, numbers)
+        problem = Problem(numbers, target)
+        fruitless += 1
+        if 1 <= target <= max_target and problem.key not in seen and problem.split == split:
+            fruitless = 0
+            seen.add(problem.key)
+            yield problem
+
+
+def _random_target(rng: random.Random, numbers: Sequence[int]) -> int:
+    """Combine random pairs with random operations until one value is left; 0 where a division is not whole."""
+    values = list(numbers)
+    while len(values) > 1:
+        rng.shuffle(values)
+        left, right = values.pop(), values.pop()
+        operator = rng.choice("+-*/")
+        if operator == "/" and (right == 0 or left % right):
+            return 0
+        values.append(
+            left + right if operator == "+"
+            else abs(left - right) if operator == "-"
+            else left * right if operator == "*"
+            else left // right
+        )  # fmt: skip
+    return values[0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """A value, how it is written, and how tightly its last operation binds (1 sum, 2 product, 3 number)."""
+
+    value: Number
+    text: str
+    binding: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Solution:
+    """How a problem is solved.
+
+    Attributes:
+        first_step: the operation done first, with its result, for example "27*4=108".
+        expression: the answer, for example "27*4-58".
+    """
+
+    first_step: str
+    expression: str
+
+
+def solve(numbers: Sequence[int], target: int) -> Solution | None:
+    """The first solution in a fixed order, or None where there is none.
+
+    The order prefers sums to differences, products and quotients, and large numbers to small ones, so that a problem
+    has one canonical solution whatever the order of its numbers.
+
+    >>> solve([4, 27, 58], 50)
+    Solution(first_step='27*4=108', expression='27*4-58')
+    """
+    parts = [_Part(number, str(number), 3) for number in sorted(numbers, reverse=True)]
+    if len(parts) == 1:
+        return Solution(f"{numbers[0]}", f"{numbers[0]}") if numbers[0] == target else None
+    for operator in "+-*/":
+        for step, rest in _combine(parts, operator):
+            if (text := _search([step, *rest], target)) is not None:
+                return Solution(f"{step.text}={step.value}", text)
+    return None
+
+
+def _search(parts: list[_Part], target: int) -> str | None:
+    """Text of the first way to join all parts to the target."""
+    if len(parts) == 1:
+        return parts[0].text if parts[0].value == target else None
+    for operator in "+-*/":
+        for step, rest in _combine(parts, operator):
+            if (text := _search([step, *rest], target)) is not None:
+                return text
+    return None
+
+
+def _combine(parts: list[_Part], operator: str) -> Iterator[tuple[_Part, list[_Part]]]:
+    """Every pair of parts joined by one operator, with the parts that are left."""
+    for i, first in enumerate(parts):
+        for j, second in enumerate(parts[i + 1 :], i + 1):
+            rest = [part for k, part in enumerate(parts) if k not in (i, j)]
+            yield from ((step, rest) for step in _join(first, second, operator))
+
+
+def _join(first: _Part, second: _Part, operator: str) -> Iterator[_Part]:
+    """The one or two ways to join two parts: a difference and a quotient have two orders."""
+    large, small = (first, second) if first.value >= second.value else (second, first)
+    if operator == "+":
+        yield _Part(large.value + small.value, f"{large.text}+{small.text}", 1)
+    elif operator == "*":
+        yield _Part(large.value * small.value, f"{_in(large, 2)}*{_in(small, 2)}", 2)
+    else:
+        for left, right in ((large, small), (small, large)):
+            if operator == "-":
+                yield _Part(left.value - right.value, f"{left.text}-{_in(right, 2)}", 1)
+            elif right.value != 0:
+                value = divide(left.value, right.value)
+                yield _Part(value, f"{_in(left, 2)}/{_in(right, 3)}", 2)
+
+
+def _in(part: _Part, binding: int) -> str:
+    """The part as an operand: in parentheses where it binds less tightly than `binding`."""
+    return part.text if part.binding >= binding else f"({part.text})"

@@ -1,0 +1,77 @@
+"""Problems in memory, in batches that are a pure function of the generation."""
+
+import math
+import random
+from collections.abc import Sequence
+
+from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import RLDataset
+from es_cookbook.seeds import derive_seed
+
+
+class ProblemDataset(RLDataset):
+    """Every problem once an epoch, each epoch in an order of its own.
+
+    Epochs follow each other without a gap, so a batch may end one and begin the next.
+
+    Args:
+        builders: the problems.
+        problems_per_generation: problems in a batch.
+        seed: of the order.
+    """
+
+    def __init__(
+        self, builders: Sequence[ProblemGroupBuilder], problems_per_generation: int, seed: int
+    ) -> None:
+        if not 1 <= problems_per_generation <= len(builders):
+            raise ConfigError(
+                f"problems_per_generation must be from 1 to the number of training problems, "
+                f"{len(builders)}, found {problems_per_generation}"
+            )
+        self.builders = builders
+        self.problems_per_generation = problems_per_generation
+        self.seed = seed
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
+        """The problems of one generation."""
+        start = generation * self.problems_per_generation
+        positions = range(start, start + self.problems_per_generation)
+        return [self.builders[self._problem_at(position)] for position in positions]
+
+    def __len__(self) -> int:
+        """Number of problems."""
+        return len(self.builders)
+
+    async def validate(self) -> None:
+        """Grade every gold answer there is."""
+        validate_gold(self.builders)
+
+    def _problem_at(self, position: int) -> int:
+        """Index of the problem at a position in the endless sequence of epochs; the last epoch's order is kept."""
+        epoch, offset = divmod(position, len(self.builders))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = list(range(len(self.builders)))
+            random.Random(derive_seed(self.seed, "epoch", epoch)).shuffle(self._order)
+        return self._order[offset]
+
+
+def validate_gold(builders: Sequence[ProblemGroupBuilder]) -> None:
+    """Prove that the reward of every problem with a gold answer can be earned.
+
+    Raises:
+        DataError: A gold answer that does not earn the full reward; names the problem.
+    """
+    for builder in builders:
+        if builder.gold is None:
+            continue
+        env = builder.make_env()
+        earned = env.grade(builder.gold).reward
+        if not math.isclose(earned, env.full_reward):
+            raise DataError(
+                f"{builder.name}: its own solution earns {earned:g} of {env.full_reward:g}: "
+                f"{builder.gold!r}"
+            )

@@ -1,0 +1,129 @@
+"""Rows of local JSONL or Parquet files and of Hugging Face Hub sets, each knowing where it came from.
+
+A `Row` hands out its fields by name and type, and says in one sentence what is wrong with one, with file and line.
+Parquet and the Hub go through `datasets`. JSON lines are read one by one instead, because a table loader reports the
+first bad batch, if anything, and people need the line.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from es_cookbook.errors import DataError
+
+Fields: TypeAlias = Mapping[str, object]
+
+FILE_TYPES = (".jsonl", ".parquet")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One row.
+
+    Attributes:
+        where: for example "train.jsonl, line 3"; opens every error sentence.
+        fields: values by name.
+    """
+
+    where: str
+    fields: Fields
+
+    def integer(self, *names: str) -> int:
+        """The whole number under the first of `names` that is there; the others are other sets' names for it."""
+        name, value = self._first(names)
+        if not _is_integer(value):
+            raise self.error(f"field {name!r} must be a whole number, found {_show(value)}")
+        return cast(int, value)
+
+    def integers(self, *names: str) -> tuple[int, ...]:
+        """The list of whole numbers under the first of `names` that is there; not empty."""
+        name, value = self._first(names)
+        items = cast(list[object], value) if isinstance(value, list) else []
+        if not items or not all(map(_is_integer, items)):
+            found = _show(value)
+            raise self.error(f"field {name!r} must be a list of whole numbers, found {found}")
+        return tuple(cast(list[int], items))
+
+    def optional_text(self, name: str) -> str | None:
+        """The text under `name`, or None where the row has none."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"field {name!r} must be text, found {_show(value)}")
+        return value
+
+    def error(self, what: str) -> DataError:
+        """An error about this row, to raise."""
+        return DataError(f"{self.where}: {what}")
+
+    def _first(self, names: tuple[str, ...]) -> tuple[str, object]:
+        for name in names:
+            if self.fields.get(name) is not None:
+                return name, self.fields[name]
+        missing = " or ".join(map(repr, names))
+        present = ", ".join(name for name, value in self.fields.items() if value is not None)
+        raise self.error(f"field {missing} is missing; the row has: {present or 'nothing'}")
+
+
+def load_rows(source: str, *, hub_split: str = "train") -> Iterator[Row]:
+    """Rows of a `.jsonl` or `.parquet` file, or else of a Hub set, in order.
+
+    Args:
+        source: a path that ends in one of `FILE_TYPES`, or a Hub name such as "owner/name".
+        hub_split: which split of a Hub set.
+
+    Raises:
+        DataError: The source cannot be found or read, or a line is not a JSON object.
+    """
+    path = Path(source)
+    if path.suffix not in FILE_TYPES and (path.exists() or source.count("/") > 1):
+        kinds = " or ".join(FILE_TYPES)
+        raise DataError(f"{source}: a data file's name must end in {kinds}, found {path.suffix!r}")
+    if path.suffix in FILE_TYPES and not path.is_file():
+        raise DataError(f"{source}: there is no such file")
+    if path.suffix == ".jsonl":
+        return _json_lines(path)
+    return _table_rows(source, hub_split)
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for line_number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {line_number}"
+            try:
+                fields = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise DataError(f"{where}: not JSON ({error})") from None
+            if not isinstance(fields, dict):
+                raise DataError(f"{where}: must be a JSON object, found {_show(fields)}")
+            yield Row(where, cast(dict[str, object], fields))
+
+
+def _table_rows(source: str, hub_split: str) -> Iterator[Row]:
+    import datasets  # slow to import, and generated problems do not need it
+
+    local = source.endswith(".parquet")
+    try:
+        table = (
+            datasets.Dataset.from_parquet(source)
+            if local
+            else datasets.load_dataset(source, split=hub_split)
+        )
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{source}: could not be read as a dataset ({first_line})") from error
+    where = source if local else f"{source} [{hub_split}]"
+    for row_number, fields in enumerate(cast(Iterable[Fields], table), 1):
+        yield Row(f"{where}, row {row_number}", fields)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return f"{text[:60]}…" if len(text) > 60 else text

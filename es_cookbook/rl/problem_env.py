@@ -1,0 +1,114 @@
+"""Single-turn problems: a question, one answer, a grade.
+
+Subclass `ProblemEnv`, write `grade`, and put `functools.partial(YourEnv, observation, ...)` into a
+`ProblemGroupBuilder`. The prompt becomes tokens once a problem (`render_prompt`), not once a rollout: a generation makes
+thousands of Envs, all on one event loop.
+"""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    Logs,
+    Metrics,
+    Observation,
+    StepResult,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grade:
+    """What an answer earned.
+
+    Attributes:
+        reward: finite.
+        metrics: numbers, averaged over rollouts.
+        logs: text shown with sampled rollouts.
+    """
+
+    reward: float
+    metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
+    logs: Logs = dataclasses.field(default_factory=dict[str, str])
+
+
+class ProblemEnv(Env):
+    """One question, one answer, one grade.
+
+    >>> class Parrot(ProblemEnv):
+    ...     def grade(self, text: str) -> Grade:
+    ...         return Grade(reward=float(text == "hello"))
+    """
+
+    full_reward: float = 1.0
+    """What a perfect answer earns; `RLDataset.validate` compares gold answers with it."""
+
+    def __init__(self, observation: Observation) -> None:
+        self.observation = observation
+
+    @abstractmethod
+    def grade(self, text: str) -> Grade:
+        """Grade an answer. It runs on the event loop once a rollout, so it should cost microseconds."""
+
+    async def initial_observation(self) -> Observation:
+        """The question."""
+        return self.observation
+
+    async def step(self, action: Action) -> StepResult:
+        """Grade the answer and end."""
+        grade = self.grade(action.text)
+        return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProblemGroupBuilder(EnvGroupBuilder):
+    """One problem.
+
+    Attributes:
+        make_env: makes one fresh Env; a `functools.partial` of an importable class, so that the builder pickles.
+        name: what error messages call the problem, for example "train.jsonl, line 3".
+        gold: an answer that must earn the Env's full reward, where one is known.
+        problem_tags: names under which the problem's metrics are reported, beside `all`.
+    """
+
+    make_env: Callable[[], ProblemEnv]
+    name: str
+    gold: str | None = None
+    problem_tags: tuple[str, ...] = ()
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        """Fresh Envs that share nothing but the problem."""
+        return EnvGroup([self.make_env() for _ in range(num_envs)])
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The problem's tags."""
+        return self.problem_tags
+
+
+def render_prompt(
+    tokenizer: "PreTrainedTokenizerBase", question: str, *, chat: bool, system: str = ""
+) -> tuple[int, ...]:
+    """The prompt as tokens.
+
+    Args:
+        tokenizer: the model's own.
+        question: what is asked.
+        chat: render a chat up to where the assistant speaks, with the tokenizer's own chat template, if it has one;
+            else, and with `chat` false, the plain text.
+        system: system message of a chat; stands before the question, a blank line between, in plain text.
+    """
+    if chat and tokenizer.chat_template is not None:
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": question})
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+    return tuple(tokenizer.encode(f"{system}\n\n{question}" if system else question))

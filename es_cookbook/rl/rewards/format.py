@@ -1,0 +1,99 @@
+"""Rewards for the form of an answer: `<think>…</think><answer>…</answer>`, whatever it says.
+
+Two of them: one point a tag correctly placed, and the form of "Evolution Strategies at Scale" (arXiv 2509.24372), which
+asks for the whole or gives parts of it. Everything is substring search, so the cost is linear in the text whatever a
+model writes; regular expressions for the same patterns are quadratic on hostile text.
+"""
+
+from collections.abc import Collection
+from typing import Literal, TypeAlias
+
+Tag: TypeAlias = Literal["think_open", "think_close", "answer_open", "answer_close"]
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+
+
+def tag_format_reward(
+    text: str, *, excluded: Collection[Tag] = (), prompt_ends_in_think: bool = False
+) -> float:
+    """Share of the expected tags that are correctly placed, in [0, 1].
+
+    `<think>` counts when it stands once, at the start; `</think>` when it stands exactly once; `<answer>` when it
+    stands exactly once, after `</think>`; `</answer>` when it stands exactly once, at the end. Without a correct
+    `</think>` the answer tags, which must follow it, earn nothing, unless `</think>` is excluded. White space around
+    the whole is ignored.
+
+    Args:
+        text: what the model wrote.
+        excluded: tags that are neither expected nor looked at.
+        prompt_ends_in_think: the prompt already holds the opening `<think>`, so the text need not.
+
+    >>> tag_format_reward("<think>1+2=3</think><answer>1+2</answer>")
+    1.0
+    >>> tag_format_reward("<think>1+2=3<answer>1+2</answer>")
+    0.25
+    """
+    text = text.strip()
+    think_closed = text.count(THINK_CLOSE) == 1
+    body = text.partition(THINK_CLOSE)[2] if think_closed else ""
+    if "think_close" in excluded:
+        body = text
+    placed: dict[Tag, bool] = {
+        "think_open": text.startswith(THINK_OPEN) and text.count(THINK_OPEN) == 1,
+        "think_close": think_closed,
+        "answer_open": text.count(ANSWER_OPEN) == 1 and ANSWER_OPEN in body,
+        "answer_close": text.count(ANSWER_CLOSE) == 1 and body.endswith(ANSWER_CLOSE),
+    }
+    expected = [
+        placed[tag]
+        for tag in placed
+        if tag not in excluded and not (tag == "think_open" and prompt_ends_in_think)
+    ]
+    return sum(expected) / len(expected) if expected else 1.0
+
+
+def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> float:
+    r"""Form as in "Evolution Strategies at Scale": 1 for the whole, else 0.1 for thought plus 0.5 for an answer.
+
+    The whole is `<think>…</think>\n<answer>…</answer>` from the first character to the last; thought is
+    `<think>…</think>` anywhere, an answer is `<answer>…</answer>` anywhere.
+
+    Args:
+        text: what the model wrote.
+        prompt_ends_in_think: the prompt already holds the opening `<think>`; it is put back first.
+
+    >>> paper_format_reward("<think>1+2=3</think>\n<answer>1+2</answer>")
+    1.0
+    >>> paper_format_reward("<think>1+2=3</think> so <answer>1+2</answer>")
+    0.6
+    """
+    if prompt_ends_in_think:
+        text = THINK_OPEN + text
+    middle = f"{THINK_CLOSE}\n{ANSWER_OPEN}"
+    seam = text.find(middle, len(THINK_OPEN))
+    ends = text.startswith(THINK_OPEN) and text.endswith(ANSWER_CLOSE)
+    if ends and seam >= 0 and seam + len(middle) + len(ANSWER_CLOSE) <= len(text):
+        return 1.0
+    return 0.1 * _has_pair(text, THINK_OPEN, THINK_CLOSE) + 0.5 * _has_pair(
+        text, ANSWER_OPEN, ANSWER_CLOSE
+    )
+
+
+def extract_answer(text: str) -> str | None:
+    """What stands in the last `<answer>`, stripped; None where it is missing or never closed.
+
+    >>> extract_answer("<answer>1</answer> no, <answer> 2 </answer>")
+    '2'
+    """
+    start = text.rfind(ANSWER_OPEN)
+    end = text.find(ANSWER_CLOSE, start)
+    if start < 0 or end < 0:
+        return None
+    return text[start + len(ANSWER_OPEN) : end].strip()
+
+
+def _has_pair(text: str, opening: str, closing: str) -> bool:
+    """Whether `opening` stands somewhere before `closing`."""
+    start = text.find(opening)
+    return start >= 0 and text.find(closing, start + len(opening)) >= 0
