@@ -103,7 +103,12 @@ def help_page(config_class: type, given: Mapping[str, str]) -> str:
     ]
     for option in _options(config_class, "", given, {}):
         left = f"  {option.path}={'(required)' if option.value is None else option.value}"
-        right = textwrap.wrap(f"{option.doc} [{option.accepts}]".strip(), width - _DOC_COLUMN)
+        right = textwrap.wrap(
+            f"{option.doc} [{option.accepts}]".strip(),
+            width=max(width - _DOC_COLUMN, 30),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         if len(left) > _DOC_COLUMN - 2:
             lines.append(left)
             left = ""

@@ -12,11 +12,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # No deadline: a loaded machine is not a failure. Derandomised: the same examples on every run and
 # machine.
-settings.register_profile("es_cookbook", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile(
+    "es_cookbook",
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("es_cookbook")
 
 
