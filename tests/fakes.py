@@ -1,11 +1,12 @@
 """Fakes that stand in for time and failure: an engine that answers at once."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import anyio.lowlevel
@@ -21,11 +22,20 @@ from es_cookbook.engines.base import (
     Target,
 )
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.rl.types import Action
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    EnvGroupBuilder,
+    Observation,
+    RLDataset,
+    RLDatasetBuilder,
+)
 
 if TYPE_CHECKING:
-    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
     from transformers import PreTrainedTokenizerBase
+
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 
 def digest(*parts: object) -> int:
@@ -51,6 +61,7 @@ class FakeEngine(Engine):
         self.requests: list[tuple[Genome | str, SampleRequest]] = []
         self.loads: list[Sequence[Genome]] = []
         self.steps: list[Step] = []
+        self.closed = False
         self._capacity = capacity
         self._answer = answer or self._digits
         self._genomes: Sequence[Genome] = ()
@@ -110,7 +121,8 @@ class FakeEngine(Engine):
         return {"requests": len(self.requests)}
 
     async def close(self) -> None:
-        pass
+        await anyio.lowlevel.checkpoint()
+        self.closed = True
 
 
 @chz.chz
@@ -118,6 +130,44 @@ class FakeEngineBuilder(EngineBuilder):
     """Builds a `FakeEngine` without a model."""
 
     capacity: int = chz.field(default=1000, doc="genomes that fit")
+    made: ClassVar[list[FakeEngine]] = []
 
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
-        return cast(Engine, FakeEngine(self.capacity))
+        self.made.append(FakeEngine(self.capacity))
+        return self.made[-1]
+
+
+class Pieces(ProblemEnv):
+    """Pays for every odd character of the answer."""
+
+    def grade(self, text: str) -> Grade:
+        odd = sum(ord(character) % 2 for character in text) / max(len(text), 1)
+        return Grade(odd, {"correct": float(odd > 0.5), "format": float(bool(text))})
+
+
+def problem(number: int, split: str) -> EnvGroupBuilder:
+    make_env = functools.partial(Pieces, Observation((number % 90 + 1, number % 7 + 1)))
+    return ProblemGroupBuilder(
+        make_env, f"{split} {number}", problem_tags=("even",) * (number % 2 == 0)
+    )
+
+
+class SmallDataset(RLDataset):
+    """Two problems a generation, twenty in all."""
+
+    def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        return [problem((2 * generation + i) % 20, "train") for i in range(2)]
+
+    def __len__(self) -> int:
+        return 20
+
+    async def validate(self) -> None:
+        pass
+
+
+@chz.chz
+class SmallDatasetBuilder(RLDatasetBuilder):
+    """Builds a `SmallDataset` with four held-out problems."""
+
+    async def __call__(self, tokenizer: "PreTrainedTokenizerBase") -> Datasets:
+        return Datasets(SmallDataset(), [problem(number, "test") for number in range(50, 54)])

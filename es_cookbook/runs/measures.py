@@ -39,7 +39,7 @@ class Progress:
         self._tokens += count_tokens(groups_P)
 
     def metrics(self) -> Mapping[str, float]:
-        """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the parameters that are searched."""
+        """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the search space."""
         return {
             "progress/rollouts": self._rollouts,
             "progress/tokens": self._tokens,

@@ -1,0 +1,261 @@
+"""The loop: ask, roll out, tell, apply, record.
+
+A run is a Config, and nothing that a run does depends on anything else, so the same Config gives
+the same history wherever and however often it is interrupted. A generation counts once its history
+line is on the disk; whatever comes before that line (rollouts, the step on the engine, metrics) is
+simply done again after a crash.
+
+Left out: snapshots of the weights. The history is the checkpoint: base model and steps give them
+back bit for bit.
+"""
+
+import asyncio
+import contextlib
+import gc
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Literal, cast
+
+import anyio
+import chz
+import numpy as np
+
+from es_cookbook.configs import Names, config_to_json
+from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
+from es_cookbook.errors import ConfigError, HistoryError
+from es_cookbook.evaluate import evaluate
+from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
+from es_cookbook.evolution.optimizers.base import (
+    OPTIMIZER_NAMES,
+    Optimizer,
+    OptimizerBuilder,
+    step_rms_over_sigma,
+    tied_fraction,
+)
+from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, mean_rewards
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.history_store import HistoryStore, Record, read_history
+from es_cookbook.runs.measures import Progress, reward_metrics
+from es_cookbook.runs.run_directory import HISTORY, METRICS, open_run_directory
+from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+
+_ENGINES = Names(ENGINE_NAMES, default="torch")
+_SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
+_FITNESS = Names(FITNESS_NAMES, default="zscore")
+_MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers")
+"""What a resumed run may change: where it is kept and how it is shown, not what it is."""
+
+
+@chz.chz
+class Config:
+    """One training run, whole."""
+
+    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
+    dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
+    log_path: str = chz.field(doc="run directory")
+    engine: EngineBuilder = chz.field(
+        meta_factory=_ENGINES, default_factory=_ENGINES.build_default, doc="where genomes run"
+    )
+    search_space: SearchSpaceBuilder = chz.field(
+        meta_factory=_SEARCH_SPACES,
+        default_factory=_SEARCH_SPACES.build_default,
+        doc="which parameters genomes perturb, and how",
+    )
+    optimizer: OptimizerBuilder = chz.field(
+        meta_factory=_OPTIMIZERS,
+        default_factory=_OPTIMIZERS.build_default,
+        doc="how the population is made and the centre moves",
+    )
+    fitness: Fitness = chz.field(
+        meta_factory=_FITNESS,
+        default_factory=_FITNESS.build_default,
+        doc="how rewards become fitness",
+    )
+    sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
+    attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
+    num_generations: int = chz.field(default=100, doc="generations of the whole run")
+    eval_every: int = chz.field(
+        default=20,
+        doc="generations between held-out evaluations; 0: before the first and after the last only",
+    )
+    seed: int = chz.field(default=0, doc="everything random derives from it")
+    rollout_timeout: float = chz.field(
+        default=600.0, doc="seconds for which one rollout's Env may have control"
+    )
+    max_failed_fraction: float = chz.field(
+        default=0.1, doc="stop when more of a generation's rollouts are lost"
+    )
+    trackers: TrackerBuilder = chz.field(
+        default_factory=StandardTrackersBuilder,
+        blueprint_unspecified=StandardTrackersBuilder,
+        doc="where metrics and rollouts go",
+    )
+    behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
+        default="ask", doc="what to do where log_path already holds a run"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        for name in ("attempts", "num_generations"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be at least 1, found {value}")
+        if self.eval_every < 0:
+            raise ConfigError(f"eval_every must be 0 or more, found {self.eval_every}")
+        if not 0 <= self.max_failed_fraction <= 1:
+            raise ConfigError(
+                f"max_failed_fraction must be in [0, 1], found {self.max_failed_fraction}"
+            )
+        if not (math.isfinite(self.rollout_timeout) and self.rollout_timeout > 0):
+            raise ConfigError(f"rollout_timeout must be above 0, found {self.rollout_timeout}")
+
+
+async def main(config: Config) -> None:
+    """Train, or go on training.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    config_json = config_to_json(config)
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
+        stack.push_async_callback(_close, engine)
+        decode = cast(Decode, engine.tokenizer.decode)
+        datasets = await config.dataset(engine.tokenizer)
+        optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
+        sampler = PopulationSampler(
+            engine,
+            sampling=config.sampling,
+            attempts=config.attempts,
+            rollout_timeout=config.rollout_timeout,
+            max_failed_fraction=config.max_failed_fraction,
+            run_seed=config.seed,
+        )
+        # Opened last: a mistake in anything above leaves what is recorded alone.
+        run = open_run_directory(
+            Path(config.log_path), config_json, config.behavior_if_log_dir_exists, _MAY_DIFFER
+        )
+        stack.callback(run.history.close)
+        start = run.history.next_generation
+        progress = Progress(run.path / METRICS)
+        await _replay(run.history, engine, optimizer, progress)
+        tracker = config.trackers(
+            RunInfo(run.path, config_json, config.seed, config.num_generations, start)
+        )
+        stack.callback(tracker.close)
+        # A generation makes some ten thousand objects; without this the collector walks the model
+        # and the libraries again each time, which takes longer than all the rest of the
+        # bookkeeping.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
+
+        for generation in range(start, config.num_generations):
+            metrics: dict[str, float] = {}
+            if generation % (config.eval_every or config.num_generations) == 0:
+                metrics |= await evaluate(sampler, datasets.test_P)
+
+            began = time.perf_counter()
+            env_group_builders_P = datasets.train.get_batch(generation)
+            genomes_G = optimizer.ask(generation)
+            groups_P = await sampler.rollout(generation, env_group_builders_P, genomes_G)
+            rewards_P_G = mean_rewards(groups_P)
+            fitness_G = config.fitness(rewards_P_G)
+            step = optimizer.tell(generation, genomes_G, fitness_G)
+            applying = time.perf_counter()
+            fingerprint = await engine.apply(step)
+            ended = time.perf_counter()
+
+            progress.rolled_out(groups_P)
+            progress.moved(step)
+            metrics |= {
+                **progress.metrics(),
+                **reward_metrics(rewards_P_G),
+                **env_metrics(groups_P),
+                "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
+                "step/rms_over_sigma": step_rms_over_sigma(step, optimizer.sigma(generation)),
+                "rollouts/failed": len(lost_rollouts(groups_P)),
+                "time/load": sampler.seconds.load,
+                "time/sample": sampler.seconds.sample,
+                "time/score": sampler.seconds.score,
+                "time/apply": ended - applying,
+                "time/total": ended - began,
+                "throughput/tokens_per_second": count_tokens(groups_P) / (ended - began),
+            }
+            tracker.log_rollouts(generation, groups_P, decode)
+            tracker.log(generation, metrics)
+            run.history.append(
+                Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
+            )
+        tracker.log(
+            config.num_generations,
+            {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
+        )
+
+
+async def _replay(
+    history: HistoryStore, engine: Engine, optimizer: Optimizer, progress: Progress
+) -> None:
+    """Bring everybody to where the history ends, and check that they got there."""
+    record: Record | None = None
+    for record in history.records():
+        genomes_G = optimizer.ask(record.generation)
+        step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
+        if step != record.step:
+            raise HistoryError(
+                f"generation {record.generation}: the recorded fitness does not give the recorded "
+                "step any more; resume with the version of es_cookbook that began the run"
+            )
+        progress.moved(step)
+    if record is None:
+        return
+    fingerprint = await engine.restore(history.steps())
+    if fingerprint != record.fingerprint:
+        raise HistoryError(
+            f"after generation {record.generation} the centre had fingerprint "
+            f"{record.fingerprint:016x}, but the history gives {fingerprint:016x} from this model; "
+            "resume with the model that began the run"
+        )
+
+
+async def _close(engine: Engine) -> None:
+    with anyio.CancelScope(shield=True):
+        await engine.close()
+
+
+def run(config: Config) -> None:
+    """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
+
+    Raises:
+        KeyboardInterrupt: It was stopped; says how to go on.
+        ESCookbookError: As `main`.
+    """
+    if anyio.run(_interrupted, config):
+        recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
+        when = f"after generation {recorded}" if recorded else "before the first generation ended"
+        raise KeyboardInterrupt(
+            f"interrupted {when}; run the same command with "
+            "behavior_if_log_dir_exists=resume to go on"
+        )
+
+
+async def _interrupted(config: Config) -> bool:
+    """Run `main` until it ends (False) or a signal comes (True)."""
+    loop = asyncio.get_running_loop()
+    signals = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        scope.cancel()
+        for number in signals:  # A second Ctrl-C does not wait for what is being closed.
+            loop.remove_signal_handler(number)
+
+    with anyio.CancelScope() as scope:
+        for number in signals:
+            loop.add_signal_handler(number, stop)
+        await main(config)
+    return scope.cancelled_caught

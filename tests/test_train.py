@@ -1,0 +1,321 @@
+"""The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import chz
+import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from es_cookbook import train
+from es_cookbook.configs import config_from_json, config_to_json, load_config
+from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.evolution.genome import Step
+from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from tests.fakes import FakeEngine, FakeEngineBuilder
+from tests.tiny_run import TinyConfig
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[1]
+
+
+def config(log_path: Path, **fields: Any) -> TinyConfig:
+    settings: dict[str, Any] = {
+        "model_name": "none",
+        "log_path": str(log_path),
+        "engine": FakeEngineBuilder(capacity=3),
+        "trackers": JsonlTrackerBuilder(),
+        "behavior_if_log_dir_exists": "raise",
+    }
+    return TinyConfig(**settings | fields)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """A JSONL file without the numbers that no two runs share."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    varying = ("time/", "throughput/")
+    return [{k: v for k, v in row.items() if not k.startswith(varying)} for row in rows]
+
+
+async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_path: Path) -> None:
+    await train.main(config(tmp_path))
+    records = list(read_history(tmp_path / "history.jsonl"))
+    assert [record.generation for record in records] == list(range(12))
+    assert all(len(record.fitness_G) == 4 for record in records)
+    assert records[-1].dataset_position == 12
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert set(rows[1]) == {
+        "progress/generation",
+        "progress/rollouts",
+        "progress/tokens",
+        "reward/mean",
+        "reward/max_genome",
+        "reward/min_genome",
+        "reward/std_genomes",
+        "env/all/correct",
+        "env/all/format",
+        "env/even/correct",
+        "env/even/format",
+        "genomes/tied_fraction",
+        "step/rms_over_sigma",
+        "centre/drift_rms",
+        "rollouts/failed",
+        "time/load",
+        "time/sample",
+        "time/score",
+        "time/apply",
+        "time/total",
+        "throughput/tokens_per_second",
+    }
+    measured = [row["progress/generation"] for row in rows if "test/env/all/correct" in row]
+    assert measured == [0, 5, 10, 12], "before the first, every five, after the last"
+    assert [row["progress/rollouts"] for row in rows] == [*range(8, 97, 8), 96]
+    assert rows[11]["centre/drift_rms"] == pytest.approx(
+        sum(term.coefficient**2 for record in records for term in record.step.terms) ** 0.5
+    )
+    row = rows[3]
+    parts = row["time/load"] + row["time/sample"] + row["time/apply"]
+    assert 0 < row["time/score"] < row["time/sample"] < parts <= row["time/total"]
+    assert len(lines(tmp_path / "rollouts.jsonl")) == 12 * 4
+
+
+async def test_the_config_in_the_run_directory_rebuilds_the_run(tmp_path: Path) -> None:
+    made = config(tmp_path, num_generations=1)
+    await train.main(made)
+    again = load_config(tmp_path / "config.json", train.Config)
+    assert type(again) is TinyConfig
+    assert again == made
+    whole = chz.replace(made, trackers=StandardTrackersBuilder(), seed=5)
+    assert config_from_json(config_to_json(whole)) == whole
+
+
+@chz.chz
+class StoppingBuilder(TrackerBuilder):
+    """Builds the JSONL tracker; it fails in one generation, before or after writing."""
+
+    generation: int = chz.field(doc="when")
+    when: str = chz.field(doc="before or after")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Stopping(self, JsonlTrackerBuilder()(run))
+
+
+class Stopping(Tracker):
+    def __init__(self, builder: StoppingBuilder, tracker: Tracker) -> None:
+        self.builder = builder
+        self.tracker = tracker
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        stops = generation == self.builder.generation
+        if stops and self.builder.when == "before":
+            raise InterruptedError
+        self.tracker.log(generation, metrics)
+        if stops:
+            raise InterruptedError
+
+    def log_rollouts(
+        self,
+        generation: int,
+        groups_P: Sequence[TrajectoryGroup],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self.tracker.log_rollouts(generation, groups_P, decode)
+
+    def close(self) -> None:
+        self.tracker.close()
+
+
+@pytest.mark.parametrize(("generation", "when"), [(0, "before"), (5, "after"), (12, "before")])
+async def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
+    tmp_path: Path, generation: int, when: str
+) -> None:
+    await train.main(config(tmp_path / "unbroken"))
+    broken = config(tmp_path / "broken", trackers=StoppingBuilder(generation=generation, when=when))
+    with pytest.raises(InterruptedError):
+        await train.main(broken)
+    await train.main(config(tmp_path / "broken", behavior_if_log_dir_exists="resume"))
+    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        assert lines(tmp_path / "broken" / name) == lines(tmp_path / "unbroken" / name)
+    history = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")]
+    assert history[0] == history[1]
+
+
+async def test_a_run_that_is_over_stays_as_it_is(tmp_path: Path) -> None:
+    await train.main(config(tmp_path, num_generations=2))
+    before = lines(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()
+    await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
+    assert (lines(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()) == before
+
+
+class OtherModel(FakeEngine):
+    async def restore(self, steps: Any) -> int:
+        return await super().restore(steps) + 1
+
+
+async def test_another_model_is_noticed_by_its_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await train.main(config(tmp_path, num_generations=3))
+    fingerprint = list(read_history(tmp_path / "history.jsonl"))[-1].fingerprint
+    monkeypatch.setattr("tests.fakes.FakeEngine", OtherModel)
+    with pytest.raises(HistoryError) as caught:
+        await train.main(config(tmp_path, num_generations=3, behavior_if_log_dir_exists="resume"))
+    assert f"{fingerprint:016x}, but the history gives {fingerprint + 1:016x}" in str(caught.value)
+
+
+async def test_another_optimizer_of_the_same_config_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await train.main(config(tmp_path, num_generations=3))
+    tell = "es_cookbook.evolution.optimizers.es.ESOptimizer.tell"
+    monkeypatch.setattr(tell, lambda *_: Step())
+    with pytest.raises(HistoryError, match="generation 0: the recorded fitness does not give"):
+        await train.main(config(tmp_path, num_generations=3, behavior_if_log_dir_exists="resume"))
+
+
+@chz.chz
+class BrokenEngineBuilder(FakeEngineBuilder):
+    async def __call__(self, **_: Any) -> FakeEngine:
+        raise ModelError("model_name none has no weights")
+
+
+async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
+    await train.main(config(tmp_path, num_generations=2))
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ModelError):
+        await train.main(
+            config(tmp_path, engine=BrokenEngineBuilder(), behavior_if_log_dir_exists="delete")
+        )
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        await train.main(config(tmp_path, num_generations=2))
+    with pytest.raises(RunDirectoryError, match="seed was 0, is 1"):
+        await train.main(
+            config(tmp_path, num_generations=2, seed=1, behavior_if_log_dir_exists="resume")
+        )
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("attempts", 0, "attempts must be at least 1, found 0"),
+        ("num_generations", -1, "num_generations must be at least 1, found -1"),
+        ("eval_every", -5, "eval_every must be 0 or more, found -5"),
+        ("max_failed_fraction", 1.5, r"max_failed_fraction must be in \[0, 1\], found 1.5"),
+        ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0.0"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(
+    tmp_path: Path, field: str, value: float, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        config(tmp_path, **{field: value})
+
+
+async def test_cancellation_from_outside_goes_through_and_closes(tmp_path: Path) -> None:
+    with anyio.move_on_after(0.2) as scope:
+        await train.main(config(tmp_path, num_generations=100_000))
+    assert scope.cancelled_caught
+    recorded = len(list(read_history(tmp_path / "history.jsonl")))
+    assert FakeEngineBuilder.made[-1].closed
+    resumed = config(tmp_path, num_generations=100_000, behavior_if_log_dir_exists="resume")
+    with anyio.move_on_after(0.2):
+        await train.main(resumed)
+    assert len(list(read_history(tmp_path / "history.jsonl"))) > recorded
+
+
+def command(log_path: Path, *options: str) -> list[str]:
+    fixed = [f"log_path={log_path}", "trackers=JsonlTrackerBuilder"]
+    return [sys.executable, "-m", "tests.tiny_run", *fixed, *options]
+
+
+def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen[str]:
+    """A run in another process that has recorded some generations."""
+    run = subprocess.Popen(
+        command(log_path, *options),
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    history = log_path / "history.jsonl"
+    while not history.exists() or history.read_bytes().count(b"\n") < generations:
+        assert run.poll() is None, run.communicate()[1]
+        time.sleep(0.005)
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+    options = ("model_name=none", "engine=tests.fakes:FakeEngineBuilder", "num_generations=100000")
+    run = started(tmp_path, 3, *options)
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    recorded = len(list(read_history(tmp_path / "history.jsonl")))
+    assert err == (
+        f"interrupted after generation {recorded}; run the same command with "
+        "behavior_if_log_dir_exists=resume to go on\n"
+    )
+    assert out == ""
+    resumed = started(tmp_path, recorded + 1, *options, "behavior_if_log_dir_exists=resume")
+    resumed.kill()
+    resumed.communicate()
+
+
+def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shape = Qwen2Config(
+        vocab_size=95,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+    )
+    Qwen2ForCausalLM(shape).save_pretrained(model)
+    FakeEngine().tokenizer.save_pretrained(model)
+    options = (f"model_name={model}", "engine.num_lanes=1")
+    killed = started(tmp_path / "killed", 3, *options)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    recorded = len(list(read_history(tmp_path / "killed" / "history.jsonl")))
+    assert 3 <= recorded < 12, "killed on its way"
+    run = functools.partial(
+        subprocess.run, cwd=ROOT, check=True, capture_output=True, timeout=120, env=os.environ
+    )
+    run(command(tmp_path / "killed", *options, "behavior_if_log_dir_exists=resume"))
+    run(command(tmp_path / "unbroken", *options))
+    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        assert lines(tmp_path / "killed" / name) == lines(tmp_path / "unbroken" / name)
+    histories = [
+        (tmp_path / name / "history.jsonl").read_bytes() for name in ("killed", "unbroken")
+    ]
+    assert histories[0] == histories[1]
+    fitness = [record.fitness_G for record in read_history(tmp_path / "unbroken" / "history.jsonl")]
+    assert any(any(fitness_G) for fitness_G in fitness), "there was something to get wrong"
+
+
+def test_importing_the_loop_imports_no_engine() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "import sys, es_cookbook.train; print(*sys.modules)"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert not {"torch", "transformers", "wandb", "vllm", "ray", "trl"} & set(said)
