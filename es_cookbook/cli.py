@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import re
 import shutil
 import sys
 import textwrap
@@ -167,6 +168,11 @@ def _build(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
         if path not in options:
             raise _OptionError(f"unknown option {path!r}{_hint(path, options)}; --help lists all")
         _check_value(options[path], text)
+    missing = [path for path, option in options.items() if option.value is None]
+    if missing and not any("..." in path for path in given):
+        raise _OptionError(
+            f"missing {', '.join(f'{path}=...' for path in missing)}; --help lists all options"
+        )
     blueprint = chz.Blueprint(config_class)
     values: dict[str, object] = {
         path.removesuffix("@"): chz.blueprint.Reference(text)
@@ -269,7 +275,9 @@ def _accepts(field: Field) -> str:
         return "|".join(field.meta_factory.accepted)
     if typing.get_origin(field.x_type) is typing.Literal:
         return "|".join(str(value) for value in typing.get_args(field.x_type))
-    return "True|False" if field.x_type is bool else type_repr(field.x_type)
+    if field.x_type is bool:
+        return "True|False"
+    return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(field.x_type))  # Without its modules.
 
 
 def _name_of(field: Field, part: type) -> str:

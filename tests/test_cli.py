@@ -46,6 +46,7 @@ class NeedsModel:
     """A config with an option that must be given."""
 
     model: str = chz.field(doc="which model")
+    fitness: Fitness | None = chz.field(default=None, doc="or none")
 
 
 def run(*argv: str) -> Config:
@@ -117,7 +118,7 @@ def test_a_missing_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run_cli(print, NeedsModel, [])
     assert caught.value.code == 2
-    assert "model" in capsys.readouterr().err
+    assert capsys.readouterr().err == "missing model=...; --help lists all options\n"
 
 
 def fails_with(error: BaseException) -> object:
@@ -192,7 +193,9 @@ def test_help_shows_the_parts_and_values_that_are_chosen(
     assert "optimizer.sigma_schedule=cosine factor" in page
     assert "optimizer.sigma_schedule.final=0.3 factor just after the last generation" in page
     run_cli(print, NeedsModel, ["-h"])
-    assert "model=(required)" in capsys.readouterr().out
+    page = " ".join(capsys.readouterr().out.split())
+    assert "model=(required) which model [str]" in page
+    assert "fitness=None or none [Fitness | None]" in page
 
 
 def test_ctrl_c_in_a_real_process_is_130_without_a_traceback(tmp_path: Path) -> None:
