@@ -1,20 +1,20 @@
 """The centre of the population: parameters as a function of the base model and the history.
 
-The centre is kept in float32 whatever the base model's dtype, for the selected parameters only. It moves by steps, in
-exact arithmetic (see `es_cookbook.evolution.spaces.base`), so the same steps give the same bits on any machine and
-with any number of threads, and `restore` is exact in every dtype: perturbed weights are derived from the centre, and
-nothing is ever undone by subtraction.
+The centre is kept in float32 whatever the base model's dtype, for the selected parameters only. It
+moves by steps, in exact arithmetic (see `es_cookbook.evolution.spaces.base`), so the same steps
+give the same bits on any machine and with any number of threads, and `restore` is exact in every
+dtype: perturbed weights are derived from the centre, and nothing is ever undone by subtraction.
 
-Decay towards the base is exact too: with keep = float32(1 - decay), computed in float64 and rounded once,
+Decay towards the base is exact too: with keep = float32(1 - decay), rounded once from float64,
 
     centre <- base + keep * (centre - base)
 
 where the difference, the product and the sum are each rounded to float32 by themselves.
 
-The fingerprint of a centre is Σ bits_i · m_i modulo 2⁶⁴ over all elements, bits_i the float32 bit pattern of element i
-of a tensor and m_i = a + i · b with a odd and b twice an odd number, both from the tensor's name. It is a sum, so
-shards add up in any order; a flipped bit always changes it, and so do two different elements that change places
-(in tensors of up to 2³¹ elements).
+The fingerprint of a centre is Σ bits_i · m_i modulo 2⁶⁴ over all elements, bits_i the float32 bit
+pattern of element i of a tensor and m_i = a + i · b with a odd and b twice an odd number, both from
+the tensor's name. It is a sum, so shards add up in any order; a flipped bit always changes it, and
+so do two different elements that change places (in tensors of up to 2³¹ elements).
 """
 
 import hashlib
@@ -37,26 +37,29 @@ class Centre:
     """The current parameters. Not safe to move from two threads at once.
 
     Args:
-        base: the base model's parameters by name, at least the selected ones; kept by reference and never written,
-            and nobody else may write them either.
+        base: the base model's parameters by name, at least the selected ones; kept by reference and
+            never written, and nobody else may write them either.
         space: which of them genomes perturb, and how.
 
     Attributes:
-        weights: name -> float32 tensor, the selected parameters only; the same tensors for the centre's whole life,
-            moved in place.
+        weights: name -> float32 tensor, the selected parameters only; the same tensors for the
+            centre's whole life, moved in place.
 
     Raises:
-        ModelError: The base lacks a selected parameter, or has it in another shape or on another device than the CPU.
+        ModelError: The base lacks a selected parameter, or has it in another shape or not on the
+            CPU.
     """
 
     def __init__(self, base: Mapping[str, torch.Tensor], space: SearchSpace) -> None:
         for name, shape in space.shapes.items():
             if name not in base:
-                raise ModelError(f"the search space perturbs {name}, and the base model has no such parameter")
+                raise ModelError(
+                    f"the search space perturbs {name}, and the base model has no such parameter"
+                )
             if tuple(base[name].shape) != shape or base[name].device.type != "cpu":
                 raise ModelError(
-                    f"{name} must be a CPU tensor of shape {shape}, found {tuple(base[name].shape)} on "
-                    f"{base[name].device}"
+                    f"{name} must be a CPU tensor of shape {shape}, found one of shape "
+                    f"{tuple(base[name].shape)} on {base[name].device}"
                 )
         self._space = space
         self._base = {name: base[name].detach() for name in space.shapes}
@@ -70,7 +73,7 @@ class Centre:
         return self._each_tensor(lambda name: self._move(name, [step]))
 
     def restore(self, steps: Iterable[Step]) -> int:
-        """Set the centre to the base moved by these steps, whatever it was before. Gives the fingerprint."""
+        """Set the centre to the base moved by these steps, from anywhere. Gives the fingerprint."""
         merged = _merge(steps)
 
         def from_base(name: str) -> None:
@@ -97,7 +100,7 @@ class Centre:
                 self._space.add_terms_(name, self.weights[name], step.terms)
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
-        """Do the work on each tensor, a few at a time, and give the fingerprint of what came out."""
+        """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
 
         def work_and_sum(name: str) -> int:
             work(name)
@@ -113,7 +116,8 @@ def fingerprint_part(name: str, flat: torch.Tensor, start: int) -> int:
 
     Args:
         name: the parameter's name.
-        flat: its elements `start`, `start + 1`, ... in C order: contiguous float32 on the CPU, one axis.
+        flat: its elements `start`, `start + 1`, ... in C order: contiguous float32 on the CPU, one
+            axis.
         start: index of the first.
 
     Returns:
@@ -127,7 +131,7 @@ def fingerprint_part(name: str, flat: torch.Tensor, start: int) -> int:
     total = 0
     for i in range(0, patterns.size, _PIECE):
         bits = patterns[i : i + _PIECE].astype(np.uint64)
-        # Σ bits·(a + (start + i + j)·b) over the piece's elements j; NumPy's uint64 wraps as the definition does.
+        # Σ bits_j · (a + (start + i + j) · b) over the elements j of the piece; uint64 sums wrap.
         plain = int(bits.sum())
         by_position = int(bits @ position[: bits.size])
         total += (a + (start + i) * b) * plain + b * by_position
@@ -135,7 +139,7 @@ def fingerprint_part(name: str, flat: torch.Tensor, start: int) -> int:
 
 
 def _merge(steps: Iterable[Step]) -> list[Step]:
-    """The same movement in as few steps as can be, so that a weight is read once for many: only decay divides."""
+    """The same movement in as few steps as can be, so that a weight is read once for many."""
     merged: list[tuple[float, list[Term]]] = [(0.0, [])]
     for step in steps:
         if step.decay:

@@ -1,12 +1,13 @@
 """The table Q: sixteen random bits -> a standard-normal number.
 
-Q[k] is the normal quantile at (k + 1/2) / 65536, scaled so that the table has variance exactly 1 up to rounding, as
-float32. It is antisymmetric, Q[k] = -Q[65535 - k], so its mean is 0.
+Q[k] is the normal quantile at (k + 1/2) / 65536, scaled so that the table has variance exactly 1 up
+to rounding, as float32. It is antisymmetric, Q[k] = -Q[65535 - k], so its mean is 0.
 
-It is computed when first needed (tens of milliseconds) rather than shipped. Its bits do not depend on the machine:
-the quantiles are float64 from one published rational approximation (Wichura's AS241, in the standard library), whose
-only calls into libm are a logarithm and a square root, and the closest that any of them comes to a float32 rounding
-boundary is thousands of float64 units, where libms differ by one or two. The checksum proves it on every load.
+It is computed when first needed (tens of milliseconds) rather than shipped. Its bits do not depend
+on the machine: the quantiles are float64 from one published rational approximation (Wichura's
+AS241, in the standard library), whose only calls into libm are a logarithm and a square root, and
+the closest that any of them comes to a float32 rounding boundary is thousands of float64 units,
+where libms differ by one or two. The checksum proves it on every load.
 """
 
 import functools
@@ -42,8 +43,8 @@ def table() -> NDArray[np.float32]:
     found = checksum(both)
     if found != CHECKSUM:
         raise RuntimeError(
-            f"the table of normal quantiles must have checksum {CHECKSUM}, found {found}: this machine's float64 "
-            "arithmetic differs, and its noise would not be the noise of other machines"
+            f"the table of normal quantiles must have checksum {CHECKSUM}, found {found}: this "
+            "machine's float64 arithmetic differs, and so would its noise from other machines'"
         )
     both.setflags(write=False)
     return both

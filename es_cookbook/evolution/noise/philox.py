@@ -1,11 +1,13 @@
 """The random words under all noise: Philox4x64-10, exactly the stream of `numpy.random.Philox`.
 
-Block b of the stream is the first block that `numpy.random.Philox(key=key, counter=b)` gives. NumPy increments its
-counter before it generates, so in terms of the published function (Random123), block b is Philox4x64-10 at counter
-(b + 1, 0, 0, 0). Anything that makes the same words elsewhere (the Triton twin) must use b + 1 too.
+Block b of the stream is the first block that `numpy.random.Philox(key=key, counter=b)` gives. NumPy
+increments its counter before it generates, so in terms of the published function (Random123), block
+b is Philox4x64-10 at counter (b + 1, 0, 0, 0). Anything that makes the same words elsewhere (the
+Triton twin) must use b + 1 too.
 
-The generator is reused: setting the state of one costs under a microsecond, making one costs ten times that, and a
-generation asks for thousands of small tensors. Each thread has its own, because engines make noise in threads.
+The generator is reused: setting the state of one costs under a microsecond, making one costs ten
+times that, and a generation asks for thousands of small tensors. Each thread has its own, because
+engines make noise in threads.
 """
 
 import functools
@@ -38,35 +40,20 @@ def words(seed: int, name: str, first_block: int, num_blocks: int) -> NDArray[np
     Returns:
         `4 * num_blocks` words, little-endian in memory on every machine.
     """
-    generator = _this_thread.generator
-    generator.key[0] = seed
-    generator.key[1] = name_key(name)
-    generator.counter[0] = first_block
-    generator.philox.state = generator.state
-    drawn = generator.philox.random_raw(WORDS_PER_BLOCK * num_blocks)
+    state = _this_thread.state
+    state["state"]["key"][:] = seed, name_key(name)
+    state["state"]["counter"][0] = first_block
+    _this_thread.philox.state = state
+    drawn = _this_thread.philox.random_raw(WORDS_PER_BLOCK * num_blocks)
     return drawn.astype("<u8", copy=False)
 
 
-class _Generator:
-    """One NumPy bit generator, and a state to write into it whose arrays we keep."""
+class _ThisThread(threading.local):
+    """One bit generator a thread, and a state to write into it: at counter 0, nothing buffered."""
 
     def __init__(self) -> None:
         self.philox = np.random.Philox(key=0)
-        self.key = np.zeros(2, np.uint64)
-        self.counter = np.zeros(4, np.uint64)
-        self.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": self.counter, "key": self.key},
-            "buffer": np.zeros(WORDS_PER_BLOCK, np.uint64),
-            "buffer_pos": WORDS_PER_BLOCK,  # Nothing buffered: the next word begins a block.
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-
-
-class _ThisThread(threading.local):
-    def __init__(self) -> None:
-        self.generator = _Generator()
+        self.state = self.philox.state
 
 
 _this_thread = _ThisThread()

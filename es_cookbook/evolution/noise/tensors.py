@@ -1,6 +1,7 @@
 """Words -> noise: whole tensors, and any range of their elements.
 
-Large tensors are made in pieces whose temporaries stay in the cache; small ones cost a few microseconds.
+Large tensors are made in pieces whose temporaries stay in the cache; small ones cost a few
+microseconds.
 """
 
 import math
@@ -18,7 +19,7 @@ NoiseKind: TypeAlias = Literal["gaussian", "rademacher"]
 GAUSSIANS_PER_BLOCK = 16
 SIGNS_PER_BLOCK = 256
 _PIECE = 2**15
-"""Elements made at once, a multiple of both: 128 KiB of float32, and at most twice that in temporaries."""
+"""Elements made at once, a multiple of both: 128 KiB of float32, and twice that of indices."""
 
 _SIGNS_OF_BYTE = np.where(
     np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(1), np.float32(-1)

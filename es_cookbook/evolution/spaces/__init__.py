@@ -1,0 +1,1 @@
+"""Search spaces: which parameters a genome perturbs, and how noise maps to them."""

@@ -1,12 +1,13 @@
 """What a search space is: which parameters a genome perturbs, and how noise maps to them.
 
-A builder is what a user configures; given a model's parameters it selects some by name and gives a space. A space
-turns a term (seed, coefficient) into a change of one parameter, with exact arithmetic: float32, every product and
-every sum rounded on its own, in a fixed order. Fused multiply-add and reassociation are what make two machines
-disagree in the last bit, so neither is used, and NumPy, torch and CUDA agree to the bit.
+A builder is what a user configures; given a model's parameters it selects some by name and gives a
+space. A space turns a term (seed, coefficient) into a change of one parameter, with exact
+arithmetic: float32, every product and every sum rounded on its own, in a fixed order. Fused
+multiply-add and reassociation are what make two machines disagree in the last bit, so neither is
+used, and NumPy, torch and CUDA agree to the bit.
 
-To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a module of its own, and add a name to
-`SEARCH_SPACE_NAMES`.
+To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a module of its own, and add a name
+to `SEARCH_SPACE_NAMES`.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ class ParameterInfo:
     """One parameter of a model.
 
     Attributes:
-        name: its Hugging Face name; parameters that are tied are one, under the first of their names.
+        name: its Hugging Face name; parameters that are tied are one, under the first of their
+            names.
         shape: its shape, (out, in) for a linear weight.
         kind: what its layer does with it.
     """
@@ -64,9 +66,9 @@ class SearchSpace(ABC):
 
     @abstractmethod
     def add_terms_(self, name: str, weight: "torch.Tensor", terms: Sequence[Term]) -> None:
-        """weight += Σ coefficient · E(seed), in place, term after term.
+        """Add Σ coefficient · E(seed) to the weight, in place, term after term.
 
-        Terms that round to 0 in float32 are skipped, so that they leave every bit (-0.0 too) as it was.
+        Terms whose coefficient rounds to 0 in float32 are skipped: they leave every bit (-0.0 too).
 
         Args:
             name: one of `shapes`.
@@ -80,7 +82,8 @@ class SearchSpaceBuilder(ABC):
     """Selects parameters by name and says how they are perturbed."""
 
     include: tuple[str, ...] = chz.field(
-        default=("*",), doc="shell patterns over parameter names; what matches any of them is perturbed"
+        default=("*",),
+        doc="shell patterns over parameter names; what matches any of them is perturbed",
     )
     exclude: tuple[str, ...] = chz.field(
         default=(), doc="shell patterns over parameter names that are left as they are"
@@ -117,14 +120,14 @@ class SearchSpaceBuilder(ABC):
         selected = [p for p in parameters if p.name in included and p.name not in excluded]
         if not selected:
             raise ConfigError(
-                f"search_space selects no parameter: include {list(self.include)} and exclude {list(self.exclude)} "
-                f"leave none of the model's {len(names)}"
+                f"search_space selects no parameter: include {list(self.include)} and exclude "
+                f"{list(self.exclude)} leave none of the model's {len(names)}"
             )
         return selected
 
 
 def matching(name: str, pattern: str) -> bool:
-    """Whether a shell pattern (`*`, `?`, `[...]`; a `*` crosses dots) matches the whole name, case and all."""
+    """Whether a shell pattern (`*`, `?`, `[...]`; `*` crosses dots) matches the whole name."""
     return fnmatch.fnmatchcase(name, pattern)
 
 

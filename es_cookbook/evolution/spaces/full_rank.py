@@ -1,8 +1,11 @@
 """Dense noise for every selected parameter: ES as it is in the papers.
 
-E = ε(seed, name), of the parameter's own shape. Applied exactly to the centre, a term is W <- W + s * E with
-s = float32(coefficient), the product and the sum each rounded to float32 by itself. Every term costs a pass of noise
-over the whole model, so an engine hosts few such genomes at once.
+E = ε(seed, name), of the parameter's own shape. Applied exactly to the centre, a term is
+
+    W <- W + s * E
+
+with s = float32(coefficient), the product and the sum each rounded to float32 by itself. Every term
+costs a pass of noise over the whole model, so an engine hosts few such genomes at once.
 """
 
 import dataclasses
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _PIECE = 2**15
-"""Elements of a parameter that gain all their terms before the next ones do, so that they stay in the cache."""
+"""Elements of a parameter that gain all their terms before the next ones do: they stay in cache."""
 
 
 @chz.chz

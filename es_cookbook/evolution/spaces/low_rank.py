@@ -1,10 +1,11 @@
 """Low-rank noise for linear weights: the space in which a whole population samples at once.
 
-For a weight W (out x in), A = ε(seed, name + ".A") (out x r), B = ε(seed, name + ".B") (in x r) and E = A Bᵀ / √r
-(EGGROLL, Sarkar et al. 2025, arXiv:2511.16652). E's entries have unit variance, whatever the rank. While sampling, E
-is never formed: the layer computes x Wᵀ + (c/√r) (x B) Aᵀ. An antithetic twin is -c, which flips A's side only.
+For a weight W (out x in), A = ε(seed, name + ".A") (out x r), B = ε(seed, name + ".B") (in x r) and
+E = A Bᵀ / √r (EGGROLL, Sarkar et al. 2025, arXiv:2511.16652). E's entries have unit variance,
+whatever the rank. While sampling, E is never formed: the layer computes x Wᵀ + (c/√r) (x B) Aᵀ. An
+antithetic twin is -c, which flips A's side only.
 
-Applied exactly to the centre, a term is r rank-1 updates, k = 0 ... r - 1, with s = float32(c / √r):
+Applied exactly to the centre, a term is r rank-1 updates, k = 0 ... r - 1, s = float32(c / √r):
 
     W <- W + (s * A[:, k])[:, None] * B[:, k][None, :]
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 _PIECE = 2**15
-"""Elements of a weight that are worked on at once, so that they and the product beside them stay in the cache."""
+"""Elements of a weight that are worked on at once: they and their product stay in the cache."""
 _TERMS_AT_ONCE = 64
 """Terms whose factors are held at once; a weight is read and written once for so many."""
 
@@ -58,8 +59,8 @@ class LowRank(SearchSpaceBuilder):
             kinds = {p.kind for p in parameters if matching(p.name, pattern)}
             if "linear" not in kinds:
                 raise ConfigError(
-                    f"search_space.include pattern {pattern!r} names no linear weight, and LowRank perturbs linear "
-                    "weights only; leave it out, or use FullRank"
+                    f"search_space.include pattern {pattern!r} names no linear weight, and LowRank "
+                    "perturbs linear weights only; leave it out, or use FullRank"
                 )
         shapes = {p.name: (p.shape[0], p.shape[1]) for p in selected if p.kind == "linear"}
         if not shapes:
@@ -92,7 +93,7 @@ class LowRankSpace(SearchSpace):
         return a, b
 
     def scale(self, coefficient: float) -> np.float32:
-        """s = coefficient / √rank, computed in float64 and rounded once to float32."""
+        """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
         return np.float32(coefficient / math.sqrt(self.rank))
 
     def add_terms_(self, name: str, weight: "torch.Tensor", terms: Sequence[Term]) -> None:
