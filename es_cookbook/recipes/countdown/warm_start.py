@@ -25,8 +25,7 @@ from pathlib import Path
 
 import chz
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from es_cookbook.errors import ConfigError
 from es_cookbook.recipes.countdown.env import question
@@ -52,24 +51,27 @@ class Config:
     batch_size: int = chz.field(default=128, doc="demonstrations a step")
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, one a tag; tags are ordinary tokens, so that they stay in decoded text."""
-    words = [PAD, EOS, UNKNOWN, *TAGS, *"0123456789+-*/()=,: \n"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, UNKNOWN))
-    one_token = Regex("|".join([*TAGS, r"[\s\S]"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(one_token, "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+def build_tokenizer() -> Qwen2Tokenizer:
+    """One token a character, one a tag; tags are ordinary tokens, so that they stay in decoded text.
+
+    It is a byte-level BPE without merges, in the class that `AutoTokenizer` insists on for a Qwen2 model. Characters
+    that it does not know are dropped.
+    """
+    characters = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
+    words = [PAD, EOS, UNKNOWN, *TAGS, *characters]
+    tokenizer = Qwen2Tokenizer(
+        vocab={word: i for i, word in enumerate(words)},
+        merges=[],
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,
         model_max_length=512,
-        clean_up_tokenization_spaces=False,
     )
+    tokenizer.add_tokens(list(TAGS))
+    return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     """About 0.9 M parameters, randomly initialised."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -129,7 +131,7 @@ def wander(numbers: Sequence[int], rng: random.Random) -> tuple[str, str]:
 
 def train(
     model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Qwen2Tokenizer,
     problems: Sequence[tuple[Problem, Solution]],
     demonstration: Callable[[Problem, Solution, random.Random], str],
     *,
@@ -181,7 +183,7 @@ def train(
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], answers: Sequence[str]
+    tokenizer: Qwen2Tokenizer, questions: Sequence[str], answers: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and labels, padded on the right; only answers are learned from."""
     rows = [
