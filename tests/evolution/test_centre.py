@@ -1,0 +1,229 @@
+"""The centre: exact movement, exact restoring, and a fingerprint that notices everything."""
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.errors import ModelError
+from es_cookbook.evolution.centre import Centre, fingerprint_part
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.seeds import derive_seed
+
+BUILDERS = (LowRank(), LowRank(rank=3, noise="rademacher"), FullRank())
+SHAPES = {"layers.0.weight": (40, 30), "layers.1.weight": (250, 300), "layers.2.weight": (3, 5)}
+STEPS = (
+    Step((Term(1, 0.01), Term(2, -0.02))),
+    Step(),
+    Step((Term(3, 0.5),), decay=0.1),
+    Step((Term(1, -0.01), Term(4, 1.5))),
+    Step(decay=0.01),
+)
+
+
+PINNED = (10295659157157585219, 7960430068150873514, 15426952717231013631)
+"""Fingerprints of STEPS from the base model, for each of BUILDERS."""
+
+
+def base_model(dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    named = {name: torch.from_numpy(noise(7, name, shape)) for name, shape in SHAPES.items()}
+    return {name: tensor.to(dtype) for name, tensor in named.items()}
+
+
+def space_of(builder: SearchSpaceBuilder) -> SearchSpace:
+    return builder([ParameterInfo(name, shape, "linear") for name, shape in SHAPES.items()])
+
+
+def bits(weights: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    views = {name: weight.view(torch.int32) for name, weight in weights.items()}
+    return {name: view.flatten().tolist() for name, view in views.items()}
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_new_centre_is_the_base_in_float32_and_shares_nothing_with_it(dtype: torch.dtype) -> None:
+    base = base_model(dtype)
+    before = {name: tensor.clone() for name, tensor in base.items()}
+    centre = Centre(base, space_of(LowRank()))
+    for name, weight in centre.weights.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, base[name].float())
+    centre.apply(STEPS[0])
+    assert all(torch.equal(base[name], before[name]) for name in base)
+
+
+def test_only_selected_parameters_are_kept() -> None:
+    base = base_model()
+    parameters = [ParameterInfo(name, shape, "linear") for name, shape in SHAPES.items()]
+    centre = Centre(base, LowRank(include=("layers.1*",))(parameters))
+    assert list(centre.weights) == ["layers.1.weight"]
+
+
+def test_known_steps() -> None:
+    # Pinned: a recorded history must give these bits on every machine and in every version.
+    found = tuple(Centre(base_model(), space_of(b)).restore(STEPS) for b in BUILDERS)
+    assert found == PINNED
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_threads_do_not_change_a_bit(builder: SearchSpaceBuilder) -> None:
+    with threads(1):
+        one = Centre(base_model(), space_of(builder))
+        fingerprints_of_one = [one.apply(step) for step in STEPS]
+    with threads(2):
+        two = Centre(base_model(), space_of(builder))
+        fingerprints_of_two = [two.apply(step) for step in STEPS]
+    assert fingerprints_of_one == fingerprints_of_two
+    assert bits(one.weights) == bits(two.weights)
+
+
+def test_decay_is_exact_as_defined_and_comes_before_the_terms() -> None:
+    base = base_model()
+    centre = Centre(base, space_of(FullRank()))
+    centre.apply(STEPS[0])
+    name = "layers.0.weight"
+    before, anchor = centre.weights[name].numpy().copy(), base[name].float().numpy()
+    centre.apply(Step((Term(8, 0.25),), decay=0.3))
+    expected = anchor + np.float32(1 - 0.3) * (before - anchor)
+    expected = expected + np.float32(0.25) * noise(8, name, SHAPES[name])
+    np.testing.assert_array_equal(centre.weights[name].numpy(), expected)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_restoring_equals_having_taken_the_steps(builder: SearchSpaceBuilder) -> None:
+    moved = Centre(base_model(), space_of(builder))
+    last = [moved.apply(step) for step in STEPS][-1]
+    restored = Centre(base_model(), space_of(builder))
+    restored.apply(Step((Term(99, 3.0),)))  # It must not matter where it was.
+    assert restored.restore(iter(STEPS)) == last
+    assert bits(restored.weights) == bits(moved.weights)
+
+
+def test_the_order_of_terms_is_kept_and_matters() -> None:
+    terms = tuple(Term(seed, 0.1 * (seed + 1)) for seed in range(6))
+    forwards = Centre(base_model(), space_of(LowRank())).apply(Step(terms))
+    backwards = Centre(base_model(), space_of(LowRank())).apply(Step(terms[::-1]))
+    one_by_one = Centre(base_model(), space_of(LowRank())).restore(Step((t,)) for t in terms)
+    assert forwards != backwards
+    assert forwards == one_by_one
+
+
+def test_an_empty_step_leaves_every_bit() -> None:
+    odd = torch.tensor([0x80000000, 0x7FC00123, 0x7F800001, 0xFF800000, 1], dtype=torch.int64)
+    base = {"w": odd.to(torch.int32).view(torch.float32).view(1, 5)}
+    centre = Centre(base, LowRank()([ParameterInfo("w", (1, 5), "linear")]))
+    fingerprint = centre.fingerprint()
+    assert centre.apply(Step()) == fingerprint
+    assert centre.restore([Step(), Step()]) == fingerprint
+    assert bits(centre.weights) == bits(base)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_a_thousand_generations_of_perturb_and_restore_leave_bfloat16_weights_identical(
+    builder: SearchSpaceBuilder,
+) -> None:
+    shapes = {"a": (6, 5), "b": (4, 8)}
+    base = {name: torch.from_numpy(noise(7, name, s)).bfloat16() for name, s in shapes.items()}
+    space = builder([ParameterInfo(name, shape, "linear") for name, shape in shapes.items()])
+    centre = Centre(base, space)
+    model = {name: tensor.clone() for name, tensor in base.items()}
+    changed = 0
+    for generation in range(1000):
+        genome = Genome((Term(derive_seed(0, "genome", generation), 0.05),))
+        for name in shapes:
+            model[name].copy_(centre.perturbed(genome, name))
+        changed += any(not torch.equal(model[name], base[name]) for name in shapes)
+        for name in shapes:
+            model[name].copy_(centre.weights[name])
+    assert changed == 1000
+    for name in shapes:
+        assert torch.equal(model[name].view(torch.int16), base[name].view(torch.int16))
+
+
+def test_a_perturbed_weight_is_the_centre_plus_its_terms() -> None:
+    centre = Centre(base_model(), space_of(FullRank()))
+    before = centre.fingerprint()
+    name = "layers.2.weight"
+    genome = Genome((Term(5, 0.1), Term(6, -0.2)))
+    expected = centre.weights[name].numpy() + np.float32(0.1) * noise(5, name, SHAPES[name])
+    expected = expected + np.float32(-0.2) * noise(6, name, SHAPES[name])
+    np.testing.assert_array_equal(centre.perturbed(genome, name).numpy(), expected)
+    assert torch.equal(centre.perturbed(Genome(), name), centre.weights[name])
+    assert centre.fingerprint() == before
+
+
+def test_the_fingerprint_is_as_defined() -> None:
+    values = torch.tensor([1.0, -2.5, 0.0, -0.0])
+    ones = [fingerprint_part("w", torch.tensor([1e-45]), i) for i in range(5)]  # Bit pattern 1.
+    assert all(multiplier % 2 == 1 for multiplier in ones)
+    assert {(ones[i + 1] - ones[i]) % 2**64 for i in range(4)} == {(ones[1] - ones[0]) % 2**64}
+    assert (ones[1] - ones[0]) % 4 == 2
+    patterns = [0x3F800000, 0xC0200000, 0, 0x80000000]
+    expected = sum(p * m for p, m in zip(patterns, ones, strict=False)) % 2**64
+    assert fingerprint_part("w", values, 0) == expected
+
+
+def test_the_fingerprint_notices_any_flipped_bit() -> None:
+    values = torch.from_numpy(noise(1, "w", (50,)))
+    before = fingerprint_part("w", values, 0)
+    for i in (0, 13, 49):
+        for bit in range(32):
+            flipped = values.clone()
+            flipped.view(torch.int32)[i] ^= -(2**31) if bit == 31 else 1 << bit
+            assert fingerprint_part("w", flipped, 0) != before
+
+
+def test_the_fingerprint_notices_elements_and_tensors_that_change_places() -> None:
+    values = torch.from_numpy(noise(1, "w", (64,)))
+    before = fingerprint_part("w", values, 0)
+    for i, j in ((0, 1), (0, 63), (31, 32), (0, 32)):
+        swapped = values.clone()
+        swapped[i], swapped[j] = values[j], values[i]
+        assert fingerprint_part("w", swapped, 0) != before
+    assert fingerprint_part("v", values, 0) != before
+    assert fingerprint_part("w", values, 1) != before
+
+
+@given(st.lists(st.integers(0, 70_000), max_size=4))
+def test_shards_add_up_to_the_whole(cuts: list[int]) -> None:
+    values = torch.from_numpy(noise(1, "w", (70_000,)))
+    ends = [*sorted(cuts), 70_000]
+    starts = [0, *ends[:-1]]
+    parts = [
+        fingerprint_part("w", values[start:end], start)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    assert sum(parts) % 2**64 == fingerprint_part("w", values, 0)
+
+
+def test_the_centres_fingerprint_is_the_sum_over_its_tensors() -> None:
+    centre = Centre(base_model(), space_of(LowRank()))
+    parts = [fingerprint_part(n, w.view(-1), 0) for n, w in centre.weights.items()]
+    assert centre.fingerprint() == sum(parts) % 2**64
+    assert centre.apply(STEPS[0]) == centre.fingerprint() != sum(parts) % 2**64
+
+
+def test_a_base_that_does_not_fit_the_space_is_refused() -> None:
+    base = base_model()
+    del base["layers.1.weight"]
+    with pytest.raises(ModelError, match=r"layers\.1\.weight"):
+        Centre(base, space_of(LowRank()))
+    with pytest.raises(ModelError, match=r"layers\.1\.weight.*\(250, 300\).*\(300, 250\)"):
+        Centre(base | {"layers.1.weight": torch.zeros(300, 250)}, space_of(LowRank()))

@@ -1,0 +1,117 @@
+"""Selecting parameters by name, and what is refused."""
+
+import pickle
+
+import chz
+import pytest
+import torch
+
+from es_cookbook.configs import Names, resolve
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.spaces.base import (
+    SEARCH_SPACE_NAMES,
+    ParameterInfo,
+    SearchSpaceBuilder,
+)
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+
+PARAMETERS = [
+    ParameterInfo("embed_tokens.weight", (10, 4), "embedding"),
+    ParameterInfo("layers.0.q_proj.weight", (6, 4), "linear"),
+    ParameterInfo("layers.0.q_proj.bias", (6,), "other"),
+    ParameterInfo("layers.1.q_proj.weight", (6, 4), "linear"),
+    ParameterInfo("norm.weight", (4,), "other"),
+]
+
+
+@chz.chz
+class _Config:
+    search_space: SearchSpaceBuilder = chz.field(
+        meta_factory=Names(SEARCH_SPACE_NAMES, default="low_rank")
+    )
+
+
+def test_full_rank_takes_every_parameter_in_the_models_order() -> None:
+    shapes = FullRank()(PARAMETERS).shapes
+    assert list(shapes.items()) == [(p.name, p.shape) for p in PARAMETERS]
+
+
+def test_low_rank_takes_the_linear_weights_only() -> None:
+    shapes = LowRank()(PARAMETERS).shapes
+    assert shapes == {"layers.0.q_proj.weight": (6, 4), "layers.1.q_proj.weight": (6, 4)}
+
+
+def test_include_and_exclude_patterns_select_by_name() -> None:
+    builder = FullRank(include=("layers.*", "norm.weight"), exclude=("*.bias", "layers.0.*"))
+    assert list(builder(PARAMETERS).shapes) == ["layers.1.q_proj.weight", "norm.weight"]
+
+
+def test_a_low_rank_pattern_may_match_more_than_linear_weights() -> None:
+    assert list(LowRank(include=("layers.0.*",))(PARAMETERS).shapes) == ["layers.0.q_proj.weight"]
+
+
+@pytest.mark.parametrize("field", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_names_the_nearest(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"search_space\.{field}.*'\*q_prj\.bias'.*q_proj\.bias"):
+        FullRank(**{field: ("*q_prj.bias",)})(PARAMETERS)
+
+
+def test_nothing_left_to_perturb_is_refused() -> None:
+    with pytest.raises(ConfigError, match="selects no parameter"):
+        FullRank(exclude=("*",))(PARAMETERS)
+    with pytest.raises(ConfigError, match="selects no linear weight"):
+        LowRank(exclude=("layers.*",))(PARAMETERS)
+
+
+def test_low_rank_refuses_a_pattern_for_other_parameters() -> None:
+    with pytest.raises(ConfigError, match=r"'norm\.\*'.*linear weights only"):
+        LowRank(include=("layers.*", "norm.*"))(PARAMETERS)
+
+
+def test_impossible_fields_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rank must be at least 1, found 0"):
+        LowRank(rank=0)
+    with pytest.raises(ConfigError, match="gaussian or rademacher, found 'uniform'"):
+        FullRank(noise="uniform")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_linear_weight_has_two_axes() -> None:
+    with pytest.raises(ValueError, match=r"\(out, in\)"):
+        ParameterInfo("w", (2, 3, 4), "linear")
+
+
+@pytest.mark.parametrize("name", SEARCH_SPACE_NAMES)
+def test_names_and_fields_work_on_the_command_line(name: str) -> None:
+    arguments = [f"search_space={name}", "search_space.exclude=norm*,*.bias"]
+    config = chz.Blueprint(_Config).make_from_argv([*arguments, "search_space.noise=rademacher"])
+    builder = resolve(SEARCH_SPACE_NAMES[name])
+    assert config.search_space == builder(exclude=("norm*", "*.bias"), noise="rademacher")
+
+
+def test_rank_can_be_given_by_class_name() -> None:
+    config = chz.Blueprint(_Config).make_from_argv(["search_space=LowRank", "search_space.rank=4"])
+    assert config.search_space == LowRank(rank=4)
+
+
+@pytest.mark.parametrize("builder", [LowRank(rank=2), FullRank(noise="rademacher")])
+def test_a_space_survives_pickling(builder: SearchSpaceBuilder) -> None:
+    space = builder(PARAMETERS)
+    assert pickle.loads(pickle.dumps(space)) == space
+
+
+@pytest.mark.parametrize("builder", [LowRank(rank=2), FullRank()])
+def test_a_term_of_zero_leaves_every_bit(builder: SearchSpaceBuilder) -> None:
+    weight = torch.tensor([0.0, -0.0, torch.nan, torch.inf, 1e-40, 1.0] * 4).view(6, 4)
+    before = weight.view(torch.int32).clone()
+    # 1e-60 is 0 in float32.
+    terms = (Term(1, 0.0), Term(2, -0.0), Term(3, 1e-60))
+    builder(PARAMETERS).add_terms_("layers.0.q_proj.weight", weight, terms)
+    assert torch.equal(weight.view(torch.int32), before)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(6, 4).bfloat16().double(), torch.zeros(4, 6).T])
+def test_weights_that_are_not_contiguous_float32_are_refused(wrong: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="contiguous float32"):
+        FullRank()(PARAMETERS).add_terms_("layers.0.q_proj.weight", wrong, (Term(1, 1.0),))

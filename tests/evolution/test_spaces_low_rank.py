@@ -1,0 +1,75 @@
+"""Low-rank terms: the factors, their scale and the exact arithmetic."""
+
+import numpy as np
+import pytest
+import torch
+
+from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
+
+
+def space_of(out_features: int, in_features: int, rank: int, **fields: str) -> LowRankSpace:
+    builder = LowRank(rank=rank, **fields)  # pyright: ignore[reportArgumentType]
+    return builder([ParameterInfo("w", (out_features, in_features), "linear")])
+
+
+def test_factors_are_noise_of_their_own_names() -> None:
+    a, b = space_of(6, 4, rank=3).factors("w", seed=9)
+    np.testing.assert_array_equal(a, noise(9, "w.A", (6, 3)))
+    np.testing.assert_array_equal(b, noise(9, "w.B", (4, 3)))
+
+
+def test_scale_is_rounded_once_to_float32() -> None:
+    assert space_of(2, 2, rank=1).scale(0.1) == np.float32(0.1)
+    assert space_of(2, 2, rank=4).scale(-0.1) == np.float32(-0.05)
+    assert space_of(2, 2, rank=3).scale(1.0) == np.float32(0.57735026918962576451)
+
+
+# 300 x 250 is more than one piece; 70 terms are more than are held at once.
+@pytest.mark.parametrize(("shape", "rank", "num_terms"), [((300, 250), 3, 2), ((5, 4), 2, 70)])
+def test_exact_arithmetic_is_as_defined(shape: tuple[int, int], rank: int, num_terms: int) -> None:
+    space = space_of(*shape, rank=rank)
+    terms = [Term(seed, 0.01 * (seed + 1)) for seed in range(num_terms)]
+    weight = torch.from_numpy(noise(1, "start", shape))
+    in_torch, in_numpy = weight.clone(), weight.numpy().copy()
+    for term in terms:
+        a, b = space.factors("w", term.seed)
+        scale = space.scale(term.coefficient)
+        for k in range(rank):
+            in_numpy = in_numpy + (scale * a[:, k])[:, None] * b[:, k][None, :]
+            scaled = torch.from_numpy(a[:, k]) * torch.tensor(scale)
+            in_torch = in_torch + scaled[:, None] * torch.from_numpy(b[:, k])[None, :]
+    space.add_terms_("w", weight, terms)
+    assert torch.equal(weight, in_torch)
+    assert torch.equal(weight, torch.from_numpy(in_numpy))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 8])
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+def test_the_perturbation_has_the_coefficients_size_whatever_the_rank(rank: int, kind: str) -> None:
+    space = space_of(400, 400, rank, noise=kind)
+    weight = torch.zeros(400, 400)
+    space.add_terms_("w", weight, [Term(31, 0.5)])
+    # Two factors of 400 · rank elements: the mean square is off by some √(4 / 400 / rank).
+    assert weight.square().mean().item() == pytest.approx(0.25, rel=0.3 / rank**0.5)
+    assert abs(weight.mean().item()) < 0.5 * 4 / 400
+
+
+def test_an_antithetic_twin_is_the_exact_mirror() -> None:
+    space = space_of(50, 40, rank=2)
+    one, twin = torch.zeros(50, 40), torch.zeros(50, 40)
+    space.add_terms_("w", one, [Term(5, 0.003)])
+    space.add_terms_("w", twin, [Term(5, -0.003)])
+    assert torch.equal(one, -twin)
+    assert one.abs().max() > 0
+
+
+def test_sampling_in_two_factors_agrees_with_the_merged_weight() -> None:
+    space = space_of(30, 20, rank=4)
+    x = torch.from_numpy(noise(2, "x", (7, 20)))
+    a, b = (torch.from_numpy(factor) for factor in space.factors("w", 6))
+    merged = torch.zeros(30, 20)
+    space.add_terms_("w", merged, [Term(6, 0.7)])
+    torch.testing.assert_close(float(space.scale(0.7)) * (x @ b) @ a.T, x @ merged.T)
