@@ -1,0 +1,1 @@
+"""Where genomes run: what holds the model, hosts genomes, samples and scores tokens."""

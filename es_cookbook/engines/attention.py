@@ -1,9 +1,10 @@
 """Attention over a slot cache: what the rows of a batch see.
 
-A lane keeps one key-value cache of fixed slots, a slot a request. A prefill batch holds whole prompts, ragged, and
-fills slots; a decode batch holds one row a slot and reads what the slots hold. Shapes follow the request alone, never
-its neighbours: prompts are padded to a multiple of `LENGTH_STEP` and grouped by padded length, and decoding masks what
-lies beyond a row's own position (a longer cache view gives the same bits; a test holds it to account).
+A lane keeps one key-value cache of fixed slots, a slot a request. A prefill batch holds whole
+prompts, ragged, and fills slots; a decode batch holds one row a slot and reads what the slots hold.
+Shapes follow the request alone, never its neighbours: prompts are padded to a multiple of
+`LENGTH_STEP` and grouped by padded length, and decoding masks what lies beyond a row's own position
+(a longer cache view gives the same bits; a test holds it to account).
 """
 
 import dataclasses
@@ -13,9 +14,9 @@ import torch
 LENGTH_STEP = 8
 """Prompts are padded to a multiple of this many tokens, and cache views are as long."""
 _MIN_LENGTH = 16
-"""Shortest cache view: below a vector register's width, softmax and matmuls add in another order."""
+"""Shortest cache view: below a vector register's width, sums are added in another order."""
 _MAX_SCORES = 1 << 24
-"""Most attention scores held at once while prefilling; prompts of equal padded length share a pass up to this."""
+"""Most attention scores held at once while prefilling prompts of one padded length."""
 
 
 def round_up(number: int, step: int) -> int:
@@ -26,8 +27,9 @@ def round_up(number: int, step: int) -> int:
 class SlotCache:
     """Keys and values of `num_slots` requests of at most `slot_length` tokens, for every layer.
 
-    Layers are allocated when attention first writes them, so that the cache needs to know nothing of the
-    architecture. Memory starts as zeros and is always finite: a masked position contributes exactly nothing.
+    Layers are allocated when attention first writes them, so that the cache needs to know nothing
+    of the architecture. Memory starts as zeros and is always finite: a masked position contributes
+    exactly nothing.
     """
 
     def __init__(self, num_slots: int, slot_length: int) -> None:
@@ -35,8 +37,10 @@ class SlotCache:
         self.slot_length = slot_length
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, (num_slots · kv heads · slot_length, d) each; rows shaped like k and v."""
+    def layer(
+        self, index: int, k_T: torch.Tensor, v_T: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, (num_slots · kv heads · slot_length, d) each."""
         if index not in self._layers:
             self._layers[index] = (self._allocate(k_T), self._allocate(v_T))
         return self._layers[index]
@@ -60,13 +64,18 @@ class SlotCache:
 
 
 def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Batched matmul whose members' bits do not depend on their number: one alone would take another code path."""
+    """Batched matmul whose members' bits do not depend on their number.
+
+    One alone would take another code path.
+    """
     if a.shape[0] == 1:
         return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
     return torch.bmm(a, b)
 
 
-def _probabilities(scores: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
+def _probabilities(
+    scores: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+) -> torch.Tensor:
     """Softmax of scaled, capped and masked scores; overwrites the scores."""
     scores.mul_(scale)
     if softcap is not None:
@@ -129,7 +138,12 @@ def _additive(hidden: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _SameLength:
-    """Prompts of one padded length: `rows_N_L[n, t]` is the flat row of token t (its last one beyond the end)."""
+    """Prompts of one padded length.
+
+    Attributes:
+        rows_N_L: flat row of each token; beyond a prompt's end, of its last one.
+        valid: which of these N · L are tokens, and `valid_rows` their flat rows.
+    """
 
     rows_N_L: torch.Tensor
     valid: torch.Tensor
@@ -137,7 +151,7 @@ class _SameLength:
 
 
 class PrefillRows:
-    """Whole prompts, ragged, one after the other in flat rows; each token sees its own prompt up to itself.
+    """Whole prompts, ragged, one after the other; a token sees its own prompt up to itself.
 
     Args:
         starts: first flat row of each prompt.
@@ -176,7 +190,9 @@ class PrefillRows:
         self._cached_rows: dict[int, torch.Tensor] = {}
         if cache is not None and slots is not None:
             spans = [torch.arange(n) for n in lengths]
-            self._flat = torch.cat([s + span for s, span in zip(starts, spans, strict=True)]).to(device)
+            self._flat = torch.cat([s + span for s, span in zip(starts, spans, strict=True)]).to(
+                device
+            )
             self._positions = torch.cat(spans).to(device)
             self._slots = torch.tensor(slots).repeat_interleave(torch.tensor(lengths)).to(device)
 
@@ -217,7 +233,7 @@ class PrefillRows:
         scale: float,
         softcap: float | None,
     ) -> torch.Tensor:
-        """(N, L, heads, d) from the prompts' own rows; query heads of a kv head are stacked along the rows."""
+        """(N, L, heads, d) from the prompts' own rows; heads that share keys are stacked."""
         num, padded = rows_N_L.shape
         kv_heads = k_T.shape[1]
         q = q_T[rows_N_L].view(num, padded, kv_heads, -1, q_T.shape[2]).permute(0, 2, 3, 1, 4)

@@ -1,7 +1,8 @@
 """What an engine is: it holds the model, hosts genomes, samples and scores tokens.
 
-Weights never travel. An engine is built from (model, search space), given genomes as seeds, and moved by steps; it
-answers every step with the centre's fingerprint, so that engines which should agree can prove that they do.
+Weights never travel. An engine is built from (model, search space), given genomes as seeds, and
+moved by steps; it answers every step with the centre's fingerprint, so that engines which should
+agree can prove that they do.
 """
 
 import dataclasses
@@ -35,7 +36,8 @@ class SampleRequest:
         target: who answers.
         observation: prompt tokens and stop conditions.
         params: sampling parameters.
-        seed: 63-bit sampling seed; the result is a function of it, not of what else is in the batch.
+        seed: 63-bit sampling seed; the result is a function of it, not of what else is in the
+            batch.
     """
 
     target: Target
@@ -60,7 +62,10 @@ class LogprobsRequest:
 
 
 class Engine(ABC):
-    """Holds the model and hosts genomes. All methods are safe to call from many tasks of one event loop."""
+    """Holds the model and hosts genomes.
+
+    All methods are safe to call from many tasks of one event loop.
+    """
 
     @property
     @abstractmethod
@@ -79,14 +84,19 @@ class Engine(ABC):
 
     @abstractmethod
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Make these genomes resident in place of any before, at most `capacity`; requests name them by index."""
+        """Make these genomes resident in place of any before; requests name them by index.
+
+        Args:
+            genomes_G: at most `capacity`.
+        """
 
     @abstractmethod
     async def sample(self, request: SampleRequest) -> Action:
         """Sample one action; requests in flight are batched by the engine.
 
         Raises:
-            RequestError: A request that can never be served, for example a prompt longer than the context.
+            RequestError: A request that can never be served, for example a prompt longer
+                than the context.
         """
 
     @abstractmethod
@@ -103,7 +113,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def save(self, path: Path) -> None:
-        """Write the centre as a Hugging Face model directory; nothing half-written is left under `path`."""
+        """Write the centre as a Hugging Face model directory, whole or not at all."""
 
     @abstractmethod
     def stats(self) -> Mapping[str, float]:
@@ -111,7 +121,10 @@ class Engine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release threads, processes and memory; requests in flight are cancelled. Closing twice is harmless."""
+        """Release threads, processes and memory; requests in flight fail.
+
+        Closing twice is harmless.
+        """
 
 
 @chz.chz

@@ -1,11 +1,12 @@
 """A lane: one thread that runs requests through one model at a time, with continuous batching.
 
-Requests wait in a `WorkQueue` shared by all lanes. A lane takes as many as it has slots for, prefills them together,
-and then decodes one token for all of its slots at a time; finished rows leave, waiting requests enter. Slots come in
-blocks of `ROWS_PER_BLOCK` that belong to one genome, because the low-rank parts are computed by block.
+Requests wait in a `WorkQueue` shared by all lanes. A lane takes as many as it has slots for,
+prefills them together, and then decodes one token for all of its slots at a time; finished rows
+leave, waiting requests enter. Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome,
+because the low-rank parts are computed by block.
 
-On the CPU there is a lane for each core, and each runs on one thread: nothing waits at a barrier, and a row's bits do
-not depend on the number of cores. On CUDA and MPS there is one lane.
+On the CPU there is a lane for each core, and each runs on one thread: nothing waits at a barrier,
+and a row's bits do not depend on the number of cores. On CUDA and MPS there is one lane.
 """
 
 import traceback
@@ -16,7 +17,13 @@ import torch
 
 from es_cookbook.engines.attention import DecodeRows, PrefillRows, SlotCache, round_up
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.population_layers import MIN_ROWS, ROWS_PER_BLOCK, Batch, Factors, PopulationModel
+from es_cookbook.engines.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    Batch,
+    Factors,
+    PopulationModel,
+)
 from es_cookbook.engines.slots import SlotTable
 from es_cookbook.engines.token_sampling import choose_tokens, token_logprobs
 from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
@@ -86,7 +93,9 @@ class Lane:
                     self._serve(model)
                 except Exception as error:  # its callers get it; the lane itself must live on
                     error.add_note("".join(traceback.format_exception(error)))
-                    lost = [work for work in (*self._table.works, *self._scoring) if work is not None]
+                    lost = [
+                        work for work in (*self._table.works, *self._scoring) if work is not None
+                    ]
                     self._table = SlotTable(0, 0)
                     self._deliver([(work, error) for work in lost])
                 finally:
@@ -102,7 +111,8 @@ class Lane:
             self._scoring = self._queue.take_scores(model, self._prefill_tokens)
             if self._scoring:
                 self._score(model, self._scoring)
-            if admitted < _BATCHES_BEFORE_YIELD * self._max_rows or not self._queue.others_wait(model):
+            may_admit = admitted < _BATCHES_BEFORE_YIELD * self._max_rows
+            if may_admit or not self._queue.others_wait(model):
                 admitted += self._admit(model)
             self._drop_cancelled()
             if not self._table.num_active:
@@ -111,7 +121,7 @@ class Lane:
         self._table = SlotTable(0, 0)
 
     def _fit_cache(self, longest: int) -> None:
-        """Lay the cache out for requests of at most `longest` tokens; only while no request is running."""
+        """Lay the cache out for requests of at most `longest` tokens, while none is running."""
         length = round_up(longest, _SLOT_LENGTH_STEP)
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
@@ -120,12 +130,15 @@ class Lane:
         self._table, self._cache = SlotTable(slots, length), SlotCache(slots, length)
 
     def _admit(self, model: PopulationModel) -> int:
-        """Take waiting requests into free slots, once enough of them make a good batch; gives how many."""
+        """Take waiting requests into free slots once they make a good batch; gives how many."""
         table = self._table
         self._steps_since_admission += 1
         active = table.num_active
         fillable = min(self._queue.num_waiting(model), table.num_slots - active)
-        if fillable < min(active // 8 + 1, self._max_rows // 16) and self._steps_since_admission < _PATIENCE:
+        if (
+            fillable < min(active // 8 + 1, self._max_rows // 16)
+            and self._steps_since_admission < _PATIENCE
+        ):
             return 0
         if fillable == 0:
             return 0
@@ -139,7 +152,10 @@ class Lane:
         while start < len(order):
             end = start + 1
             tokens = len(works[order[start]].sequence)
-            while end < len(order) and tokens + len(works[order[end]].sequence) <= self._prefill_tokens:
+            while (
+                end < len(order)
+                and tokens + len(works[order[end]].sequence) <= self._prefill_tokens
+            ):
                 tokens += len(works[order[end]].sequence)
                 end += 1
             chosen = order[start:end]
@@ -152,7 +168,8 @@ class Lane:
         rows = _FlatRows(works, self._device)
         attention = PrefillRows(rows.starts, rows.lengths, self._device, self._cache, slots)
         last = [start + length - 1 for start, length in zip(rows.starts, rows.lengths, strict=True)]
-        if len(last) == 1:  # a batched matmul of one member takes another code path: see `attention._bmm`
+        # A batched matmul of one member takes another code path: see `attention._bmm`.
+        if len(last) == 1:
             last *= 2
         logit_rows = torch.tensor(last, device=self._device)
         logits = self._forward_flat(model, rows, attention, works, logit_rows)
@@ -197,7 +214,9 @@ class Lane:
         table = self._table
         uniform = table.uniforms[slots, table.count[slots]]
         options = (table.temperature[slots], table.top_p[slots], uniform)
-        tokens_N = choose_tokens(logits_N_V, *(torch.from_numpy(o).to(self._device) for o in options))
+        tokens_N = choose_tokens(
+            logits_N_V, *(torch.from_numpy(o).to(self._device) for o in options)
+        )
         logprobs = None
         if table.wants_logprobs[slots].any():
             logprobs = token_logprobs(logits_N_V, tokens_N).cpu().numpy()
@@ -249,7 +268,7 @@ class Lane:
                 self._table.release(slot)
 
     def _score(self, model: PopulationModel, works: list[Work]) -> None:
-        """Log-probabilities of continuations: one pass over prompt and continuation, nothing cached."""
+        """Log-probabilities of continuations, in one pass; nothing is cached."""
         rows = _FlatRows(works, self._device)
         attention = PrefillRows(rows.starts, rows.lengths, self._device)
         spans: list[tuple[int, int]] = []
@@ -258,7 +277,8 @@ class Lane:
             assert isinstance(request, LogprobsRequest)
             spans.append((start + len(request.prompt_T), len(request.continuation_T)))
         targets = torch.cat([torch.arange(first, first + n) for first, n in spans]).to(self._device)
-        # The row before a token predicts it; one more row keeps a single one from being alone (see `_prefill`).
+        # The row before a token predicts it; one more row keeps a single one from being alone
+        # (see `_prefill`).
         logit_rows = torch.cat([targets - 1, targets[-1:]])
         logits = self._forward_flat(model, rows, attention, works, logit_rows)[:-1].float()
         scores = token_logprobs(logits, rows.tokens_T[targets]).cpu().split([n for _, n in spans])
@@ -269,7 +289,7 @@ class Lane:
 
 
 class _FlatRows:
-    """Token sequences of several requests as flat rows; a genome's rows are padded to whole blocks."""
+    """Token sequences of several requests as flat rows, each genome's padded to whole blocks."""
 
     def __init__(self, works: Sequence[Work], device: torch.device) -> None:
         tokens: list[int] = []
@@ -296,11 +316,16 @@ class _FlatRows:
 
     def work_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Index of the request that each row belongs to."""
-        return torch.searchsorted(torch.tensor(self.starts, device=rows.device), rows, right=True) - 1
+        return (
+            torch.searchsorted(torch.tensor(self.starts, device=rows.device), rows, right=True) - 1
+        )
 
 
 class _GatheredFactors:
-    """Low-rank parts gathered for a lane's blocks, kept while neither the blocks' genomes nor the tables change."""
+    """Low-rank parts gathered for a lane's blocks.
+
+    They are kept while neither the blocks' genomes nor the tables change.
+    """
 
     def __init__(self, model: PopulationModel) -> None:
         self._model = model
@@ -309,7 +334,7 @@ class _GatheredFactors:
         self._gathered: Factors | None = None
 
     def of_blocks(self, genomes: np.ndarray, device: torch.device) -> Factors | None:
-        """One (A, B) a block for every linear group; idle blocks (-1) take the genome of an active one."""
+        """One (A, B) a block for every linear group; idle blocks (-1) take an active one's."""
         same = self._genomes is not None and np.array_equal(genomes, self._genomes)
         if not same or self._model.tables is not self._tables:
             self._tables = self._model.tables

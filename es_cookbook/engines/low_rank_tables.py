@@ -1,8 +1,8 @@
 """Low-rank genomes as tables: every genome's A and B factors, laid out for the population layers.
 
-A genome's row holds all its terms side by side, and a fused group's factors are block-diagonal over its members, so a
-forward pass needs two batched matmuls a group whatever the genomes. The last row is zero: the centre. Twins (and any
-genomes that share a seed) share the making of their noise.
+A genome's row holds all its terms side by side, and a fused group's factors are block-diagonal over
+its members, so a forward pass needs two batched matmuls a group whatever the genomes. The last row
+is zero: the centre. Twins (and any genomes that share a seed) share the making of their noise.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,13 @@ def bytes_of_genome(model: PopulationModel, space: LowRankSpace, num_terms: int 
 
 
 def fill_tables(
-    model: PopulationModel, space: LowRankSpace, genomes_G: Sequence[Genome], device: torch.device, num_threads: int
+    model: PopulationModel,
+    space: LowRankSpace,
+    genomes_G: Sequence[Genome],
+    device: torch.device,
+    num_threads: int,
 ) -> list[LowRankTable | None]:
-    """Make the tables of these genomes, one a linear group; None for groups that the space leaves out."""
+    """Make the tables of these genomes, one a linear group; None where the space has none."""
     num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
     if num_terms == 0:
         return [None] * len(model.groups)
@@ -41,7 +45,9 @@ def fill_tables(
         return list(pool.map(fill, _members_of_groups(model, space)))
 
 
-def _members_of_groups(model: PopulationModel, space: LowRankSpace) -> list[list[tuple[str, int, int]]]:
+def _members_of_groups(
+    model: PopulationModel, space: LowRankSpace
+) -> list[list[tuple[str, int, int]]]:
     """For each group, (name, group, first output) of its perturbed members."""
     members: list[list[tuple[str, int, int]]] = [[] for _ in model.groups]
     for name, group, start in model.group_members():

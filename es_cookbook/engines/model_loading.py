@@ -1,9 +1,16 @@
-"""Loading a Hugging Face causal LM and its tokenizer, with one clear sentence for each thing that can be missing."""
+"""Loading a Hugging Face causal LM and its tokenizer; one sentence for each missing thing."""
 
 from pathlib import Path
+from typing import Literal, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from es_cookbook.errors import ModelError
 from es_cookbook.evolution.spaces.base import ParameterInfo
@@ -22,12 +29,15 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     path = Path(model_name)
     if path.is_dir() and not any((path / name).exists() for name in _TOKENIZER_FILES):
         raise ModelError(
-            f"model_name: directory {model_name!r} has no tokenizer (one of {', '.join(_TOKENIZER_FILES)})"
+            f"model_name: directory {model_name!r} has no tokenizer (one of "
+            f"{', '.join(_TOKENIZER_FILES)})"
         )
     try:
         return AutoTokenizer.from_pretrained(model_name)
     except Exception as error:  # transformers raises many kinds; to the user it is one mistake
-        raise ModelError(f"model_name: cannot load the tokenizer of {model_name!r}: {_first_line(error)}") from error
+        raise ModelError(
+            f"model_name: cannot load the tokenizer of {model_name!r}: {_first_line(error)}"
+        ) from error
 
 
 def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrainedModel:
@@ -45,9 +55,13 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     path = Path(model_name)
     if path.is_dir():
         if not (path / "config.json").exists():
-            raise ModelError(f"model_name: directory {model_name!r} has no config.json, so it is not a model directory")
+            raise ModelError(
+                f"model_name: directory {model_name!r} has no config.json: it is no model directory"
+            )
         if not any(file.name.endswith(_WEIGHT_SUFFIXES) for file in path.iterdir()):
-            raise ModelError(f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)")
+            raise ModelError(
+                f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
+            )
     try:
         config = AutoConfig.from_pretrained(model_name)
         model = AutoModelForCausalLM.from_pretrained(
@@ -55,12 +69,13 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
         )
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
-    return model.to(device).eval().requires_grad_(False)
+    cast("torch.nn.Module", model).to(device)  # in place; `PreTrainedModel.to` has no usable type
+    return model.eval().requires_grad_(False)
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
-    """Every parameter by its Hugging Face name, tied ones once (under the name that comes first)."""
-    kinds = {
+    """Every parameter by its Hugging Face name, tied ones once, under their first name."""
+    kinds: dict[int, Literal["linear", "embedding"]] = {
         id(module.weight): "linear" if isinstance(module, torch.nn.Linear) else "embedding"
         for module in reversed(list(model.modules()))
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
@@ -71,7 +86,9 @@ def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
     ]
 
 
-def end_of_sequence_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def end_of_sequence_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
     """Tokens that end a sequence, from the generation config, the config and the tokenizer."""
     found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):

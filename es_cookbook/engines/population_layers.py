@@ -1,30 +1,34 @@
 """A Hugging Face causal LM that runs many genomes in one batch.
 
-The model's own modules stay; two things in them are replaced. Every linear layer becomes a `PopulationLinear`: one
-matmul with the shared weight for all rows, plus each genome's low-rank part for its own rows,
+The model's own modules stay; two things in them are replaced. Every linear layer becomes a
+`PopulationLinear`: one matmul with the shared weight for all rows, plus each genome's low-rank part
+for its own rows,
 
     y = x Wᵀ + (x B_g) A_gᵀ,
 
-so E = A Bᵀ is never formed. And attention is `es_cookbook` attention: it reads and writes the key-value cache of the
-lane that runs the forward pass, which is how requests of different lengths share a batch.
+so E = A Bᵀ is never formed. And attention is `es_cookbook` attention: it reads and writes the
+key-value cache of the lane that runs the forward pass, which is how requests of different lengths
+share a batch.
 
-A forward pass runs over flat token rows (shape [1, T]), in blocks of `ROWS_PER_BLOCK` rows that belong to one genome,
-so the low-rank parts are two batched matmuls of fixed shape, whatever the mix of genomes. What the layers need to
-know about the rows is the `Batch` of the calling thread.
+A forward pass runs over flat token rows (shape [1, T]), in blocks of `ROWS_PER_BLOCK` rows that
+belong to one genome, so the low-rank parts are two batched matmuls of fixed shape, whatever the mix
+of genomes. What the layers need to know about the rows is the `Batch` of the calling thread.
 
-Bit for bit, a row must not depend on its neighbours. On the CPU the BLAS behind torch gives a row of a matmul the same
-bits at every height of at least `MIN_ROWS` when it runs on one thread; so smaller batches are padded, every lane runs
-on one thread, and batched matmuls never have a single member (which takes another code path). Tests split, shuffle and
-pad batches to hold this to account.
+Bit for bit, a row must not depend on its neighbours. On the CPU the BLAS behind torch gives a row
+of a matmul the same bits at every height of at least `MIN_ROWS` when it runs on one thread; so
+smaller batches are padded, every lane runs on one thread, and batched matmuls never have a single
+member (which takes another code path). Tests split, shuffle and pad batches to hold this to
+account.
 
-Left out: experts stored as three-dimensional parameters and transposed linear layers (GPT-2's Conv1D) are not
-perturbed; attention variants without a custom-attention hook in transformers are refused.
+Left out: experts stored as three-dimensional parameters and transposed linear layers (GPT-2's
+Conv1D) are not perturbed; attention variants without a custom-attention hook in transformers are
+refused.
 """
 
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,15 +45,16 @@ ATTENTION = "es_cookbook"
 """Name under which the attention function is registered with transformers."""
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linear layers of one parent that read the same input, in all Llama-like models: one matmul serves them."""
+"""Linear layers of one parent that read the same input, in all Llama-like models."""
 
 
 @dataclasses.dataclass(slots=True)
 class LowRankTable:
-    """Low-rank parts of all resident genomes for one linear group; the last row is zero: the centre.
+    """Low-rank parts of all resident genomes for one linear group; the last row is the centre: 0.
 
     Attributes:
-        a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of all of them.
+        a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
+            all of them.
         b_G_K_R: B factors.
     """
 
@@ -62,11 +67,11 @@ class LowRankTable:
 
 
 Factors: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor] | None]
-"""For each linear group (A, B) gathered for the blocks of a batch, or None where it is not perturbed."""
+"""(A, B) of each linear group, gathered for the blocks of a batch; None: not perturbed."""
 
 
 class AttentionRows(Protocol):
-    """How the rows of a batch attend: implemented by the lane's prefill, decode and scoring batches."""
+    """How the rows of a batch attend: a lane's prefill, decode and scoring batches do."""
 
     def attend(
         self,
@@ -90,7 +95,8 @@ class Batch:
     Attributes:
         attention: how the rows attend.
         factors: low-rank parts of the batch's blocks, or None without perturbation.
-        head_factors: the same for the rows of the output head, one row a block; None where rows are the blocks.
+        head_factors: the same for the rows of the output head, one row a block; None where rows are
+            the blocks.
     """
 
     attention: AttentionRows
@@ -112,10 +118,16 @@ def _batch() -> Batch:
     return _current.batch
 
 
+def _bias(layer: nn.Linear) -> nn.Parameter | None:
+    """The type that torch gives the attribute leaves out None."""
+    return cast("nn.Parameter | None", layer.bias)
+
+
 class LinearGroup:
     """Linear layers that read the same input, computed by one matmul; most groups have one member.
 
-    The members' weights are views of one fused tensor, so whatever writes a member's weight in place is seen here.
+    The members' weights are views of one fused tensor, so whatever writes a member's weight in
+    place is seen here.
     """
 
     def __init__(self, index: int, layers: Sequence[nn.Linear], is_head: bool) -> None:
@@ -127,7 +139,7 @@ class LinearGroup:
             self.weight, self.bias = layers[0].weight, layers[0].bias
             return
         self.weight = torch.cat([layer.weight.data for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        biases = [bias for layer in layers if (bias := _bias(layer)) is not None]
         self.bias = torch.cat([bias.data for bias in biases]) if biases else None
         for layer, start in zip(layers, self.offsets, strict=True):
             layer.weight.data = self.weight[start : start + layer.out_features]
@@ -159,7 +171,7 @@ class LinearGroup:
 
 
 class PopulationLinear(nn.Module):
-    """One member of a `LinearGroup`, in the place and under the parameter names of the layer it replaces."""
+    """One member of a `LinearGroup`, in the place and under the names of the layer it replaces."""
 
     def __init__(self, layer: nn.Linear, group: LinearGroup, member: int) -> None:
         super().__init__()
@@ -191,10 +203,10 @@ def _attention(
     softcap: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface; q, k, v are (1, heads, T, d) with rotary positions applied."""
+    """As transformers calls it: q, k and v are (1, heads, T, d) with rotary positions applied."""
     del attention_mask
     out_T = _batch().attention.attend(
-        module.layer_idx,  # pyright: ignore[reportArgumentType]  (transformers sets it on every attention module)
+        cast("int", module.layer_idx),  # transformers sets it on every attention module
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
@@ -246,7 +258,7 @@ class PopulationModel:
         return self.tables[heads[0]] if self.tables is not None and heads else None
 
     def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
-        """Low-rank parts for every group, one genome a block; None where all blocks belong to the centre."""
+        """Low-rank parts for every group, one genome a block; None where all are the centre."""
         if self.tables is None:
             return None
         centre = next(table.a_G_R_N.shape[0] for table in self.tables if table is not None) - 1
@@ -255,7 +267,11 @@ class PopulationModel:
         return [None if table is None else table.rows(genome_of_block) for table in self.tables]
 
     def forward(
-        self, tokens_T: torch.Tensor, positions_T: torch.Tensor, batch: Batch, logit_rows: torch.Tensor | None
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        batch: Batch,
+        logit_rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """Logits (rows, vocabulary) of flat token rows, of all or of `logit_rows`."""
         _current.batch = batch
@@ -280,7 +296,7 @@ def _partition(linears: Mapping[str, nn.Linear]) -> list[tuple[str, ...]]:
 
 
 def _signature(layer: nn.Linear) -> tuple[int, bool, torch.dtype]:
-    return layer.in_features, layer.bias is None, layer.weight.dtype
+    return layer.in_features, _bias(layer) is None, layer.weight.dtype
 
 
 class _CacheProbe:
@@ -317,7 +333,8 @@ def cache_bytes_per_token(model: PopulationModel, device: torch.device) -> int:
         model.forward(tokens, torch.arange(MIN_ROWS, device=device), Batch(probe), None)
     if not probe.bytes_of_layer:
         raise ModelError(
-            f"model_name: {type(model.module).__name__} does not call transformers' attention hook, which the torch "
-            "engine needs; accepted are models of the Llama, Qwen, Gemma, Mistral, GPT-NeoX and similar families"
+            f"model_name: {type(model.module).__name__} does not call transformers' attention "
+            "hook, which the torch engine needs; accepted are models of the Llama, Qwen, Gemma, "
+            "Mistral, GPT-NeoX and similar families"
         )
     return sum(probe.bytes_of_layer.values())

@@ -1,7 +1,7 @@
 """The slots of a lane: which request sits where, and how far it is.
 
-All state is arrays over slots, so that a decode step touches Python only for requests that end. Slots come in blocks
-of `ROWS_PER_BLOCK` that belong to one genome (a row of the low-rank tables).
+All state is arrays over slots, so that a decode step touches Python only for requests that end.
+Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome (a row of the low-rank tables).
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,13 @@ class SlotTable:
     Attributes:
         works: the request in each slot, or None.
         active: whether a slot is decoding.
-        position: cache position that the slot's newest token takes; 0 in idle slots, which keeps them finite.
+        position: cache position that the slot's newest token takes; 0 in idle slots, which keeps
+            them finite.
         newest: the slot's newest token, not yet in the cache.
         count: tokens sampled so far, and `limit` the most.
         tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
-        temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token index.
+        temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token
+            index.
         genome_of_block: the genome of each block, or -1.
     """
 
@@ -62,7 +64,9 @@ class SlotTable:
         """Free slots in blocks that belong to a genome."""
         free_of_block = ROWS_PER_BLOCK - self.active.reshape(-1, ROWS_PER_BLOCK).sum(axis=1)
         free: dict[int, int] = {}
-        for genome, number in zip(self.genome_of_block.tolist(), free_of_block.tolist(), strict=True):
+        for genome, number in zip(
+            self.genome_of_block.tolist(), free_of_block.tolist(), strict=True
+        ):
             if genome != _NOBODY and number:
                 free[genome] = free.get(genome, 0) + number
         return free
@@ -72,7 +76,7 @@ class SlotTable:
         return int((self.genome_of_block == _NOBODY).sum())
 
     def place(self, works: Sequence[Work]) -> list[int]:
-        """Give each request a slot of its genome, taking empty blocks where needed; gives the slots."""
+        """Give each request a slot of its genome, in empty blocks if need be; gives the slots."""
         free: dict[int, list[int]] = {}
         for slot in (~self.active).nonzero()[0][::-1].tolist():
             free.setdefault(int(self.genome_of_block[slot // ROWS_PER_BLOCK]), []).append(slot)
@@ -122,7 +126,7 @@ class SlotTable:
         self.position[slots] += 1
 
     def packed_order(self) -> np.ndarray | None:
-        """Slots in an order that leaves no gaps but at the ends of genomes, or None if that saves too little.
+        """Slots in an order with gaps only at the ends of genomes, or None if that saves little.
 
         Gives old slots by new slot; a gap repeats some idle slot.
         """
@@ -147,9 +151,15 @@ class SlotTable:
         self.works = [self.works[slot] for slot in order.tolist()]
         self.works += [None] * (self.num_slots - len(order))
         for array in (
-            self.active, self.position, self.newest, self.count, self.limit, self.tokens, self.logprobs,
-            self.wants_logprobs, self.temperature, self.top_p, self.uniforms,
+            self.active, self.position, self.newest, self.count, self.limit, self.tokens,
+            self.logprobs, self.wants_logprobs, self.temperature, self.top_p, self.uniforms,
         ):  # fmt: skip
             array[: len(order)] = array[order]
-        for array in (self.active, self.position, self.newest, self.wants_logprobs, self.temperature):
+        for array in (
+            self.active,
+            self.position,
+            self.newest,
+            self.wants_logprobs,
+            self.temperature,
+        ):
             array[len(order) :] = 0

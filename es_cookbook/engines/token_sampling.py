@@ -1,9 +1,11 @@
-"""From logits to tokens: greedy, temperature and top-p, each row a function of its own logits and uniform number.
+"""From logits to tokens, each row a function of its own logits and uniform number.
 
-The uniform number of a token comes from NumPy's Philox generator keyed by (sampling seed, purpose), at the token's
-index, so that a sampled token depends on neither the batch nor the device. Tokens are drawn by inverting the
-cumulative distribution in vocabulary order: genomes that share a seed (common random numbers) then make the same
-choice wherever their distributions agree.
+Greedy, temperature and top-p.
+
+The uniform number of a token comes from NumPy's Philox generator keyed by (sampling seed, purpose),
+at the token's index, so that a sampled token depends on neither the batch nor the device. Tokens
+are drawn by inverting the cumulative distribution in vocabulary order: genomes that share a seed
+(common random numbers) then make the same choice wherever their distributions agree.
 """
 
 import numpy as np
@@ -15,13 +17,18 @@ _PURPOSE_KEY = derive_seed(0, "token uniforms")
 
 
 def token_uniforms(seed: int, num_tokens: int) -> np.ndarray:
-    """One uniform number in [0, 1) for each token index, float64, of one request's sampling seed."""
-    words = np.random.Philox(key=np.array([seed, _PURPOSE_KEY], dtype=np.uint64)).random_raw(num_tokens)
+    """One uniform number in [0, 1) for each token index, float64, of a sampling seed."""
+    words = np.random.Philox(key=np.array([seed, _PURPOSE_KEY], dtype=np.uint64)).random_raw(
+        num_tokens
+    )
     return (np.asarray(words) >> np.uint64(11)) * 2.0**-53
 
 
 def choose_tokens(
-    logits_N_V: torch.Tensor, temperature_N: torch.Tensor, top_p_N: torch.Tensor, uniform_N: torch.Tensor
+    logits_N_V: torch.Tensor,
+    temperature_N: torch.Tensor,
+    top_p_N: torch.Tensor,
+    uniform_N: torch.Tensor,
 ) -> torch.Tensor:
     """Sample one token a row.
 
@@ -53,5 +60,5 @@ def choose_tokens(
 
 
 def token_logprobs(logits_N_V: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
-    """Log-probability (natural log) of one token a row, before temperature and top-p; float32 (N,)."""
+    """Log-probability (natural log) of one token a row, before temperature and top-p: (N,)."""
     return torch.log_softmax(logits_N_V, dim=-1).gather(1, tokens_N[:, None]).flatten()

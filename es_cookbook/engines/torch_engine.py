@@ -1,15 +1,18 @@
-"""The embedded engine: any Hugging Face causal LM on CPU, CUDA or MPS, no server and no extra install.
+"""The embedded engine: any Hugging Face causal LM on CPU, CUDA or MPS, without a server.
 
-Low-rank genomes share one model: all of them run in one batch (`population_layers`). Dense genomes (`FullRank`) get a
-model each, as many as `memory_gib` holds; a larger population goes in blocks. The centre is kept in float32 and moved
-by exact arithmetic (`evolution.centre`); the weights that sample are always derived from it, never undone.
+Low-rank genomes share one model: all of them run in one batch (`population_layers`). Dense genomes
+(`FullRank`) get a model each, as many as `memory_gib` holds; a larger population goes in blocks.
+The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`); the weights that
+sample are always derived from it, never undone.
 
-On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32: not of the batch, the
-number of lanes or cores. On CUDA and MPS matmuls of other heights may round otherwise, and a rare near-tie may flip.
+On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32: not
+of the batch, the number of lanes or cores. On CUDA and MPS matmuls of other heights may round
+otherwise, and a rare near-tie may flip.
 """
 
 import asyncio
 import copy
+import math
 import os
 import shutil
 import threading
@@ -25,13 +28,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
 from es_cookbook.engines.lane import Lane, Result
+from es_cookbook.engines.low_rank_tables import bytes_of_genome, fill_tables
 from es_cookbook.engines.model_loading import (
     end_of_sequence_ids,
     load_causal_lm,
     load_tokenizer,
     parameter_infos,
 )
-from es_cookbook.engines.low_rank_tables import bytes_of_genome, fill_tables
 from es_cookbook.engines.population_layers import MIN_ROWS, PopulationModel, cache_bytes_per_token
 from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
 from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
@@ -51,20 +54,36 @@ class TorchEngineBuilder(EngineBuilder):
 
     device: str = chz.field(default="auto", doc="auto takes cuda, then mps, then cpu")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
-        default="auto", doc="dtype that samples; auto is the checkpoint's own. The centre is always float32"
+        default="auto",
+        doc="dtype that samples; auto is the checkpoint's own. The centre is always float32",
     )
     max_model_len: int | None = chz.field(
-        default=None, doc=f"most tokens of prompt and action; the model's own context, at most {_DEFAULT_CONTEXT}, if unset"
+        default=None,
+        doc="most tokens of prompt and action; the model's own context if unset, up to "
+        f"{_DEFAULT_CONTEXT}",
     )
-    max_batch_size: int = chz.field(default=1024, doc="most requests that decode together, over all lanes")
+    max_batch_size: int = chz.field(
+        default=1024, doc="most requests that decode together, over all lanes"
+    )
     prefill_tokens: int = chz.field(default=4096, doc="most prompt tokens of one forward pass")
-    kv_cache_gib: float = chz.field(default=0.5, doc="memory for keys and values, over all lanes, in GiB")
+    kv_cache_gib: float = chz.field(
+        default=0.5, doc="memory for keys and values, over all lanes, in GiB"
+    )
     memory_gib: float = chz.field(default=1.0, doc="memory for resident genomes, in GiB")
-    num_lanes: int | None = chz.field(default=None, doc="threads that run batches; one a core on the CPU if unset")
+    num_lanes: int | None = chz.field(
+        default=None, doc="threads that run batches; one a core on the CPU if unset"
+    )
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("max_batch_size", "prefill_tokens", "kv_cache_gib", "memory_gib", "max_model_len", "num_lanes"):
+        for name in (
+            "max_batch_size",
+            "prefill_tokens",
+            "kv_cache_gib",
+            "memory_gib",
+            "max_model_len",
+            "num_lanes",
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"engine.{name} must be positive, found {value}")
@@ -79,8 +98,9 @@ class TorchEngineBuilder(EngineBuilder):
         model = load_causal_lm(model_name, self.dtype, device)
         if not getattr(model, "_supports_attention_backend", False):
             raise ModelError(
-                f"model_name: {type(model).__name__} has no attention hook in transformers, which the torch engine "
-                "needs; accepted are models of the Llama, Qwen, Gemma, Mistral, GPT-NeoX and similar families"
+                f"model_name: {type(model).__name__} has no attention hook in transformers, which "
+                "the torch engine needs; accepted are models of the Llama, Qwen, Gemma, Mistral, "
+                "GPT-NeoX and similar families"
             )
         space = search_space(parameter_infos(model))
         return TorchEngine(model, tokenizer, space, self, device)
@@ -123,7 +143,9 @@ class TorchEngine(Engine):
         self._space = space
         self._device = device
         self._memory_bytes = int(options.memory_gib * _GIB)
-        own_length = getattr(model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT)
+        own_length = getattr(
+            model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
+        )
         self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
         base = dict(model.named_parameters())
         self._centre = Centre({name: base[name].detach().cpu() for name in space.shapes}, space)
@@ -135,16 +157,22 @@ class TorchEngine(Engine):
         self._requests = 0
         self._in_flight: set[Work] = set()
         self._outbox: list[Work] = []
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         num_lanes = options.num_lanes or (cores if device.type == "cpu" else 1)
         bytes_per_token = cache_bytes_per_token(self._model, device)
         cache_bytes = int(options.kv_cache_gib * _GIB) // num_lanes
         fits = cache_bytes // (bytes_per_token * MIN_ROWS)
         if fits < self._context_length:
+            needed = self._context_length * bytes_per_token * MIN_ROWS * num_lanes / _GIB
             raise ConfigError(
-                f"engine.kv_cache_gib={options.kv_cache_gib} holds {fits} tokens a request in each of {num_lanes} "
-                f"lanes, fewer than the context of {self._context_length}; raise engine.kv_cache_gib to at least "
-                f"{self._context_length * bytes_per_token * MIN_ROWS * num_lanes / _GIB:.2f} or lower engine.max_model_len"
+                f"engine.kv_cache_gib={options.kv_cache_gib} holds {fits} tokens a request in each "
+                f"of {num_lanes} lanes, fewer than the context of {self._context_length}; raise "
+                f"engine.kv_cache_gib to at least {math.ceil(needed * 1000) / 1000} or lower "
+                "engine.max_model_len"
             )
         self._queue = WorkQueue(num_lanes)
         self._lanes = [
@@ -162,7 +190,8 @@ class TorchEngine(Engine):
             for _ in range(num_lanes)
         ]
         self._threads = [
-            threading.Thread(target=lane.run, name=f"lane-{i}", daemon=True) for i, lane in enumerate(self._lanes)
+            threading.Thread(target=lane.run, name=f"lane-{i}", daemon=True)
+            for i, lane in enumerate(self._lanes)
         ]
         for thread in self._threads:
             thread.start()
@@ -186,11 +215,12 @@ class TorchEngine(Engine):
         return self._context_length
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """See `Engine.load`. Low rank: fills tables in float32. Dense: one derived set of weights a genome."""
+        """See `Engine.load`. Low rank: fills tables. Dense: a set of weights a genome."""
         self._check_idle("load genomes")
         if len(genomes_G) > self.capacity:
             raise EngineError(
-                f"{len(genomes_G)} genomes do not fit: engine.memory_gib holds {self.capacity} of this search space"
+                f"{len(genomes_G)} genomes do not fit: engine.memory_gib holds {self.capacity} of "
+                "this search space"
             )
         await asyncio.to_thread(self._load, genomes_G)
         self._num_loaded = len(genomes_G)
@@ -200,8 +230,8 @@ class TorchEngine(Engine):
         prompt = len(request.observation.tokens_T)
         if prompt >= self._context_length:
             raise RequestError(
-                f"a prompt of {prompt} tokens leaves no room in the engine's context of {self._context_length} tokens; "
-                "shorten the prompt or raise engine.max_model_len"
+                f"a prompt of {prompt} tokens leaves no room in the engine's context of "
+                f"{self._context_length} tokens; shorten the prompt or raise engine.max_model_len"
             )
         model, row = await self._resolve(request.target)
         limit = min(request.params.max_tokens, self._context_length - prompt)
@@ -214,10 +244,13 @@ class TorchEngine(Engine):
         """See `Engine.logprobs`."""
         length = len(request.prompt_T) + len(request.continuation_T)
         if not request.prompt_T or not request.continuation_T:
-            raise RequestError("logprobs needs at least one prompt token and one continuation token")
+            raise RequestError(
+                "logprobs needs at least one prompt token and one continuation token"
+            )
         if length > self._context_length:
             raise RequestError(
-                f"prompt and continuation of {length} tokens exceed the engine's context of {self._context_length}"
+                f"prompt and continuation of {length} tokens exceed the engine's context of "
+                f"{self._context_length}"
             )
         model, row = await self._resolve(request.target)
         result = await self._submit(Work(request, model, row, limit=0))
@@ -307,8 +340,13 @@ class TorchEngine(Engine):
             raise EngineError(f"cannot {what} while {len(self._in_flight)} requests are in flight")
 
     def _new_model(self) -> PopulationModel:
-        """A copy of the base with weights of its own, except large tables that genomes do not perturb."""
-        linear = {id(p) for m in self._base_module.modules() if isinstance(m, torch.nn.Linear) for p in m.parameters()}
+        """A copy of the base with weights of its own, except tables that genomes leave alone."""
+        linear = {
+            id(p)
+            for m in self._base_module.modules()
+            if isinstance(m, torch.nn.Linear)
+            for p in m.parameters()
+        }
         shared = {
             id(parameter): parameter
             for name, parameter in self._base_module.named_parameters()

@@ -61,7 +61,13 @@ class Sampled:
 
 
 class WorkQueue:
-    """Requests that wait, by model and genome. Thread-safe; `changed` is notified when work arrives or it closes."""
+    """Requests that wait, by model and genome. Thread-safe.
+
+    Attributes:
+        changed: notified when work arrives or the queue closes; guards the rest.
+        closed: no more work is handed out.
+        num_cancelled: requests cancelled so far, so that lanes know when to look.
+    """
 
     def __init__(self, num_lanes: int) -> None:
         self.changed = threading.Condition()
@@ -117,9 +123,13 @@ class WorkQueue:
             return max((work.length for works in by_row.values() for work in works), default=0)
 
     def take_samples(
-        self, model: PopulationModel, free_of_row: dict[int, int], empty_blocks: int, max_length: int
+        self,
+        model: PopulationModel,
+        free_of_row: dict[int, int],
+        empty_blocks: int,
+        max_length: int,
     ) -> list[Work]:
-        """Requests for the free slots: first of blocks that already belong to a genome, then of empty blocks.
+        """Requests for the free slots: of blocks that belong to a genome, then of empty ones.
 
         Args:
             model: the model that the lane is on.
@@ -154,7 +164,9 @@ class WorkQueue:
     def _pop(by_row: dict[int, deque[Work]], row: int, most: int, max_length: int) -> list[Work]:
         works = by_row[row]
         popped: list[Work] = []
-        while works and len(popped) < most and (works[0].cancelled or works[0].length <= max_length):
+        while (
+            works and len(popped) < most and (works[0].cancelled or works[0].length <= max_length)
+        ):
             work = works.popleft()
             if not work.cancelled:
                 popped.append(work)
@@ -167,7 +179,9 @@ class WorkQueue:
         with self.changed:
             works = self._score.get(model)
             taken: list[Work] = []
-            while works and (not taken or sum(w.length for w in taken) + works[0].length <= max_tokens):
+            while works and (
+                not taken or sum(w.length for w in taken) + works[0].length <= max_tokens
+            ):
                 work = works.popleft()
                 if not work.cancelled:
                     taken.append(work)
@@ -181,7 +195,9 @@ class WorkQueue:
             self.closed = True
             self.changed.notify_all()
             left = [work for works in self._score.values() for work in works]
-            left += [w for by_row in self._sample.values() for works in by_row.values() for w in works]
+            left += [
+                w for by_row in self._sample.values() for works in by_row.values() for w in works
+            ]
             self._score.clear()
             self._sample.clear()
             return left
