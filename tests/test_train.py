@@ -1,8 +1,6 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
-import functools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -259,7 +257,7 @@ def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     options = ("model_name=none", "engine=tests.fakes:FakeEngineBuilder", "num_generations=100000")
     run = started(tmp_path, 3, *options)
     run.send_signal(number)
@@ -271,12 +269,15 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
         "behavior_if_log_dir_exists=resume to go on\n"
     )
     assert out == ""
-    resumed = started(tmp_path, recorded + 1, *options, "behavior_if_log_dir_exists=resume")
-    resumed.kill()
-    resumed.communicate()
+    resumed = chz.replace(
+        load_config(tmp_path / "config.json", TinyConfig), behavior_if_log_dir_exists="resume"
+    )
+    with anyio.move_on_after(0.3):
+        await train.main(resumed)
+    assert len(list(read_history(tmp_path / "history.jsonl"))) > recorded
 
 
-def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
+async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shape = Qwen2Config(
         vocab_size=95,
@@ -295,11 +296,9 @@ def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> Non
     killed.communicate()
     recorded = len(list(read_history(tmp_path / "killed" / "history.jsonl")))
     assert 3 <= recorded < 12, "killed on its way"
-    run = functools.partial(
-        subprocess.run, cwd=ROOT, check=True, capture_output=True, timeout=120, env=os.environ
-    )
-    run(command(tmp_path / "killed", *options, "behavior_if_log_dir_exists=resume"))
-    run(command(tmp_path / "unbroken", *options))
+    recorded_config = load_config(tmp_path / "killed" / "config.json", TinyConfig)
+    await train.main(chz.replace(recorded_config, behavior_if_log_dir_exists="resume"))
+    await train.main(chz.replace(recorded_config, log_path=str(tmp_path / "unbroken")))
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
         assert lines(tmp_path / "killed" / name) == lines(tmp_path / "unbroken" / name)
     histories = [

@@ -1,0 +1,102 @@
+"""Train a small model to solve Countdown, on a laptop, in minutes.
+
+    python -m es_cookbook.recipes.countdown.train_cli
+    python -m es_cookbook.recipes.countdown.train_cli seed=1 optimizer.sigma=0.01
+    python -m es_cookbook.recipes.countdown.train_cli --help
+
+Without options it trains the bundled character-level model, which can already solve some problems
+but often does not, on generated problems; no network, no GPU. Any other model and data go the same
+way:
+
+    ... model_name=Qwen/Qwen2.5-0.5B-Instruct dataset.source=Jiayi-Pan/Countdown-Tasks-3to4
+    dataset.prompt=paper
+"""
+
+import functools
+import hashlib
+from pathlib import Path
+
+import chz
+
+from es_cookbook import train
+from es_cookbook.cli import run_cli
+from es_cookbook.configs import Names, config_to_json
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.run_directory import METRICS
+from es_cookbook.runs.tracking.jsonl import summary
+
+BUNDLED_MODEL = Path(__file__).parent / "model"
+
+# The main job's settings, all of them; everything else is `train.Config`'s own default.
+_OPTIMIZERS = Names(
+    OPTIMIZER_NAMES,
+    default="es",
+    settings={"population_size": 64, "sigma": 0.005, "learning_rate": 0.005},
+)
+_SAMPLING = functools.partial(SamplingParams, max_tokens=48)
+_NUM_GENERATIONS = 100
+_EVAL_EVERY = 25
+
+
+@chz.chz
+class CLIConfig(train.Config):
+    """Train a model to solve Countdown problems with evolution strategies."""
+
+    model_name: str = chz.field(
+        default=str(BUNDLED_MODEL), doc="Hugging Face model directory or Hub name"
+    )
+    dataset: RLDatasetBuilder = chz.field(
+        default_factory=CountdownDatasetBuilder,
+        blueprint_unspecified=CountdownDatasetBuilder,
+        doc="problems to train on, and held-out ones",
+    )
+    optimizer: OptimizerBuilder = chz.field(
+        meta_factory=_OPTIMIZERS,
+        default_factory=_OPTIMIZERS.build_default,
+        doc="how the population is made and the centre moves",
+    )
+    sampling: SamplingParams = chz.field(
+        default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
+    )
+    num_generations: int = chz.field(default=_NUM_GENERATIONS, doc="generations of the whole run")
+    eval_every: int = chz.field(
+        default=_EVAL_EVERY,
+        doc="generations between held-out evaluations; 0: before the first and after the last only",
+    )
+    log_path: str = chz.field(
+        default="", doc="run directory; runs/countdown-<digest of the options> if empty"
+    )
+
+
+def main(config: CLIConfig) -> None:
+    """Train, and say in one line what it brought."""
+    if not config.log_path:
+        config = chz.replace(config, log_path=default_log_path(config))
+    train.run(config)
+    print(f"{summary(Path(config.log_path) / METRICS)}; everything is in {config.log_path}")
+
+
+def default_log_path(config: CLIConfig) -> str:
+    """The same for the same options, so that the same command finds its run again.
+
+    Where and how a run is kept and shown does not count.
+    """
+    what = chz.replace(
+        config,
+        log_path="",
+        trackers=CLIConfig().trackers,
+        behavior_if_log_dir_exists="ask",
+    )
+    digest = hashlib.blake2b(config_to_json(what).encode(), digest_size=4).hexdigest()
+    return str(Path("runs") / f"countdown-seed{config.seed}-{digest}")
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, CLIConfig)
+
+
+if __name__ == "__main__":
+    cli()
