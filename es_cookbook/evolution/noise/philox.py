@@ -12,6 +12,7 @@ engines make noise in threads.
 
 import functools
 import hashlib
+import sys
 import threading
 
 import numpy as np
@@ -41,11 +42,12 @@ def words(seed: int, name: str, first_block: int, num_blocks: int) -> NDArray[np
         `4 * num_blocks` words, little-endian in memory on every machine.
     """
     state = _this_thread.state
-    state["state"]["key"][:] = seed, name_key(name)
+    key = state["state"]["key"]
+    key[0], key[1] = seed, name_key(name)
     state["state"]["counter"][0] = first_block
     _this_thread.philox.state = state
     drawn = _this_thread.philox.random_raw(WORDS_PER_BLOCK * num_blocks)
-    return drawn.astype("<u8", copy=False)
+    return drawn if sys.byteorder == "little" else drawn.astype("<u8")
 
 
 class _ThisThread(threading.local):

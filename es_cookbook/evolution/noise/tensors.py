@@ -18,6 +18,7 @@ NoiseKind: TypeAlias = Literal["gaussian", "rademacher"]
 
 GAUSSIANS_PER_BLOCK = 16
 SIGNS_PER_BLOCK = 256
+_LANE = np.dtype("<u2")
 _PIECE = 2**15
 """Elements made at once, a multiple of both: 128 KiB of float32, and twice that of indices."""
 
@@ -111,7 +112,7 @@ def noise_range(
 
 
 def _write_gaussians(words: NDArray[np.uint64], skip: int, out: NDArray[np.float32]) -> None:
-    lanes = words.view("<u2")[skip : skip + out.size]
+    lanes = words.view(_LANE)[skip : skip + out.size]
     gaussian.table().take(lanes, out=out, mode="wrap")  # "wrap": "raise" would copy `out`.
 
 
