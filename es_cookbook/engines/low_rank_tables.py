@@ -32,11 +32,14 @@ def fill_tables(
     genomes_G: Sequence[Genome],
     device: torch.device,
     num_threads: int,
-) -> list[LowRankTable | None]:
-    """Make the tables of these genomes, one a linear group; None where the space has none."""
+) -> list[LowRankTable | None] | None:
+    """Make the tables of these genomes, one a linear group, or None if all of them are the centre.
+
+    A group that the space leaves out has None for a table.
+    """
     num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
     if num_terms == 0:
-        return [None] * len(model.groups)
+        return None
 
     def fill(members: list[tuple[str, int, int]]) -> LowRankTable | None:
         return _fill_group(model, space, genomes_G, members, num_terms, device) if members else None
