@@ -1,0 +1,117 @@
+"""What the torch engine's answers are held against: transformers, one genome at a time.
+
+A greedy action is right if and only if the reference's most probable token after every prefix of it
+is its next token, so one forward pass over prompts and actions checks them all.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.engines.base import SampleRequest, Target
+from es_cookbook.engines.model_loading import parameter_infos
+from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.rl.types import Action, Observation, SamplingParams
+
+LOGPROB_TOLERANCE = 1e-4
+
+
+@asynccontextmanager
+async def running_engine(
+    path: Path, space: SearchSpaceBuilder, **options: object
+) -> AsyncIterator[TorchEngine]:
+    """A float32 engine of two lanes unless options say otherwise, closed in the end."""
+    builder = TorchEngineBuilder(**{"dtype": "float32", "num_lanes": 2, "device": "cpu"} | options)
+    engine = await builder(model_name=str(path), search_space=space)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def sample_all(engine: TorchEngine, requests: Sequence[SampleRequest]) -> list[Action]:
+    """All at once, in this order."""
+    return list(await asyncio.gather(*map(engine.sample, requests)))
+
+
+async def wait_until_sampling(engine: TorchEngine) -> None:
+    """Return once the engine has sampled another token than so far."""
+    before = engine.stats()["tokens"]
+    while engine.stats()["tokens"] == before:
+        await asyncio.sleep(0.001)
+
+
+def request(
+    target: Target,
+    prompt: Sequence[int],
+    *,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+    stop_token_ids: tuple[int, ...] = (),
+    **params: object,
+) -> SampleRequest:
+    """A greedy request of 12 tokens with logprobs unless told otherwise."""
+    observation = Observation(tuple(prompt), stop, stop_token_ids)
+    sampling = SamplingParams(**{"max_tokens": 12, "logprobs": True} | params)
+    return SampleRequest(target, observation, sampling, seed)
+
+
+class Reference:
+    """A transformers model and a centre of the test's own."""
+
+    def __init__(self, path: Path, space: SearchSpaceBuilder) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self.base = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.centre = Centre(self.base, space(parameter_infos(self.model)))
+
+    def become(self, who: Genome | Literal["base"]) -> None:
+        """Take a genome's merged weights (`Genome()` is the centre), or the base's."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.base[name])
+                if who != "base" and name in self.centre.weights:
+                    parameter.copy_(self.centre.perturbed(who, name))
+
+    @torch.no_grad()
+    def logits(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """(tokens, vocabulary) of each prompt; padding comes after, where nothing looks at it."""
+        longest = max(map(len, prompts))
+        padded = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompts])
+        return [row[: len(p)] for row, p in zip(self.model(padded).logits, prompts, strict=True)]
+
+    def check_greedy(
+        self, who: Genome | Literal["base"], answers: Sequence[tuple[SampleRequest, Action]]
+    ) -> None:
+        """Assert that these actions are the model's own greedy ones, with its logprobs."""
+        self.become(who)
+        prompts = [request.observation.tokens_T for request, _ in answers]
+        logits = self.logits([p + a.tokens_T for p, (_, a) in zip(prompts, answers, strict=True)])
+        for prompt, (_, action), logits_T in zip(prompts, answers, logits, strict=True):
+            predicting = logits_T[len(prompt) - 1 : -1]
+            assert tuple(predicting.argmax(-1).tolist()) == action.tokens_T
+            if action.logprobs_T is not None:
+                self._check_logprobs(predicting, action.tokens_T, action.logprobs_T)
+
+    def check_logprobs(
+        self, prompt: Sequence[int], continuation: Sequence[int], logprobs: Sequence[float]
+    ) -> None:
+        """Assert that these are the log-probabilities of the model it now is."""
+        (logits,) = self.logits([[*prompt, *continuation]])
+        self._check_logprobs(logits[len(prompt) - 1 : -1], continuation, logprobs)
+
+    @staticmethod
+    def _check_logprobs(
+        predicting: torch.Tensor, tokens: Sequence[int], logprobs: Sequence[float]
+    ) -> None:
+        expected = predicting.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).flatten()
+        torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=LOGPROB_TOLERANCE)

@@ -1,0 +1,150 @@
+"""The whole population in one batch answers as each genome would alone, from merged weights."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Action
+from tests.engines.reference import Reference, request, running_engine, sample_all
+from tests.tiny_models import FAMILIES, FIRST_CHARACTER, VOCABULARY
+
+pytestmark = pytest.mark.anyio
+
+GENOMES_G = (
+    Genome((Term(11, 0.1),)),
+    Genome((Term(11, -0.1),)),
+    Genome((Term(12, 0.05), Term(13, -0.1), Term(11, 0.03))),
+    Genome(),
+)
+STEP = Step((Term(21, 0.05), Term(22, -0.05)))
+SPACES = (LowRank(rank=1), LowRank(rank=3, noise="rademacher"), FullRank())
+LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 33)
+"""Around the lengths to which prompts are padded, and beyond the tiny models' window."""
+
+
+def _prompts(lengths: Sequence[int] = LENGTHS) -> list[tuple[int, ...]]:
+    rng = random.Random(1)
+    return [tuple(rng.choices(range(FIRST_CHARACTER, VOCABULARY), k=n)) for n in lengths]
+
+
+def _of(
+    target: Target, requests: Sequence[SampleRequest], actions: Sequence[Action]
+) -> list[tuple[SampleRequest, Action]]:
+    return [(r, a) for r, a in zip(requests, actions, strict=True) if r.target == target]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda s: f"{type(s).__name__}-{s.noise}")
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_population_in_one_batch_answers_as_each_genome_alone(
+    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+) -> None:
+    path = tiny_model(family)
+    reference = Reference(path, space)
+    targets: list[Target] = [*range(len(GENOMES_G)), "centre", "base"]
+    requests = [request(target, prompt) for target in targets for prompt in _prompts()]
+    random.Random(2).shuffle(requests)
+    async with running_engine(path, space) as engine:
+        assert await engine.apply(STEP) == reference.centre.apply(STEP)
+        await engine.load(GENOMES_G)
+        actions = await sample_all(engine, requests)
+        answers = {target: _of(target, requests, actions) for target in targets}
+        reference.check_greedy("base", answers["base"])
+        reference.check_greedy(Genome(), answers["centre"])
+        for g, genome in enumerate(GENOMES_G):
+            reference.check_greedy(genome, answers[g])
+        assert len({tuple(a.tokens_T for _, a in answers[t]) for t in (0, 1, 2, "centre")}) == 4
+
+
+@pytest.mark.parametrize("space", [LowRank(rank=2), FullRank()], ids=["low rank", "full rank"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+async def test_logprobs_of_a_continuation_are_those_of_merged_weights(
+    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+) -> None:
+    path = tiny_model(family)
+    reference = Reference(path, space)
+    sequences = _prompts((2, 9, 16, 40))
+    async with running_engine(path, space) as engine:
+        await engine.load(GENOMES_G)
+        for target in (0, 2, "centre", "base"):
+            reference.become(GENOMES_G[target] if isinstance(target, int) else "base")
+            for tokens in sequences:
+                for cut in {1, len(tokens) - 1}:
+                    scored = LogprobsRequest(target, tokens[:cut], tokens[cut:])
+                    reference.check_logprobs(
+                        tokens[:cut], tokens[cut:], await engine.logprobs(scored)
+                    )
+
+
+async def test_an_untied_head_is_perturbed_under_low_rank(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    space = LowRank(include=("lm_head.weight",))
+    reference = Reference(tiny_model("llama"), space)
+    requests = [request(target, p) for p in _prompts() for target in (0, 1, "centre")]
+    async with running_engine(tiny_model("llama"), space) as engine:
+        await engine.load(GENOMES_G[:2])
+        actions = await sample_all(engine, requests)
+    reference.check_greedy(GENOMES_G[0], _of(0, requests, actions))
+    reference.check_greedy(GENOMES_G[1], _of(1, requests, actions))
+    reference.check_greedy(Genome(), _of("centre", requests, actions))
+    assert [a for _, a in _of(0, requests, actions)] != [a for _, a in _of(1, requests, actions)]
+
+
+@pytest.mark.parametrize("genomes_G", [[], [Genome()], [Genome(), GENOMES_G[0]]], ids=len)
+async def test_genomes_without_terms_are_the_centre(
+    tiny_model: Callable[[str], Path], genomes_G: list[Genome]
+) -> None:
+    requests = [request(t, p) for t in ("centre", *range(len(genomes_G))) for p in _prompts((3, 9))]
+    reference = Reference(tiny_model("qwen2"), LowRank())
+    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
+        await engine.load(genomes_G)
+        actions = await sample_all(engine, requests)
+    for g, genome in enumerate(genomes_G):
+        reference.check_greedy(genome, _of(g, requests, actions))
+    reference.check_greedy(Genome(), _of("centre", requests, actions))
+
+
+async def test_newly_loaded_genomes_take_the_place_of_those_before(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    for space in (LowRank(), FullRank()):
+        reference = Reference(tiny_model("qwen2"), space)
+        requests = [request(0, prompt) for prompt in _prompts()]
+        async with running_engine(tiny_model("qwen2"), space) as engine:
+            for genome in (GENOMES_G[0], GENOMES_G[2], GENOMES_G[1]):
+                await engine.load([genome, *GENOMES_G[:2]])
+                actions = await sample_all(engine, requests)
+                reference.check_greedy(genome, list(zip(requests, actions, strict=True)))
+
+
+async def test_bfloat16_samples_and_scores(tiny_model: Callable[[str], Path]) -> None:
+    (prompt,) = _prompts((9,))
+    async with running_engine(tiny_model("qwen2"), LowRank(), dtype="bfloat16") as engine:
+        await engine.load(GENOMES_G)
+        action, again = await sample_all(engine, [request(0, prompt)] * 2)
+        assert action == again
+        assert len(action.tokens_T) == 12
+        scores = await engine.logprobs(LogprobsRequest(0, prompt, action.tokens_T))
+    assert action.logprobs_T == pytest.approx(scores, abs=0.2)  # bfloat16 has 8 bits of mantissa
+
+
+async def test_gpt2_runs_under_full_rank(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from tests.tiny_models import save_with_tokenizer
+
+    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    save_with_tokenizer(GPT2LMHeadModel(config), tmp_path / "gpt2")
+    reference = Reference(tmp_path / "gpt2", FullRank())
+    requests = [request(0, prompt) for prompt in _prompts()]
+    async with running_engine(tmp_path / "gpt2", FullRank()) as engine:
+        await engine.load(GENOMES_G[:1])
+        actions = await sample_all(engine, requests)
+    reference.check_greedy(GENOMES_G[0], list(zip(requests, actions, strict=True)))

@@ -1,0 +1,114 @@
+"""Tiny random Hugging Face models with a character tokenizer, made on disk in milliseconds.
+
+Small, but of real shape: grouped heads, tied and untied heads, biases, sliding windows shorter than
+a test's sequences, soft caps, partial rotary positions. The end of sequence has a logit near 0: a
+greedy sequence all but never ends by itself, and a hot one does after some tens of tokens.
+"""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+FAMILIES = ("qwen2", "qwen3", "llama", "gemma2", "gemma3", "gpt_neox")
+VOCABULARY = 40
+PAD, EOS, BOS = 0, 1, 2
+FIRST_CHARACTER = 3
+"""Tokens from here on are one character each."""
+CONTEXT = 192
+WINDOW = 8
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "bos_token_id": BOS,
+}
+_GROUPED = _SIZES | {"num_key_value_heads": 2}
+
+
+def make_tiny_model(family: str, path: Path) -> Path:
+    """Write a model of one of `FAMILIES` and its tokenizer; gives the path."""
+    save_with_tokenizer(_build(family), path)
+    return path
+
+
+def save_with_tokenizer(model: PreTrainedModel, path: Path) -> None:
+    """Fill a model with seeded noise and write it, with the character tokenizer."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.2, generator=generator)
+            else:  # Biases and norms, so that leaving one out shows.
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        model.get_output_embeddings().weight[EOS] = 0
+    model.save_pretrained(path)
+    character_tokenizer().save_pretrained(path)
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, from `-` on; decoding puts nothing between them."""
+    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
+    for token in range(FIRST_CHARACTER, VOCABULARY):
+        vocabulary[chr(ord("-") + token - FIRST_CHARACTER)] = token
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    )
+
+
+def _build(family: str) -> PreTrainedModel:
+    match family:
+        case "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**_GROUPED, tie_word_embeddings=True))
+        case "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=16))
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**_GROUPED))
+        case "gemma2":
+            config = Gemma2Config(
+                **_GROUPED,
+                head_dim=8,
+                sliding_window=WINDOW,
+                query_pre_attn_scalar=8,
+                attn_logit_softcapping=2.0,
+                final_logit_softcapping=5.0,
+            )
+            return Gemma2ForCausalLM(config)
+        case "gemma3":
+            config = Gemma3TextConfig(
+                **_GROUPED,
+                head_dim=8,
+                sliding_window=WINDOW,
+                layer_types=["sliding_attention", "full_attention"],
+                query_pre_attn_scalar=8,
+            )
+            return Gemma3ForCausalLM(config)
+        case "gpt_neox":
+            return GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES))
+        case _:
+            raise ValueError(f"no tiny model of family {family!r}, only of {FAMILIES}")
