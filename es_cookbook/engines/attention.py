@@ -13,8 +13,9 @@ import torch
 
 LENGTH_STEP = 8
 """Prompts are padded to a multiple of this many tokens, and cache views are as long."""
-_MIN_LENGTH = 16
-"""Shortest cache view: below a vector register's width, sums are added in another order."""
+_MIN_LENGTH, _MIN_LENGTH_ALONE = 16, 32
+"""Shortest cache views, the latter where every query head has a key head of its own: below these the
+matrix-vector kernels and the softmax add in another order, so a row's bits would depend on the view."""
 _MAX_SCORES = 1 << 24
 """Most attention scores held at once while prefilling prompts of one padded length."""
 
@@ -74,14 +75,21 @@ def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _probabilities(
-    scores: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+    q: torch.Tensor, k_t: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    """Softmax of scaled, capped and masked scores; overwrites the scores."""
-    scores.mul_(scale)
-    if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
-    dtype = scores.dtype
-    return torch.softmax(scores.add_(mask), dim=-1, dtype=torch.float32).to(dtype)
+    """Softmax of scaled, capped and masked scores; k comes transposed, the mask in float32.
+
+    Capped scores are rare (Gemma 2); the others take one pass. A single member is given a twin:
+    alone, a batched matmul takes another code path, so bits would depend on the batch's size.
+    """
+    if q.shape[0] == 1:
+        return _probabilities(q.expand(2, -1, -1), k_t.expand(2, -1, -1), mask, scale, softcap)[:1]
+    mask = mask.to(q.dtype)
+    if softcap is None:
+        scores = torch.baddbmm(mask, q, k_t, alpha=scale)
+    else:
+        scores = torch.bmm(q, k_t).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
 
 
 class DecodeRows:
@@ -90,9 +98,9 @@ class DecodeRows:
     def __init__(self, cache: SlotCache, positions_S: torch.Tensor) -> None:
         self.cache = cache
         self._positions_S = positions_S
-        self._length = max(_MIN_LENGTH, round_up(int(positions_S.max()) + 1, LENGTH_STEP))
+        self._longest = round_up(int(positions_S.max()) + 1, LENGTH_STEP)
         self._rows: dict[int, torch.Tensor] = {}
-        self._masks: dict[int | None, torch.Tensor] = {}
+        self._masks: dict[tuple[int | None, int, int], torch.Tensor] = {}
 
     def attend(
         self,
@@ -115,21 +123,25 @@ class DecodeRows:
         keys.index_copy_(0, self._rows[kv_heads], k_T.reshape(-1, width))
         values.index_copy_(0, self._rows[kv_heads], v_T.reshape(-1, value_width))
         members = num_rows * kv_heads
-        k_view = keys.view(-1, self.cache.slot_length, width)[:members, : self._length]
-        v_view = values.view(-1, self.cache.slot_length, value_width)[:members, : self._length]
-        scores = torch.bmm(q_T.reshape(members, heads // kv_heads, width), k_view.transpose(1, 2))
-        by_row = scores.view(num_rows, -1, self._length)
-        probabilities = _probabilities(by_row, self._mask(window), scale, softcap).view_as(scores)
+        mask = self._mask(window, kv_heads, heads)
+        length = mask.shape[-1]
+        k_view = keys.view(-1, self.cache.slot_length, width)[:members, :length]
+        v_view = values.view(-1, self.cache.slot_length, value_width)[:members, :length]
+        q = q_T.reshape(members, heads // kv_heads, width)
+        probabilities = _probabilities(q, k_view.transpose(1, 2), mask, scale, softcap)
         return torch.bmm(probabilities, v_view).view(num_rows, heads, value_width)
 
-    def _mask(self, window: int | None) -> torch.Tensor:
-        """(rows, 1, length): 0 where the row sees the position, −∞ elsewhere."""
-        if window not in self._masks:
-            at = torch.arange(self._length, device=self._positions_S.device)
+    def _mask(self, window: int | None, kv_heads: int, heads: int) -> torch.Tensor:
+        """(rows * kv heads, heads a kv head, length): 0 where the row sees the position."""
+        kind = (window, kv_heads, heads)
+        if kind not in self._masks:
+            length = max(_MIN_LENGTH_ALONE if heads == kv_heads else _MIN_LENGTH, self._longest)
+            at = torch.arange(length, device=self._positions_S.device)
             last = self._positions_S[:, None]
             hidden = at > last if window is None else (at > last) | (at <= last - window)
-            self._masks[window] = _additive(hidden).unsqueeze(1)
-        return self._masks[window]
+            of_heads = _additive(hidden)[:, None].expand(-1, heads, -1)
+            self._masks[kind] = of_heads.reshape(-1, heads // kv_heads, length)
+        return self._masks[kind]
 
 
 def _additive(hidden: torch.Tensor) -> torch.Tensor:
@@ -240,8 +252,8 @@ class PrefillRows:
         repeats = q.shape[2]
         k = k_T[rows_N_L].transpose(1, 2).flatten(0, 1)
         v = v_T[rows_N_L].transpose(1, 2).flatten(0, 1)
-        scores = _bmm(q.reshape(num * kv_heads, repeats * padded, -1), k.transpose(1, 2))
-        out = _bmm(_probabilities(scores, mask, scale, softcap), v)
+        q = q.reshape(num * kv_heads, repeats * padded, -1)
+        out = _bmm(_probabilities(q, k.transpose(1, 2), mask, scale, softcap), v)
         return out.view(num, kv_heads, repeats, padded, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def _write(self, cache: SlotCache, layer: int, k_T: torch.Tensor, v_T: torch.Tensor) -> None:

@@ -225,23 +225,23 @@ class Lane:
         self.num_tokens += len(slots)
         stopped = np.isin(tokens, self._eos)
         ended = stopped | (table.count[slots] >= table.limit[slots])
-        for i in (~stopped).nonzero()[0].tolist():
-            work = table.works[slots[i]]
-            if work is not None and work.has_stops and self._hits_stop(work, int(slots[i])):
+        for i in (table.has_stops[slots] & ~stopped).nonzero()[0].tolist():
+            if self._hits_stop(int(slots[i])):
                 stopped[i] = ended[i] = True
         if ended.any():
             self._finish(slots[ended], stopped[ended])
 
-    def _hits_stop(self, work: Work, slot: int) -> bool:
-        request = work.request
-        assert isinstance(request, SampleRequest)
+    def _hits_stop(self, slot: int) -> bool:
+        work = self._table.works[slot]
+        assert work is not None and isinstance(work.request, SampleRequest)
+        observation = work.request.observation
         tokens = self._table.tokens[slot, : self._table.count[slot]].tolist()
-        if tokens[-1] in request.observation.stop_token_ids:
+        if tokens[-1] in observation.stop_token_ids:
             return True
-        if not request.observation.stop:
+        if not observation.stop:
             return False
         (text,) = self._decode_texts([tokens])
-        return any(stop in text for stop in request.observation.stop)
+        return any(stop in text for stop in observation.stop)
 
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
         table = self._table
@@ -256,16 +256,15 @@ class Lane:
             if table.wants_logprobs[slot]:
                 logprobs_T = tuple(table.logprobs[slot, : len(tokens_T)].tolist())
             results.append((work, Sampled(tuple(tokens_T), text, stop, logprobs_T)))
-            table.release(slot)
+        table.release(slots.tolist())
         self._deliver(results)
 
     def _drop_cancelled(self) -> None:
         if self._num_cancelled == self._queue.num_cancelled:
             return
         self._num_cancelled = self._queue.num_cancelled
-        for slot, work in enumerate(self._table.works):
-            if work is not None and work.cancelled:
-                self._table.release(slot)
+        works = enumerate(self._table.works)
+        self._table.release([slot for slot, work in works if work is not None and work.cancelled])
 
     def _score(self, model: PopulationModel, works: list[Work]) -> None:
         """Log-probabilities of continuations, in one pass; nothing is cached."""

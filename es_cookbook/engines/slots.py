@@ -27,6 +27,7 @@ class SlotTable:
         newest: the slot's newest token, not yet in the cache.
         count: tokens sampled so far, and `limit` the most.
         tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
+        has_stops: whether the slot's request has stop conditions of its own.
         temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token
             index.
         genome_of_block: the genome of each block, or -1.
@@ -44,6 +45,7 @@ class SlotTable:
         self.tokens = np.zeros((num_slots, slot_length), dtype=np.int64)
         self.logprobs = np.zeros((num_slots, slot_length), dtype=np.float32)
         self.wants_logprobs = np.zeros(num_slots, dtype=bool)
+        self.has_stops = np.zeros(num_slots, dtype=bool)
         self.temperature = np.zeros(num_slots, dtype=np.float64)
         self.top_p = np.ones(num_slots, dtype=np.float64)
         self.uniforms = np.zeros((num_slots, slot_length), dtype=np.float64)
@@ -95,26 +97,38 @@ class SlotTable:
     def _fill(self, slot: int, work: Work) -> None:
         request = work.request
         assert isinstance(request, SampleRequest)
+        observation = request.observation
         self.works[slot] = work
         self.active[slot] = True
-        self.position[slot] = len(request.observation.tokens_T) - 1
+        self.position[slot] = len(observation.tokens_T) - 1
         self.count[slot] = 0
         self.limit[slot] = work.limit
         self.wants_logprobs[slot] = request.params.logprobs
+        self.has_stops[slot] = bool(observation.stop or observation.stop_token_ids)
         self.temperature[slot] = request.params.temperature
         self.top_p[slot] = request.params.top_p
         if request.params.temperature > 0:
             self.uniforms[slot, : work.limit] = token_uniforms(request.seed, work.limit)
 
-    def release(self, slot: int) -> None:
-        """Free a slot; its block belongs to nobody once it is empty."""
-        self.works[slot] = None
-        self.active[slot] = self.wants_logprobs[slot] = False
-        self.position[slot] = self.newest[slot] = 0
-        self.temperature[slot] = 0.0
-        block = slot // ROWS_PER_BLOCK
-        if not self.active[block * ROWS_PER_BLOCK : (block + 1) * ROWS_PER_BLOCK].any():
-            self.genome_of_block[block] = _NOBODY
+    def release(self, slots: Sequence[int]) -> None:
+        """Free slots; a block belongs to nobody once it is empty."""
+        for slot in slots:
+            self.works[slot] = None
+        for array in self._cleared_when_idle():
+            array[slots] = 0
+        empty = ~self.active.reshape(-1, ROWS_PER_BLOCK).any(axis=1)
+        self.genome_of_block[empty] = _NOBODY
+
+    def _cleared_when_idle(self) -> tuple[np.ndarray, ...]:
+        """State that must be 0 in idle slots, which still take part in decode batches."""
+        return (
+            self.active,
+            self.position,
+            self.newest,
+            self.wants_logprobs,
+            self.has_stops,
+            self.temperature,
+        )
 
     def accept(self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray | None) -> None:
         """Take one newly sampled token for each of these slots."""
@@ -130,12 +144,13 @@ class SlotTable:
 
         Gives old slots by new slot; a gap repeats some idle slot.
         """
-        by_genome: dict[int, list[int]] = {}
-        for slot in self.active.nonzero()[0].tolist():
-            by_genome.setdefault(int(self.genome_of_block[slot // ROWS_PER_BLOCK]), []).append(slot)
-        num_blocks = sum(-(-len(slots) // ROWS_PER_BLOCK) for slots in by_genome.values())
-        if max(MIN_ROWS, num_blocks * ROWS_PER_BLOCK) >= 0.8 * self.num_rows:
+        genomes = self.genome_of_block.repeat(ROWS_PER_BLOCK)[self.active]
+        blocks_of_genomes = -(-np.bincount(genomes) // ROWS_PER_BLOCK)
+        if max(MIN_ROWS, blocks_of_genomes.sum() * ROWS_PER_BLOCK) >= 0.8 * self.num_rows:
             return None
+        by_genome: dict[int, list[int]] = {}
+        for slot, genome in zip(self.active.nonzero()[0].tolist(), genomes.tolist(), strict=True):
+            by_genome.setdefault(genome, []).append(slot)
         idle = int((~self.active).nonzero()[0][0])
         order: list[int] = []
         for slots in by_genome.values():
@@ -152,14 +167,9 @@ class SlotTable:
         self.works += [None] * (self.num_slots - len(order))
         for array in (
             self.active, self.position, self.newest, self.count, self.limit, self.tokens,
-            self.logprobs, self.wants_logprobs, self.temperature, self.top_p, self.uniforms,
+            self.logprobs, self.wants_logprobs, self.has_stops, self.temperature, self.top_p,
+            self.uniforms,
         ):  # fmt: skip
             array[: len(order)] = array[order]
-        for array in (
-            self.active,
-            self.position,
-            self.newest,
-            self.wants_logprobs,
-            self.temperature,
-        ):
+        for array in self._cleared_when_idle():
             array[len(order) :] = 0

@@ -41,14 +41,6 @@ class Work:
         """Tokens with those still to be sampled: what it needs of a cache."""
         return len(self.sequence) + self.limit
 
-    @property
-    def has_stops(self) -> bool:
-        """Whether the request has stop conditions of its own."""
-        request = self.request
-        return isinstance(request, SampleRequest) and bool(
-            request.observation.stop or request.observation.stop_token_ids
-        )
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampled:
