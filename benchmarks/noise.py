@@ -16,7 +16,7 @@ SIZES = {"1e4": 10**4, "1e6": 10**6, "1e7": 10**7}
 SMALL = (128, 1024)
 CALLS_OF_SMALL = 2000
 ELEMENTS_A_REPEAT = 10**7
-REPEATS = 9
+REPEATS = 25
 KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
 
 
