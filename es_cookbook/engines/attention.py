@@ -14,8 +14,8 @@ import torch
 LENGTH_STEP = 8
 """Prompts are padded to a multiple of this many tokens, and cache views are as long."""
 _MIN_LENGTH, _MIN_LENGTH_ALONE = 16, 32
-"""Shortest cache views, the latter where every query head has a key head of its own: below these the
-matrix-vector kernels and the softmax add in another order, so a row's bits would depend on the view."""
+"""Shortest cache views, the latter where every query head has a key head of its own: below
+these, matrix-vector kernels and the softmax add in another order, and bits depend on the view."""
 _MAX_SCORES = 1 << 24
 """Most attention scores held at once while prefilling prompts of one padded length."""
 
