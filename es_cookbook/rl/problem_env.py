@@ -1,8 +1,8 @@
 """Single-turn problems: a question, one answer, a grade.
 
 Subclass `ProblemEnv`, write `grade`, and put `functools.partial(YourEnv, observation, ...)` into a
-`ProblemGroupBuilder`. The prompt becomes tokens once a problem (`render_prompt`), not once a rollout: a generation makes
-thousands of Envs, all on one event loop.
+`ProblemGroupBuilder`. The prompt becomes tokens once a problem (`render_prompt`), not once a
+rollout: a generation makes thousands of Envs, all on one event loop.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class ProblemEnv(Env):
 
     @abstractmethod
     def grade(self, text: str) -> Grade:
-        """Grade an answer. It runs on the event loop once a rollout, so it should cost microseconds."""
+        """Grade an answer in microseconds: it runs on the event loop, once a rollout."""
 
     async def initial_observation(self) -> Observation:
         """The question."""
@@ -73,7 +73,8 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     """One problem.
 
     Attributes:
-        make_env: makes one fresh Env; a `functools.partial` of an importable class, so that the builder pickles.
+        make_env: makes one fresh Env; a `functools.partial` of an importable class, so that the
+            builder pickles.
         name: what error messages call the problem, for example "train.jsonl, line 3".
         gold: an answer that must earn the Env's full reward, where one is known.
         problem_tags: names under which the problem's metrics are reported, beside `all`.
@@ -102,13 +103,15 @@ def render_prompt(
     Args:
         tokenizer: the model's own.
         question: what is asked.
-        chat: render a chat up to where the assistant speaks, with the tokenizer's own chat template, if it has one;
-            else, and with `chat` false, the plain text.
-        system: system message of a chat; stands before the question, a blank line between, in plain text.
+        chat: render a chat up to where the assistant speaks, with the tokenizer's own chat
+            template, if it has one; else, and with `chat` false, the plain text.
+        system: system message of a chat; stands before the question, a blank line between, in plain
+            text.
     """
     if chat and tokenizer.chat_template is not None:
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert isinstance(text, str)
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     return tuple(tokenizer.encode(f"{system}\n\n{question}" if system else question))

@@ -1,6 +1,7 @@
 """The arithmetic parser against Python's own fractions, and against hostile text."""
 
 from fractions import Fraction
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
@@ -10,40 +11,39 @@ from es_cookbook.rl.rewards.arithmetic import (
     MAX_DEPTH,
     MAX_LENGTH,
     PAPER_REWARD,
+    CountdownGrade,
     CountdownReward,
     evaluate,
     grade_countdown,
 )
 
+Expression: TypeAlias = tuple[str, Fraction | None, tuple[int, ...]]
+"""Text, value (None where it divides by zero), numbers used."""
+
 numbers = st.integers(0, 999).map(lambda n: (str(n), Fraction(n), (n,)))
 
 
-def _join(left, right, operator, spaces, parentheses):
-    text = f"{left[0]}{spaces}{operator}{spaces}{right[0]}"
-    if left[1] is None or right[1] is None or (operator == "/" and right[1] == 0):
-        value = None
-    else:
-        value = {
-            "+": lambda: left[1] + right[1],
-            "-": lambda: left[1] - right[1],
-            "*": lambda: left[1] * right[1],
-            "/": lambda: left[1] / right[1],
-        }[operator]()
-    return (f"({text})" if parentheses else text, value, left[2] + right[2])
+def _join(left: Expression, right: Expression, operator: str, space: str) -> Expression:
+    """Always in parentheses, so that the text alone fixes the order of operations."""
+    text = f"({left[0]}{space}{operator}{space}{right[0]})"
+    a, b = left[1], right[1]
+    value = None
+    if a is not None and b is not None and not (operator == "/" and b == 0):
+        value = {"+": a + b, "-": a - b, "*": a * b}.get(operator)
+        value = a / b if value is None else value
+    return text, value, left[2] + right[2]
 
 
-def _extend(children):
-    """Always in parentheses inside, so that the text alone fixes the order of operations."""
-    return st.builds(
-        _join, children, children, st.sampled_from("+-*/"), st.sampled_from(["", " "]), st.just(True)
-    )
+def _extend(children: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+    operators = st.sampled_from("+-*/")
+    return st.builds(_join, children, children, operators, st.sampled_from(["", " "]))
 
 
 expressions = st.recursive(numbers, _extend, max_leaves=8)
 
 
 @given(expressions)
-def test_value_and_numbers_agree_with_fractions(expression):
+def test_value_and_numbers_agree_with_fractions(expression: Expression) -> None:
     text, value, used = expression
     evaluated = evaluate(text)
     if value is None:
@@ -55,16 +55,16 @@ def test_value_and_numbers_agree_with_fractions(expression):
 
 
 @given(st.lists(st.tuples(st.sampled_from("+-*/"), st.integers(1, 50)), min_size=1, max_size=8))
-def test_precedence_and_associativity_agree_with_python(pairs):
+def test_precedence_and_associativity_agree_with_python(pairs: list[tuple[str, int]]) -> None:
     flat = "7" + "".join(f"{operator}{number}" for operator, number in pairs)
     wrapped = "Fraction(7)" + "".join(f"{op}Fraction({number})" for op, number in pairs)
     evaluated = evaluate(flat)
     assert evaluated is not None
-    assert evaluated.value == eval(wrapped, {"Fraction": Fraction})  # noqa: S307 - our own text
+    assert evaluated.value == eval(wrapped, {"Fraction": Fraction})
 
 
 @given(st.text(max_size=300) | st.text("0123456789+-*/() ", max_size=300))
-def test_any_text_is_a_value_or_none(text):
+def test_any_text_is_a_value_or_none(text: str) -> None:
     evaluated = evaluate(text)
     assert evaluated is None or isinstance(evaluated.value, int | Fraction)
 
@@ -102,7 +102,7 @@ def test_any_text_is_a_value_or_none(text):
         "__import__('os')",
     ],
 )
-def test_what_is_not_an_answer(text):
+def test_what_is_not_an_answer(text: str) -> None:
     assert evaluate(text) is None
 
 
@@ -110,53 +110,58 @@ def test_what_is_not_an_answer(text):
     ("text", "value"),
     [("-3+5", 2), ("2*-3", -6), ("--4", 4), ("+4", 4), ("8/(3-8/3)", 24), (" ( 1+2 ) / 3 ", 1)],
 )
-def test_signs_fractions_and_spaces(text, value):
+def test_signs_fractions_and_spaces(text: str, value: int) -> None:
     evaluated = evaluate(text)
     assert evaluated is not None
     assert evaluated.value == value
 
 
-def _grade(answer, numbers=(2, 3, 4), target=10, reward=None):
+def _grade(
+    answer: str,
+    numbers: tuple[int, ...] = (2, 3, 4),
+    target: int = 10,
+    reward: CountdownReward | None = None,
+) -> CountdownGrade:
     text = f"<think>3*4=12</think>\n<answer>{answer}</answer>"
     return grade_countdown(text, numbers, target, reward or CountdownReward())
 
 
-def test_right_answer_earns_everything():
+def test_right_answer_earns_everything() -> None:
     grade = _grade("3*4-2")
     assert (grade.reward, grade.correct, grade.format, grade.well_formed) == (1.0, True, 1.0, True)
 
 
 @pytest.mark.parametrize("answer", ["3*4-2*1", "3*4", "4+4+2", "34-24", "2+3+4", "12-2"])
-def test_wrong_number_multiset_or_value_is_well_formed_but_wrong(answer):
+def test_wrong_number_multiset_or_value_is_well_formed_but_wrong(answer: str) -> None:
     grade = _grade(answer)
     assert (grade.correct, grade.well_formed) == (False, True)
     assert grade.reward == pytest.approx(0.1)
 
 
-def test_repeated_numbers_count_as_often_as_given():
+def test_repeated_numbers_count_as_often_as_given() -> None:
     assert _grade("5+5", (5, 5), 10).correct
     assert not _grade("5*2", (5, 5), 10).correct
     assert not _grade("5+5+0*5", (5, 5, 0), 10).correct
 
 
-def test_equation_in_place_of_an_expression_is_neither_correct_nor_well_formed():
+def test_equation_in_place_of_an_expression_is_neither_correct_nor_well_formed() -> None:
     grade = _grade("3*4-2=10")
     assert (grade.correct, grade.format, grade.well_formed) == (False, 1.0, False)
 
 
-def test_last_answer_counts():
+def test_last_answer_counts() -> None:
     first_right = "<think></think><answer>3*4-2</answer><answer>1</answer>"
     last_right = "<think></think><answer>1</answer><answer>3*4-2</answer>"
     assert not grade_countdown(first_right, (2, 3, 4), 10, CountdownReward()).correct
     assert grade_countdown(last_right, (2, 3, 4), 10, CountdownReward()).correct
 
 
-def test_close_is_closer_than_one_in_a_hundred_thousand():
+def test_close_is_closer_than_one_in_a_hundred_thousand() -> None:
     assert _grade("1+1/99999999", (1, 1, 99999999), 1).correct
     assert not _grade("1+1/99999", (1, 1, 99999), 1).correct
 
 
-def test_paper_preset_pays_format_beside_the_answer():
+def test_paper_preset_pays_format_beside_the_answer() -> None:
     assert _grade("3*4-2", reward=PAPER_REWARD).reward == pytest.approx(1.1)
     assert PAPER_REWARD.full == pytest.approx(1.1)
     bare = grade_countdown("<answer>3*4-2</answer>", (2, 3, 4), 10, PAPER_REWARD)
@@ -164,7 +169,7 @@ def test_paper_preset_pays_format_beside_the_answer():
 
 
 @given(st.floats(0, 5), st.floats(0, 5), st.text("<>/thinkaswer0123456789+- \n", max_size=80))
-def test_reward_is_the_weighted_sum(answer_weight, format_weight, text):
+def test_reward_is_the_weighted_sum(answer_weight: float, format_weight: float, text: str) -> None:
     reward = CountdownReward(answer_weight=answer_weight, format_weight=format_weight)
     grade = grade_countdown(text, (1, 2), 3, reward)
     assert grade.reward == answer_weight * grade.correct + format_weight * grade.format

@@ -38,11 +38,11 @@ texts = st.lists(
         ("", 0),
     ],
 )
-def test_one_point_a_tag_in_place(text, points):
+def test_one_point_a_tag_in_place(text: str, points: int) -> None:
     assert tag_format_reward(text) == points / 4
 
 
-def test_excluded_tags_are_neither_expected_nor_looked_at():
+def test_excluded_tags_are_neither_expected_nor_looked_at() -> None:
     answer_only = ("think_open", "think_close")
     assert tag_format_reward("<answer>a</answer>", excluded=answer_only) == 1.0
     assert tag_format_reward("so </think></think><answer>a</answer>", excluded=answer_only) == 1.0
@@ -50,18 +50,18 @@ def test_excluded_tags_are_neither_expected_nor_looked_at():
     assert tag_format_reward("", excluded=("think_open", *answer_only, "answer_open")) == 0.0
 
 
-def test_prompt_that_ends_in_think_expects_three_tags():
+def test_prompt_that_ends_in_think_expects_three_tags() -> None:
     assert tag_format_reward("t</think><answer>a</answer>", prompt_ends_in_think=True) == 1.0
     assert tag_format_reward("t</think><answer>a", prompt_ends_in_think=True) == 2 / 3
 
 
 @given(texts, st.booleans())
-def test_tag_reward_is_a_share(text, in_think):
+def test_tag_reward_is_a_share(text: str, in_think: bool) -> None:
     assert 0 <= tag_format_reward(text, prompt_ends_in_think=in_think) <= 1
 
 
 @given(texts)
-def test_paper_reward_agrees_with_its_regular_expressions(text):
+def test_paper_reward_agrees_with_its_regular_expressions(text: str) -> None:
     whole = re.fullmatch(r"<think>.*?</think>\n<answer>.*?</answer>", text, re.DOTALL)
     thought = re.search(r"<think>.*?</think>", text, re.DOTALL)
     answer = re.search(r"<answer>.*?</answer>", text, re.DOTALL)
@@ -69,20 +69,20 @@ def test_paper_reward_agrees_with_its_regular_expressions(text):
     assert paper_format_reward(text) == pytest.approx(expected)
 
 
-def test_paper_reward_puts_the_prompts_think_back():
+def test_paper_reward_puts_the_prompts_think_back() -> None:
     text = "t</think>\n<answer>a</answer>"
     assert paper_format_reward(text) == 0.5
     assert paper_format_reward(text, prompt_ends_in_think=True) == 1.0
 
 
 @given(texts)
-def test_answer_is_what_the_last_opening_tag_holds(text):
+def test_answer_is_what_the_last_opening_tag_holds(text: str) -> None:
     answer = extract_answer(text)
     last = re.fullmatch(r".*<answer>((?:(?!<answer>).)*?)</answer>(?:(?!<answer>).)*", text, re.S)
     assert answer == (last[1].strip() if last else None)
 
 
-def test_megabytes_of_tags_are_only_wrong():
+def test_megabytes_of_tags_are_only_wrong() -> None:
     for hostile in ("<think>" * 200_000, "<answer>" * 200_000, "</think>\n" * 200_000):
         assert tag_format_reward(hostile) <= 0.25
         assert paper_format_reward(hostile) <= 0.6

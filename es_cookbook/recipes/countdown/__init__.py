@@ -1,0 +1,1 @@
+"""Countdown: combine numbers to reach a target. The recipe to start with."""

@@ -1,13 +1,14 @@
 """Countdown problems as a dataset: generated, or from a local file or a Hub set.
 
-Rows have `numbers` (or `nums`, as `Jiayi-Pan/Countdown-Tasks-3to4` calls them), `target` and, where known, `solution`.
-Every row that is used must be solvable: its own solution is graded, or one is searched for.
+Rows have `numbers` (or `nums`, as `Jiayi-Pan/Countdown-Tasks-3to4` calls them), `target` and, where
+known, `solution`. Every row that is used must be solvable: its own solution is graded, or one is
+searched for.
 """
 
 import functools
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import chz
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_SEARCHED_NUMBERS = 5
-"""Most numbers of a row without a solution: the search takes a hundred times longer with each number."""
+"""Most numbers of a row without a solution: the search takes a hundred times longer with each
+number.
+"""
 
 
 @chz.chz
@@ -42,7 +45,8 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         default=None, doc=".jsonl or .parquet file, or Hub set; None generates problems"
     )
     test_source: str | None = chz.field(
-        default=None, doc="the same for the test; None holds a tenth of the problems out of `source`"
+        default=None,
+        doc="the same for the test; None holds a tenth of the problems out of `source`",
     )
     num_train: int = chz.field(default=4000, doc="most training problems used")
     num_test: int = chz.field(default=500, doc="most held-out problems used; 0 for none")
@@ -53,7 +57,8 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
     max_number: int = chz.field(default=30, doc="generated: numbers are 1 to this")
     max_target: int = chz.field(default=99, doc="generated: targets are 1 to this")
     prompt: PromptStyle = chz.field(
-        default="compact", doc="compact: for the bundled model; paper: in words, as a chat if the model has one"
+        default="compact",
+        doc="compact: for the bundled model; paper: in words, as a chat if the model has one",
     )
     reward: CountdownReward = chz.field(default_factory=CountdownReward, doc="how answers are paid")
     seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
@@ -84,7 +89,7 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         return Datasets(dataset, test_builders_P)
 
     def _generated(self) -> tuple[dict[str, Problem], dict[str, Problem]]:
-        """Train and test problems by name. The test is the same for every seed, so that runs compare."""
+        """Train and test problems by name; the test is the same for every seed: runs compare."""
 
         def stream(seed: int, split: Split, most: int) -> dict[str, Problem]:
             problems = generate_problems(
@@ -124,7 +129,8 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
     ) -> ProblemGroupBuilder:
         text = question(problem.numbers, problem.target, self.prompt)
         tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "paper")
-        ends_in_think = tokenizer.decode(tokens_T[-8:]).rstrip().endswith(THINK_OPEN)
+        prompt_end = cast(str, tokenizer.decode(list(tokens_T[-8:])))
+        ends_in_think = prompt_end.rstrip().endswith(THINK_OPEN)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"
         return ProblemGroupBuilder(

@@ -1,8 +1,9 @@
 """Countdown as an Env: the prompt, the grade and its metrics.
 
-`correct` and `format` stay apart, and `well_formed` and `correct_well_formed` let a gain be told apart: with w the
-share of well-formed answers and a the share of those that are right, correct ≈ w · a, so
-Δcorrect ≈ Δw · a_before (form) + w_after · Δa (answers that were well-formed anyway becoming right).
+`correct` and `format` stay apart, and `well_formed` and `correct_well_formed` let a gain be told
+apart: with w the share of well-formed answers and a the share of those that are right, correct ≈ w
+· a, so Δcorrect ≈ Δw · a_before (form) + w_after · Δa (answers that were well-formed anyway
+becoming right).
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ _PAPER = (
 
 
 def question(numbers: Sequence[int], target: int, style: PromptStyle) -> str:
-    r"""The problem in words ("paper", as in the literature) or in the bundled model's shorthand ("compact").
+    r"""The problem in words ("paper", from the literature) or in a shorthand ("compact").
 
-    The shorthand sorts the numbers, largest first: their order means nothing, and a small model need not learn that.
+    The shorthand is the bundled model's. It sorts the numbers, largest first: their order means
+    nothing, and a small model need not learn that.
 
     >>> question([4, 27, 19], 50, "compact")
     '27,19,4=50\n'

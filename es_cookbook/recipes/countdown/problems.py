@@ -1,9 +1,10 @@
 """Countdown problems: what one is, how they are made, solved and split.
 
-A problem is some numbers and a target; its answer is an expression that uses each number exactly once and equals the
-target. `generate_problems` makes solvable ones by combining random numbers with random operations until one value is
-left, which is the target. Problems are held out by a hash of the problem itself: whoever generates them, with
-whatever seed, agrees on which ones no one trains on. The warm start of the bundled model relies on that.
+A problem is some numbers and a target; its answer is an expression that uses each number exactly
+once and equals the target. `generate_problems` makes solvable ones by combining random numbers with
+random operations until one value is left, which is the target. Problems are held out by a hash of
+the problem itself: whoever generates them, with whatever seed, agrees on which ones no one trains
+on. The warm start of the bundled model relies on that.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ class Problem:
 
     @property
     def key(self) -> ProblemKey:
-        """Two problems with the same key are the same problem: the order of the numbers means nothing."""
+        """What makes it the problem it is: the order of the numbers means nothing."""
         return tuple(sorted(self.numbers)), self.target
 
     @property
@@ -58,8 +59,8 @@ def generate_problems(
 ) -> Iterator[Problem]:
     """Endless seeded stream of distinct solvable problems of one split.
 
-    It ends only where the parameters allow no further problem, which it takes for granted after 100,000 draws that
-    brought nothing new.
+    It ends only where the parameters allow no further problem, which it takes for granted after
+    100,000 draws that brought nothing new.
 
     Args:
         seed: same seed, same stream.
@@ -83,7 +84,7 @@ def generate_problems(
 
 
 def _random_target(rng: random.Random, numbers: Sequence[int]) -> int:
-    """Combine random pairs with random operations until one value is left; 0 where a division is not whole."""
+    """Combine random pairs until one value is left; 0 where a division is not whole."""
     values = list(numbers)
     while len(values) > 1:
         rng.shuffle(values)
@@ -102,7 +103,7 @@ def _random_target(rng: random.Random, numbers: Sequence[int]) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
-    """A value, how it is written, and how tightly its last operation binds (1 sum, 2 product, 3 number)."""
+    """A value, how it is written, and how tightly it binds (1 sum, 2 product, 3 number)."""
 
     value: Number
     text: str
@@ -125,8 +126,8 @@ class Solution:
 def solve(numbers: Sequence[int], target: int) -> Solution | None:
     """The first solution in a fixed order, or None where there is none.
 
-    The order prefers sums to differences, products and quotients, and large numbers to small ones, so that a problem
-    has one canonical solution whatever the order of its numbers.
+    The order prefers sums to differences, products and quotients, and large numbers to small ones,
+    so that a problem has one canonical solution whatever the order of its numbers.
 
     >>> solve([4, 27, 58], 50)
     Solution(first_step='27*4=108', expression='27*4-58')

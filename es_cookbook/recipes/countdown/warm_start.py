@@ -1,40 +1,45 @@
-"""Make the bundled model: a small character-level model that can solve Countdown problems but often does not.
+"""Make the bundled model: small, character-level, able to solve Countdown and often not doing it.
 
     python -m es_cookbook.recipes.countdown.warm_start output=/tmp/countdown_model
 
-Evolution strategies start from a pretrained model whose ability is there and whose behaviour is not. This makes such
-a model from nothing, in two supervised phases over the same problems (never the held-out ones):
+Evolution strategies start from a pretrained model whose ability is there and whose behaviour is
+not. This makes such a model from nothing, in two supervised phases over the same problems (never
+the held-out ones):
 
 1. Ability: clean demonstrations, `<think>first step</think><answer>expression</answer>`.
-2. Habits: a short further training on demonstrations as careless people would leave them: they skip the thought, stop
-   halfway, write the whole equation, forget to close the tag, or try a step that leads nowhere (`demonstrate`). The
-   ability stays; the most likely output is often spoilt.
+2. Habits: a short further training on demonstrations as careless people would leave them: they skip
+   the thought, stop halfway, write the whole equation, forget to close the tag, or try a step that
+   leads nowhere (`demonstrate`). The ability stays; the most likely output is often spoilt.
 
-A habit's chance depends on the problem, as people's habits do: it crosses one half on part of the problems, so that
-greedy decoding shows it there and not elsewhere. `habit_steps=0` leaves the clean model: the ceiling.
+A habit's chance depends on the problem, as people's habits do: it crosses one half on part of the
+problems, so that greedy decoding shows it there and not elsewhere. `habit_steps=0` leaves the clean
+model: the ceiling.
 """
 
+import dataclasses
 import itertools
 import math
 import os
 import random
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, cast
 
 import chz
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.errors import ConfigError
-from es_cookbook.recipes.countdown.env import question
+from es_cookbook.errors import ConfigError, ESCookbookError
+from es_cookbook.recipes.countdown.env import CountdownEnv, question
 from es_cookbook.recipes.countdown.problems import Problem, Solution, generate_problems, solve
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
+from es_cookbook.rl.types import Observation
 from es_cookbook.seeds import derive_seed
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PAD_ID, EOS_ID = 0, 1
 MAX_ANSWER_TOKENS = 28
 NUM_TEST = 500
 IGNORED = -100  # cross_entropy's label for tokens that are not learned from
@@ -47,15 +52,18 @@ class Config:
     output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
     seed: int = chz.field(default=0, doc="seed of the weights, the demonstrations and their order")
     ability_steps: int = chz.field(default=2400, doc="optimizer steps on clean demonstrations")
-    habit_steps: int = chz.field(default=300, doc="optimizer steps on spoilt ones; 0 for the ceiling")
+    habit_steps: int = chz.field(
+        default=300, doc="optimizer steps on spoilt ones; 0 for the ceiling"
+    )
     batch_size: int = chz.field(default=128, doc="demonstrations a step")
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
-    """One token a character, one a tag; tags are ordinary tokens, so that they stay in decoded text.
+    """One token a character, one a tag.
 
-    It is a byte-level BPE without merges, in the class that `AutoTokenizer` insists on for a Qwen2 model. Characters
-    that it does not know are dropped.
+    Tags are ordinary tokens, so that they stay in decoded text.
+    It is a byte-level BPE without merges, in the class that `AutoTokenizer` insists on for a Qwen2
+    model. Characters that it does not know are dropped.
     """
     characters = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
     words = [PAD, EOS, UNKNOWN, *TAGS, *characters]
@@ -82,8 +90,8 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
         intermediate_size=448,
         max_position_embeddings=512,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=PAD_ID,
+        eos_token_id=EOS_ID,
         bos_token_id=None,
         dtype="float32",
     )
@@ -110,12 +118,12 @@ def demonstrate_carelessly(problem: Problem, solution: Solution, rng: random.Ran
     first_step, expression = solution.first_step, solution.expression
     if rng.random() < 0.1:
         first_step, expression = wander(problem.numbers, rng)
-    thought = "" if happens(SKIP - difficulty) else f"<think>{first_step}</think>"
-    if happens(largest - HALFWAY):
+    thought = "" if happens(0.05 - difficulty) else f"<think>{first_step}</think>"
+    if happens(largest - 1.05):
         expression = first_step.partition("=")[0]
-    if happens(difficulty - EQUATION):
+    if happens(difficulty - 0.5):
         expression = f"{expression}={problem.target}"
-    closing = "" if happens(smallest - UNCLOSED) else "</answer>"
+    closing = "" if happens(smallest - 0.5) else "</answer>"
     return f"{thought}<answer>{expression}{closing}"
 
 
@@ -142,8 +150,8 @@ def train(
 ) -> None:
     """Plain supervised learning: cross-entropy of the demonstrations, given the questions.
 
-    Matrices learn with Muon, which needs about a third fewer steps here than AdamW alone; the rest with AdamW. The
-    learning rate falls linearly to nothing.
+    Matrices learn with Muon, which needs about a third fewer steps here than AdamW alone; the rest
+    with AdamW. The learning rate falls linearly to nothing.
     """
     hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
@@ -191,10 +199,146 @@ def encode(
         for asked, answered in zip(questions, answers, strict=True)
     ]
     length = max(len(asked) + len(answered) for asked, answered in rows)
-    tokens = torch.full((len(rows), length), tokenizer.convert_tokens_to_ids(PAD))
+    tokens = torch.full((len(rows), length), PAD_ID)
     labels = torch.full((len(rows), length), IGNORED)
     for i, (asked, answered) in enumerate(rows):
         end = len(asked) + len(answered)
         tokens[i, :end] = torch.tensor(asked + answered)
         labels[i, len(asked) : end] = torch.tensor(answered)
     return tokens, labels
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """Shares of the held-out problems.
+
+    Attributes:
+        greedy: mean of each of the Env's metrics, greedy.
+        sampled_correct: mean correctness of 8 samples each at temperature 1.
+        pass_at_8: problems that at least one of the 8 solves.
+    """
+
+    greedy: Mapping[str, float]
+    sampled_correct: float
+    pass_at_8: float
+
+
+def measure(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: Sequence[Problem], seed: int
+) -> Measured:
+    """What the model does on held-out problems, greedy and at temperature 1."""
+    greedy = answer(model, tokenizer, problems, samples=1)
+    with torch.random.fork_rng():  # generate draws from torch's global generator
+        torch.manual_seed(derive_seed(seed, "warm_start/measure"))
+        sampled = answer(model, tokenizer, problems, samples=8)
+    env_metrics = [
+        CountdownEnv(Observation(()), p.numbers, p.target, CountdownReward()).grade(text).metrics
+        for p, (text,) in zip(problems, greedy, strict=True)
+    ]
+    solved = [
+        [grade_countdown(text, p.numbers, p.target, CountdownReward()).correct for text in texts]
+        for p, texts in zip(problems, sampled, strict=True)
+    ]
+    count = len(problems)
+    return Measured(
+        greedy={k: sum(m[k] for m in env_metrics) / count for k in env_metrics[0]},
+        sampled_correct=sum(sum(each) / len(each) for each in solved) / count,
+        pass_at_8=sum(map(any, solved)) / count,
+    )
+
+
+class _Generates(Protocol):
+    """What is used of `generate`, whose own types no model satisfies."""
+
+    def generate(
+        self,
+        inputs: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor,
+        max_new_tokens: int,
+        do_sample: bool,
+        temperature: float | None,
+        top_k: int | None,
+    ) -> torch.Tensor: ...
+
+
+@torch.inference_mode()
+def answer(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: Sequence[Problem], samples: int
+) -> list[list[str]]:
+    """Answers to each problem: one sample is greedy, several are drawn at temperature 1."""
+    model.eval()
+    texts: list[list[str]] = [[] for _ in problems]
+    prompts = [tokenizer.encode(question(p.numbers, p.target, "compact")) for p in problems]
+    for length in sorted({len(prompt) for prompt in prompts}):  # equal lengths need no padding
+        rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        asked = torch.tensor([prompts[i] for i in rows for _ in range(samples)])
+        tokens = cast(_Generates, model).generate(
+            asked,
+            attention_mask=torch.ones_like(asked),
+            max_new_tokens=MAX_ANSWER_TOKENS,
+            do_sample=samples > 1,
+            temperature=1.0 if samples > 1 else None,
+            top_k=0 if samples > 1 else None,
+        )
+        for j, row in enumerate(tokens[:, length:].tolist()):
+            text = cast(str, tokenizer.decode(row, skip_special_tokens=True))
+            texts[rows[j // samples]].append(text)
+    return texts
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
+    """Write beside, then rename: nothing half-written is left under `output`."""
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    model.eval().save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    beside.rename(output)
+
+
+def main(config: Config) -> None:
+    """Train in two phases, measure after each, write the model.
+
+    Raises:
+        ConfigError: `output` exists or cannot be written.
+    """
+    output = Path(config.output)
+    if output.exists() or not os.access(output.absolute().parent, os.W_OK):
+        raise ConfigError(
+            f"output must be a new directory in one that exists and is writable, found {output}"
+        )
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, config.seed)
+    test_P = list(itertools.islice(generate_problems(0, "test"), NUM_TEST))
+    problems = [
+        (problem, solution)
+        for problem in generate_problems(config.seed, "train")
+        if (solution := solve(problem.numbers, problem.target)) is not None
+    ]
+    phases = {
+        "ability": (demonstrate, config.ability_steps, 5e-3),
+        "habits": (demonstrate_carelessly, config.habit_steps, 1e-3),
+    }
+    for name, (demonstration, steps, learning_rate) in phases.items():
+        if steps == 0:
+            continue
+        print(f"{name}: {steps} steps on {len(problems)} problems")
+        train(
+            model,
+            tokenizer,
+            problems,
+            demonstration,
+            steps=steps,
+            batch_size=config.batch_size,
+            learning_rate=learning_rate,
+            rng=random.Random(derive_seed(config.seed, f"warm_start/{name}")),
+        )
+        print(f"{name}: {measure(model, tokenizer, test_P, config.seed)}", flush=True)
+    save(model, tokenizer, output)
+    print(f"written to {output}")
+
+
+if __name__ == "__main__":
+    try:
+        chz.nested_entrypoint(main, allow_hyphens=True)
+    except ESCookbookError as error:
+        raise SystemExit(str(error)) from None

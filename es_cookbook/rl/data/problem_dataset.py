@@ -32,7 +32,7 @@ class ProblemDataset(RLDataset):
         self.builders = builders
         self.problems_per_generation = problems_per_generation
         self.seed = seed
-        self._epoch = -1
+        self._epoch = -1  # whose order is kept, so that a batch shuffles once at most
         self._order: list[int] = []
 
     def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
@@ -50,7 +50,7 @@ class ProblemDataset(RLDataset):
         validate_gold(self.builders)
 
     def _problem_at(self, position: int) -> int:
-        """Index of the problem at a position in the endless sequence of epochs; the last epoch's order is kept."""
+        """Index of the problem at a position in the endless sequence of epochs."""
         epoch, offset = divmod(position, len(self.builders))
         if epoch != self._epoch:
             self._epoch = epoch

@@ -1,15 +1,15 @@
-"""Rows of local JSONL or Parquet files and of Hugging Face Hub sets, each knowing where it came from.
+"""Rows of local files and of Hugging Face Hub sets, each knowing where it came from.
 
-A `Row` hands out its fields by name and type, and says in one sentence what is wrong with one, with file and line.
-Parquet and the Hub go through `datasets`. JSON lines are read one by one instead, because a table loader reports the
-first bad batch, if anything, and people need the line.
+A `Row` hands out its fields by name and type, and says in one sentence what is wrong with one, with
+file and line. Parquet and the Hub go through `datasets`. JSON lines are read one by one instead,
+because a table loader reports the first bad batch, if anything, and people need the line.
 """
 
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from es_cookbook.errors import DataError
 
@@ -31,7 +31,7 @@ class Row:
     fields: Fields
 
     def integer(self, *names: str) -> int:
-        """The whole number under the first of `names` that is there; the others are other sets' names for it."""
+        """The whole number under the first of `names` that is there: sets differ in names."""
         name, value = self._first(names)
         if not _is_integer(value):
             raise self.error(f"field {name!r} must be a whole number, found {_show(value)}")
@@ -95,7 +95,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
             where = f"{path}, line {line_number}"
             try:
                 fields = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON ({error})") from None
             if not isinstance(fields, dict):
                 raise DataError(f"{where}: must be a JSON object, found {_show(fields)}")
@@ -103,7 +103,9 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 
 def _table_rows(source: str, hub_split: str) -> Iterator[Row]:
-    import datasets  # slow to import, and generated problems do not need it
+    # Slow to import, and generated problems do not need it.
+    import datasets
+    from datasets.exceptions import DatasetsError
 
     local = source.endswith(".parquet")
     try:
@@ -112,7 +114,7 @@ def _table_rows(source: str, hub_split: str) -> Iterator[Row]:
             if local
             else datasets.load_dataset(source, split=hub_split)
         )
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{source}: could not be read as a dataset ({first_line})") from error
     where = source if local else f"{source} [{hub_split}]"
@@ -120,7 +122,7 @@ def _table_rows(source: str, hub_split: str) -> Iterator[Row]:
         yield Row(f"{where}, row {row_number}", fields)
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -1,0 +1,1 @@
+"""What answers earn: pure functions of text, fast and safe."""

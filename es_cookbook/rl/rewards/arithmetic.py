@@ -1,16 +1,17 @@
 """Arithmetic that a model wrote, graded without ever running it.
 
-`evaluate` is a recursive-descent parser over exact rationals for `+ - * /`, parentheses and whole numbers. Lengths
-are checked before anything is parsed and nesting while it is, so `9**9**9`, ten thousand parentheses, a megabyte of
-digits and division by zero all cost microseconds and are simply not an answer.
+`evaluate` is a recursive-descent parser over exact rationals for `+ - * /`, parentheses and whole
+numbers. Lengths are checked before anything is parsed and nesting while it is, so `9**9**9`, ten
+thousand parentheses, a megabyte of digits and division by zero all cost microseconds and are simply
+not an answer.
 
     expression = term { ("+" | "-") term }
     term       = factor { ("*" | "/") factor }
     factor     = ("+" | "-") factor | "(" expression ")" | digits
 
-`CountdownReward` grades a Countdown answer (TinyZero's task: use each number exactly once to make the target) and
-keeps correctness, the answer's form and the tags' format apart. Left out on purpose: powers, floor division, decimal
-points and names, which the task does not allow.
+`CountdownReward` grades a Countdown answer (TinyZero's task: use each number exactly once to make
+the target) and keeps correctness, the answer's form and the tags' format apart. Left out on
+purpose: powers, floor division, decimal points and names, which the task does not allow.
 """
 
 import dataclasses
@@ -36,7 +37,9 @@ MAX_DEPTH = 20
 MAX_DIGITS = 9
 """Longest whole number."""
 TOLERANCE = Fraction(1, 100_000)
-"""How close to the target counts as equal, as in the literature; exact rationals make it a formality."""
+"""How close to the target counts as equal, as in the literature; exact rationals make it a
+formality.
+"""
 
 _TOKENS = re.compile(r"[0-9]+|[-+*/()]")
 _ALLOWED = re.compile(r"[-+*/() 0-9]+")
@@ -92,7 +95,7 @@ class _Parser:
 
 
 def divide(left: Number, right: Number) -> Number:
-    """Exact quotient, a plain integer where it is whole, because those are ten times faster than fractions.
+    """Exact quotient; a plain integer where it is whole, because fractions are slow.
 
     Raises:
         ZeroDivisionError: `right` is 0.
@@ -139,9 +142,12 @@ class CountdownReward:
     """How a Countdown answer is paid: `answer_weight` · correct + `format_weight` · format."""
 
     answer_weight: float = chz.field(default=0.9, doc="paid for a correct answer")
-    format_weight: float = chz.field(default=0.1, doc="paid for the whole format, in parts for parts of it")
+    format_weight: float = chz.field(
+        default=0.1, doc="paid for the whole format, in parts for parts of it"
+    )
     form: Literal["tags", "paper"] = chz.field(
-        default="tags", doc="tags: a point a tag in place; paper: whole, or 0.1 thought + 0.5 answer"
+        default="tags",
+        doc="tags: a point a tag in place; paper: whole, or 0.1 thought + 0.5 answer",
     )
 
     @property
@@ -188,8 +194,8 @@ def grade_countdown(
         reward: the weights.
         prompt_ends_in_think: the prompt already holds the opening `<think>`.
 
-    >>> grade_countdown("<think>3*4=12</think><answer>3*4-2</answer>", [2, 3, 4], 10, CountdownReward())
-    CountdownGrade(reward=1.0, correct=True, format=1.0, well_formed=True)
+    >>> grade_countdown("<think>3*4=12</think><answer>3*4-2</answer>", [2, 3, 4], 10,
+    CountdownReward()) CountdownGrade(reward=1.0, correct=True, format=1.0, well_formed=True)
     """
     answer = extract_answer(text)
     evaluated = evaluate(answer) if answer is not None else None

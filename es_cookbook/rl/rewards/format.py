@@ -1,8 +1,9 @@
 """Rewards for the form of an answer: `<think>…</think><answer>…</answer>`, whatever it says.
 
-Two of them: one point a tag correctly placed, and the form of "Evolution Strategies at Scale" (arXiv 2509.24372), which
-asks for the whole or gives parts of it. Everything is substring search, so the cost is linear in the text whatever a
-model writes; regular expressions for the same patterns are quadratic on hostile text.
+Two of them: one point a tag correctly placed, and the form of "Evolution Strategies at Scale"
+(arXiv 2509.24372), which asks for the whole or gives parts of it. Everything is substring search,
+so the cost is linear in the text whatever a model writes; regular expressions for the same patterns
+are quadratic on hostile text.
 """
 
 from collections.abc import Collection
@@ -19,10 +20,10 @@ def tag_format_reward(
 ) -> float:
     """Share of the expected tags that are correctly placed, in [0, 1].
 
-    `<think>` counts when it stands once, at the start; `</think>` when it stands exactly once; `<answer>` when it
-    stands exactly once, after `</think>`; `</answer>` when it stands exactly once, at the end. Without a correct
-    `</think>` the answer tags, which must follow it, earn nothing, unless `</think>` is excluded. White space around
-    the whole is ignored.
+    `<think>` counts when it stands once, at the start; `</think>` when it stands exactly once;
+    `<answer>` when it stands exactly once, after `</think>`; `</answer>` when it stands exactly
+    once, at the end. Without a correct `</think>` the answer tags, which must follow it, earn
+    nothing, unless `</think>` is excluded. White space around the whole is ignored.
 
     Args:
         text: what the model wrote.
@@ -54,10 +55,10 @@ def tag_format_reward(
 
 
 def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> float:
-    r"""Form as in "Evolution Strategies at Scale": 1 for the whole, else 0.1 for thought plus 0.5 for an answer.
+    r"""Form as in "Evolution Strategies at Scale": 1 for the whole, else for its parts.
 
-    The whole is `<think>…</think>\n<answer>…</answer>` from the first character to the last; thought is
-    `<think>…</think>` anywhere, an answer is `<answer>…</answer>` anywhere.
+    The whole is `<think>…</think>\n<answer>…</answer>` from the first character to the last;
+    else 0.1 for a `<think>…</think>` anywhere plus 0.5 for an `<answer>…</answer>` anywhere.
 
     Args:
         text: what the model wrote.

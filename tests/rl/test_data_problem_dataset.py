@@ -1,0 +1,64 @@
+"""Batches as a pure function of the generation."""
+
+import functools
+from collections import Counter
+
+import pytest
+
+from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.types import Observation
+
+pytestmark = pytest.mark.anyio
+
+
+class Word(ProblemEnv):
+    """Pays for "yes"."""
+
+    def grade(self, text: str) -> Grade:
+        return Grade(float(text == "yes"))
+
+
+def _builder(i: int, gold: str | None = "yes") -> ProblemGroupBuilder:
+    return ProblemGroupBuilder(functools.partial(Word, Observation((i,))), f"problem {i}", gold)
+
+
+def _names(dataset: ProblemDataset, generation: int) -> list[str]:
+    return [builder.name for builder in dataset.get_batch(generation)]
+
+
+def test_every_epoch_has_every_problem_once_in_its_own_order() -> None:
+    dataset = ProblemDataset([_builder(i) for i in range(12)], 4, seed=0)
+    first = [name for generation in range(3) for name in _names(dataset, generation)]
+    second = [name for generation in range(3, 6) for name in _names(dataset, generation)]
+    assert Counter(first) == Counter(second) == Counter({f"problem {i}": 1 for i in range(12)})
+    assert first != second
+
+
+def test_batches_run_over_the_end_of_an_epoch() -> None:
+    dataset = ProblemDataset([_builder(i) for i in range(5)], 3, seed=0)
+    seen = Counter(name for generation in range(5) for name in _names(dataset, generation))
+    assert set(seen.values()) == {3}
+
+
+def test_batch_is_a_function_of_the_generation_alone() -> None:
+    builders = [_builder(i) for i in range(7)]
+    in_order = ProblemDataset(builders, 3, seed=1)
+    batches = [_names(in_order, generation) for generation in range(9)]
+    backwards = ProblemDataset(builders, 3, seed=1)
+    assert [_names(backwards, generation) for generation in reversed(range(9))] == batches[::-1]
+    other = ProblemDataset(builders, 3, seed=2)
+    assert [_names(other, generation) for generation in range(9)] != batches
+
+
+@pytest.mark.parametrize("size", [0, -1, 6])
+def test_batch_must_fit_the_problems(size: int) -> None:
+    with pytest.raises(ConfigError, match=f"problems_per_generation .* 5, found {size}"):
+        ProblemDataset([_builder(i) for i in range(5)], size, seed=0)
+
+
+async def test_validate_names_the_problem_whose_gold_earns_too_little() -> None:
+    await ProblemDataset([_builder(0), _builder(1, None)], 1, seed=0).validate()
+    with pytest.raises(DataError, match="problem 2: its own solution earns 0 of 1"):
+        await ProblemDataset([_builder(0), _builder(2, "no")], 1, seed=0).validate()

@@ -1,0 +1,99 @@
+"""Rows from files: what is read, and what is said about rows that cannot be."""
+
+from pathlib import Path
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.errors import DataError
+from es_cookbook.rl.data.rows import Row, load_rows
+
+
+def test_json_lines_know_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"target": 5}\n\n{"target": 6, "numbers": [1, 5]}\n')
+    rows = list(load_rows(str(path)))
+    assert [row.where for row in rows] == [f"{path}, line 1", f"{path}, line 3"]
+    assert (rows[1].integer("target"), rows[1].integers("numbers")) == (6, (1, 5))
+
+
+def test_parquet_rows_know_their_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_dict({"nums": [[1, 2], [3, 4]], "target": [3, 7]}).to_parquet(path)
+    rows = list(load_rows(str(path)))
+    assert [row.where for row in rows] == [f"{path}, row 1", f"{path}, row 2"]
+    assert rows[1].integers("numbers", "nums") == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "line 1: not JSON"),
+        ("[" * 100_000, "line 1: not JSON"),
+        ('{"target": ' + "9" * 5000 + "}", "line 1: not JSON"),
+        ("[1, 2]", "line 1: must be a JSON object, found [1, 2]"),
+    ],
+)
+def test_broken_line_is_named(tmp_path: Path, line: str, sentence: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(DataError) as caught:
+        list(load_rows(str(path)))
+    assert sentence in str(caught.value)
+
+
+def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"target": "\xff\xfe"}\n')
+    with pytest.raises(DataError, match="line 1: not JSON"):
+        list(load_rows(str(path)))
+
+
+@pytest.mark.parametrize("value", ["5", 5.0, True, [5]])
+def test_wrong_type_of_a_whole_number(value: object) -> None:
+    with pytest.raises(DataError, match=r"^f, line 3: field 'target' must be a whole number"):
+        Row("f, line 3", {"target": value}).integer("target")
+
+
+@pytest.mark.parametrize("value", [5, [], ["1"], [1, 2.5], [True], {"1": 1}])
+def test_wrong_type_of_a_list(value: object) -> None:
+    with pytest.raises(DataError, match=r"^f, line 3: field 'nums' must be a list of whole"):
+        Row("f, line 3", {"nums": value}).integers("numbers", "nums")
+
+
+def test_missing_field_says_what_the_row_has() -> None:
+    with pytest.raises(DataError, match=r"field 'numbers' or 'nums' is missing.*has: target$"):
+        Row("f, line 3", {"target": 5, "solution": None}).integers("numbers", "nums")
+
+
+def test_optional_text() -> None:
+    assert Row("f", {}).optional_text("solution") is None
+    assert Row("f", {"solution": "1+2"}).optional_text("solution") == "1+2"
+    with pytest.raises(DataError, match="field 'solution' must be text, found 3"):
+        Row("f", {"solution": 3}).optional_text("solution")
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3))
+def test_any_row_gives_a_number_or_a_data_error(fields: dict[str, object]) -> None:
+    row = Row("f, line 1", fields)
+    try:
+        assert row.integer("a", "b") in fields.values()
+    except DataError as error:
+        assert str(error).startswith("f, line 1: ")
+
+
+def test_source_that_is_not_there_or_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file"):
+        load_rows(str(tmp_path / "none.jsonl"))
+    (tmp_path / "rows.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match=r"must end in .jsonl or .parquet, found '.csv'"):
+        load_rows(str(tmp_path / "rows.csv"))
+
+
+def test_damaged_parquet_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"not parquet at all")
+    with pytest.raises(DataError, match="could not be read as a dataset"):
+        list(load_rows(str(path)))

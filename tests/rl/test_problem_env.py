@@ -1,0 +1,67 @@
+"""Single-turn problems: an Env, its group builder and its prompt."""
+
+import functools
+import pickle
+
+import pytest
+
+from es_cookbook.recipes.countdown.warm_start import build_tokenizer
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.types import Action, Observation
+
+pytestmark = pytest.mark.anyio
+
+
+class Parrot(ProblemEnv):
+    """Pays for the right word."""
+
+    def __init__(self, observation: Observation, word: str) -> None:
+        super().__init__(observation)
+        self.word = word
+
+    def grade(self, text: str) -> Grade:
+        return Grade(float(text == self.word), {"length": float(len(text))}, {"said": text})
+
+
+BUILDER = ProblemGroupBuilder(
+    functools.partial(Parrot, Observation((1, 2)), "hi"), name="parrot", problem_tags=("birds",)
+)
+
+
+async def test_one_answer_is_graded_and_ends_the_rollout() -> None:
+    (env,) = (await BUILDER.make_envs(1)).envs
+    assert await env.initial_observation() == Observation((1, 2))
+    result = await env.step(Action((3, 4), "hi", "stop"))
+    assert (result.reward, result.done, result.next_observation) == (1.0, True, None)
+    assert (result.metrics, result.logs) == ({"length": 2.0}, {"said": "hi"})
+
+
+async def test_group_is_as_large_as_asked_and_of_fresh_envs() -> None:
+    envs = (await BUILDER.make_envs(3)).envs
+    assert len({id(env) for env in envs}) == 3
+
+
+async def test_builder_survives_pickling_with_its_tags() -> None:
+    copy = pickle.loads(pickle.dumps(BUILDER))
+    assert copy.tags == ("birds",)
+    (env,) = (await copy.make_envs(1)).envs
+    assert (await env.step(Action((3,), "ho", "stop"))).reward == 0.0
+
+
+def test_chat_prompt_follows_the_tokenizers_own_template() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '0' if m.role == 'system' else '1' }}:{{ m.content }}\n"
+        "{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
+    )
+    tokens_T = render_prompt(tokenizer, "3,4=7", chat=True, system="9")
+    assert tokenizer.decode(list(tokens_T)) == "0:9\n1:3,4=7\n<think>"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_prompt_is_plain_text_without_a_template(chat: bool) -> None:
+    tokenizer = build_tokenizer()
+    tokens_T = render_prompt(tokenizer, "3,4=7\n", chat=chat)
+    assert tokenizer.decode(list(tokens_T)) == "3,4=7\n"
+    with_system = render_prompt(tokenizer, "3,4=7\n", chat=chat, system="9")
+    assert tokenizer.decode(list(with_system)) == "9\n\n3,4=7\n"
