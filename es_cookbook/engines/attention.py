@@ -13,9 +13,11 @@ import torch
 
 LENGTH_STEP = 8
 """Prompts are padded to a multiple of this many tokens, and cache views are as long."""
-_MIN_LENGTH, _MIN_LENGTH_ALONE = 16, 32
-"""Shortest cache views, the latter where every query head has a key head of its own: below
-these, matrix-vector kernels and the softmax add in another order, and bits depend on the view."""
+_MIN_LENGTH = 16
+"""Shortest cache view: below a vector register's width, the softmax adds in another order."""
+_MIN_PRODUCTS = 400
+"""torch hands members of a batched matmul that take fewer multiplications than this to a plain
+loop, which adds in another order; cache views are long enough to stay above."""
 _MAX_SCORES = 1 << 24
 """Most attention scores held at once while prefilling prompts of one padded length."""
 
@@ -100,7 +102,7 @@ class DecodeRows:
         self._positions_S = positions_S
         self._longest = round_up(int(positions_S.max()) + 1, LENGTH_STEP)
         self._rows: dict[int, torch.Tensor] = {}
-        self._masks: dict[tuple[int | None, int, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int | None, int, int, int], torch.Tensor] = {}
 
     def attend(
         self,
@@ -123,7 +125,7 @@ class DecodeRows:
         keys.index_copy_(0, self._rows[kv_heads], k_T.reshape(-1, width))
         values.index_copy_(0, self._rows[kv_heads], v_T.reshape(-1, value_width))
         members = num_rows * kv_heads
-        mask = self._mask(window, kv_heads, heads)
+        mask = self._mask(window, kv_heads, heads, min(width, value_width))
         length = mask.shape[-1]
         k_view = keys.view(-1, self.cache.slot_length, width)[:members, :length]
         v_view = values.view(-1, self.cache.slot_length, value_width)[:members, :length]
@@ -131,11 +133,12 @@ class DecodeRows:
         probabilities = _probabilities(q, k_view.transpose(1, 2), mask, scale, softcap)
         return torch.bmm(probabilities, v_view).view(num_rows, heads, value_width)
 
-    def _mask(self, window: int | None, kv_heads: int, heads: int) -> torch.Tensor:
+    def _mask(self, window: int | None, kv_heads: int, heads: int, width: int) -> torch.Tensor:
         """(rows * kv heads, heads a kv head, length): 0 where the row sees the position."""
-        kind = (window, kv_heads, heads)
+        kind = (window, kv_heads, heads, width)
         if kind not in self._masks:
-            length = max(_MIN_LENGTH_ALONE if heads == kv_heads else _MIN_LENGTH, self._longest)
+            least = -(-_MIN_PRODUCTS // (heads // kv_heads * width))
+            length = max(_MIN_LENGTH, round_up(least, LENGTH_STEP), self._longest)
             at = torch.arange(length, device=self._positions_S.device)
             last = self._positions_S[:, None]
             hidden = at > last if window is None else (at > last) | (at <= last - window)

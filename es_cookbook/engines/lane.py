@@ -29,6 +29,8 @@ from es_cookbook.engines.token_sampling import choose_tokens, token_logprobs
 from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
 
 _SLOT_LENGTH_STEP = 32
+_MIN_SLOT_LENGTH = 64
+"""Room for the shortest cache view of heads of 8 (see `attention`)."""
 _PATIENCE = 8
 """Decode steps after which a waiting request is admitted even if few are."""
 _BATCHES_BEFORE_YIELD = 4
@@ -122,7 +124,7 @@ class Lane:
 
     def _fit_cache(self, longest: int) -> None:
         """Lay the cache out for requests of at most `longest` tokens, while none is running."""
-        length = round_up(longest, _SLOT_LENGTH_STEP)
+        length = max(_MIN_SLOT_LENGTH, round_up(longest, _SLOT_LENGTH_STEP))
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
         slots = min(self._max_rows, self._cache_tokens // max(1, length))
