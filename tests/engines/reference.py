@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.engines.base import SampleRequest, Target
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
 from es_cookbook.engines.model_loading import parameter_infos
 from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
@@ -40,6 +40,11 @@ async def running_engine(
 async def sample_all(engine: TorchEngine, requests: Sequence[SampleRequest]) -> list[Action]:
     """All at once, in this order."""
     return list(await asyncio.gather(*map(engine.sample, requests)))
+
+
+async def score_all(engine: TorchEngine, requests: Sequence[LogprobsRequest]) -> list[list[float]]:
+    """All at once, in this order."""
+    return list(await asyncio.gather(*map(engine.logprobs, requests)))
 
 
 async def wait_until_sampling(engine: TorchEngine) -> None:

@@ -1,0 +1,102 @@
+"""An answer is a function of its request, bit for bit: not of the batch, the lanes or the slots."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.reference import request, running_engine, sample_all, score_all
+from tests.tiny_models import FIRST_CHARACTER, VOCABULARY
+
+pytestmark = pytest.mark.anyio
+
+GENOMES_G = [Genome((Term(5 + g // 2, 0.1 * (-1) ** g),)) for g in range(5)]
+TARGETS = (*range(len(GENOMES_G)), "centre", "base")
+
+
+def _requests() -> list[SampleRequest]:
+    """Greedy and hot ones, of lengths that make rows come and go all the time."""
+    rng = random.Random(3)
+    return [
+        request(
+            rng.choice(TARGETS),
+            rng.choices(range(FIRST_CHARACTER, VOCABULARY), k=rng.choice((1, 2, 7, 8, 9, 17, 40))),
+            max_tokens=rng.choice((1, 2, 5, 9, 23, 31)),
+            temperature=rng.choice((0.0, 0.0, 0.8)),
+            top_p=rng.choice((1.0, 0.9)),
+            seed=i,
+        )
+        for i in range(60)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "space"),
+    [
+        ("qwen2", LowRank()),
+        ("llama", LowRank(rank=3)),
+        ("gemma3", LowRank()),
+        ("qwen3", FullRank()),
+    ],
+)
+async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
+    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+) -> None:
+    requests = _requests()
+    shuffled = requests.copy()
+    random.Random(4).shuffle(shuffled)
+    path = tiny_model(family)
+    async with running_engine(path, space) as engine:
+        await engine.load(GENOMES_G)
+        expected = dict(zip(requests, await sample_all(engine, requests), strict=True))
+        assert dict(zip(shuffled, await sample_all(engine, shuffled), strict=True)) == expected
+        half = shuffled[::2]
+        assert await sample_all(engine, half) == [expected[r] for r in half]
+        for alone in shuffled[:12]:
+            assert await engine.sample(alone) == expected[alone]
+    for options in (
+        {"num_lanes": 1, "max_batch_size": 16},
+        {"num_lanes": 1, "prefill_tokens": 20},
+        {"num_lanes": 3, "max_batch_size": 100},
+    ):
+        async with running_engine(path, space, **options) as engine:
+            await engine.load(GENOMES_G)
+            actions = dict(zip(shuffled, await sample_all(engine, shuffled), strict=True))
+            assert actions == expected, options
+
+
+async def test_scores_do_not_depend_on_the_batch(tiny_model: Callable[[str], Path]) -> None:
+    rng = random.Random(5)
+    requests = [
+        LogprobsRequest(
+            rng.choice(TARGETS),
+            tuple(rng.choices(range(VOCABULARY), k=rng.choice((1, 4, 8, 15)))),
+            tuple(rng.choices(range(VOCABULARY), k=rng.choice((1, 2, 9, 24)))),
+        )
+        for _ in range(40)
+    ]
+    scores: list[list[list[float]]] = []
+    for options in ({"num_lanes": 1}, {"num_lanes": 3, "prefill_tokens": 30}):
+        async with running_engine(tiny_model("llama"), LowRank(), **options) as engine:
+            await engine.load(GENOMES_G)
+            scores.append(await score_all(engine, requests))
+            scores.append([await engine.logprobs(r) for r in requests[:10]] + scores[0][10:])
+    assert all(s == scores[0] for s in scores)
+
+
+async def test_other_genomes_beside_it_do_not_change_a_genome(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    requests = [request(0, [9] * n, max_tokens=20) for n in (1, 8, 20)]
+    async with running_engine(tiny_model("llama"), LowRank()) as engine:
+        await engine.load(GENOMES_G[:1])
+        alone = await sample_all(engine, requests)
+        await engine.load(GENOMES_G)
+        others = [request(g, [7, 8], max_tokens=30) for g in (1, 2, 3, 4) for _ in range(3)]
+        assert (await sample_all(engine, [*others, *requests]))[len(others) :] == alone
