@@ -1,0 +1,55 @@
+"""The scripts that a user copies run as they stand."""
+
+import csv
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def test_an_env_of_ones_own_trains(tmp_path: Path) -> None:
+    options = [f"log_path={tmp_path / 'run'}", "optimizer.population_size=6", "num_generations=2"]
+    command = [sys.executable, str(RECIPES / "custom_env.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["progress/rollouts"] for row in rows] == [54, 108, 108]
+    assert all(0 <= row["test/env/all/found"] <= 1 for row in (rows[0], rows[-1]))
+    assert len(list(read_history(tmp_path / "run" / "history.jsonl"))) == 2
+    assert rows[0]["progress/tokens"] > 54 * 4, "more than one turn of at most four tokens"
+
+
+def test_a_sweep_tries_every_combination_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        f"log_path={tmp_path}",
+        "sigmas=0.002,0.004",
+        "learning_rates=0.01",
+        "base.num_generations=1",
+        "base.optimizer.population_size=2",
+        "base.dataset.num_train=8",
+        "base.dataset.num_test=4",
+        "base.dataset.problems_per_generation=2",
+    ]
+    script = str(RECIPES / "sweep_countdown.py")
+    monkeypatch.setattr(sys, "argv", [script, *options])
+    runpy.run_path(script, run_name="__main__")
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["sigma"] for row in rows) == ["0.002", "0.004"]
+    assert all(0 <= float(row["correct after"]) <= 1 for row in rows)
+    out = capsys.readouterr().out
+    assert "run 2 of 2" in out
+    assert out.rstrip().splitlines()[-1].split()[:2] == [rows[1]["sigma"], "0.01"]
+    histories = sorted(tmp_path.glob("*/history.jsonl"))
+    written = [history.stat().st_mtime_ns for history in histories]
+    runpy.run_path(script, run_name="__main__")
+    assert [history.stat().st_mtime_ns for history in histories] == written

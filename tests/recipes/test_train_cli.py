@@ -1,0 +1,126 @@
+"""The main job's command line: its defaults, its options, and what it says about mistakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import chz
+import pytest
+
+from es_cookbook.cli import run_cli
+from es_cookbook.configs import config_from_json, config_to_json
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.recipes.countdown import train_cli
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.countdown.train_cli import CLIConfig, default_log_path
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+
+ROOT = Path(__file__).parents[2]
+
+
+def parsed(*options: str) -> CLIConfig:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    return seen[0]
+
+
+def test_without_options_it_is_the_main_job() -> None:
+    config = parsed()
+    assert config == CLIConfig()
+    assert (Path(config.model_name) / "config.json").exists()
+    assert config.dataset == CountdownDatasetBuilder()
+
+
+def test_an_option_changes_itself_and_nothing_beside_it() -> None:
+    config = parsed(
+        "optimizer.sigma=0.02",
+        "sampling.temperature=0.5",
+        "search_space=full_rank",
+        "dataset.num_test=7",
+        "trackers.live.rollout_lines=0",
+        "seed=3",
+    )
+    default = CLIConfig()
+    assert isinstance(default.optimizer, ES)
+    assert config.optimizer == chz.replace(default.optimizer, sigma=0.02)
+    assert config.sampling == chz.replace(default.sampling, temperature=0.5)
+    assert config.search_space == FullRank()
+    assert config.dataset == CountdownDatasetBuilder(num_test=7)
+
+
+def test_the_config_round_trips_through_json() -> None:
+    config = parsed("optimizer.sigma_schedule=cosine", "dataset.prompt=paper")
+    again = config_from_json(config_to_json(config))
+    assert type(again) is CLIConfig
+    assert again == config
+
+
+def test_the_same_options_find_the_same_run_directory() -> None:
+    config = CLIConfig()
+    resumed = chz.replace(
+        config, behavior_if_log_dir_exists="resume", trackers=JsonlTrackerBuilder()
+    )
+    assert default_log_path(resumed) == default_log_path(config)
+    assert default_log_path(chz.replace(config, num_generations=7)) != default_log_path(config)
+    assert default_log_path(config).startswith("runs/countdown-seed0-")
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "sentence"),
+    [
+        ("optimizer.sigmo=1", 2, "did you mean 'optimizer.sigma'?"),
+        ("engine=torhc", 2, "did you mean 'torch'?"),
+        ("optimizer.population_size=7", 1, "population_size must be even when antithetic is on"),
+        ("num_generations=0", 1, "num_generations must be at least 1, found 0"),
+        ("dataset.num_train=x", 2, "dataset.num_train=x: it must be int"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], option: str, code: int, sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed(option)
+    said = capsys.readouterr().err
+    assert caught.value.code == code
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+TINY = (
+    "num_generations=2",
+    "optimizer.population_size=4",
+    "dataset.num_train=8",
+    "dataset.num_test=4",
+    "dataset.problems_per_generation=2",
+    "trackers=JsonlTrackerBuilder",
+)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_first_generation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (*TINY, f"log_path={tmp_path}", "engine.max_model_len=5")
+    with pytest.raises(SystemExit):
+        run_cli(train_cli.main, CLIConfig, options)
+    said = capsys.readouterr().err
+    assert "context of 5 tokens" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    assert not list(read_history(tmp_path / "history.jsonl"))
+
+
+def test_the_command_trains_and_says_what_it_brought(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "es_cookbook.recipes.countdown.train_cli"]
+    done = subprocess.run(
+        [*command, *TINY, f"log_path={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("test/env/all/correct ")
+    assert done.stdout.endswith(f"everything is in {tmp_path}\n")
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert {"test/env/all/correct", "test/env/all/format"} <= rows[0].keys() & rows[-1].keys()
