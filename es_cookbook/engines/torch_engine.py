@@ -283,8 +283,9 @@ class TorchEngine(Engine):
         error = EngineError("the engine was closed while this request was in flight")
         for work in self._queue.close():
             work.cancelled = True
-        for work in list(self._in_flight):
-            _future(work).set_exception(error)
+        for work in self._in_flight:
+            if not _future(work).done():  # its task may not have run yet since it was
+                _future(work).set_exception(error)
         await asyncio.to_thread(self._join)
 
     def _join(self) -> None:
