@@ -42,6 +42,7 @@ def _requests() -> list[SampleRequest]:
         ("qwen2", LowRank()),
         ("llama", LowRank(rank=3)),
         ("gemma3", LowRank()),
+        ("gpt_neox", LowRank()),
         ("qwen3", FullRank()),
     ],
 )
