@@ -69,7 +69,11 @@ def test_whole_recipe_is_seeded_and_loads_again(
     weights: list[bytes] = []
     for name in ("a", "b"):
         config = warm_start.Config(
-            output=str(tmp_path / name), ability_steps=2, habit_steps=1, batch_size=4
+            output=str(tmp_path / name),
+            ability_steps=2,
+            habit_steps=1,
+            batch_size=4,
+            num_problems=20,
         )
         warm_start.main(config)
         weights.append((tmp_path / name / "model.safetensors").read_bytes())

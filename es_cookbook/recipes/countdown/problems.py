@@ -77,9 +77,11 @@ def generate_problems(
         target = _random_target(rng, numbers)
         problem = Problem(numbers, target)
         fruitless += 1
-        if 1 <= target <= max_target and problem.key not in seen and problem.split == split:
+        if not 1 <= target <= max_target or problem.key in seen:
+            continue
+        seen.add(problem.key)
+        if problem.split == split:
             fruitless = 0
-            seen.add(problem.key)
             yield problem
 
 
