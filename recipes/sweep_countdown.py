@@ -73,7 +73,10 @@ def main(sweep: Sweep) -> None:
     results: list[list[float]] = []
     for number, config in enumerate(grid := configs(sweep), start=1):
         print(f"run {number} of {len(grid)}: {config.log_path}", flush=True)
-        train.run(config)
+        try:
+            train.run(config)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; run the same command again to go on") from None
         results.append(result(config))
         results.sort(key=lambda row: -row[COLUMNS.index("correct after")])
         table = io.StringIO()

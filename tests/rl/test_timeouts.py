@@ -1,0 +1,59 @@
+"""A clock runs while an Env has control, stands still while it waits, and stops what is overdue."""
+
+import anyio
+import pytest
+
+from es_cookbook.rl.timeouts import Clock, Watch
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_keeps_control_too_long_is_cancelled_and_says_where() -> None:
+    watch = Watch(0.05)
+    clock = Clock(watch)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.run)
+        with clock:
+            await anyio.sleep_forever()
+        tasks.cancel_scope.cancel()
+    assert clock.overdue_at is not None
+    assert "sleep_forever" in clock.overdue_at
+    assert not watch.clocks
+
+
+async def test_waiting_for_the_engine_does_not_count() -> None:
+    watch = Watch(0.05)
+    clock = Clock(watch)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.run)
+        with clock:
+            clock.wait()
+            clock.wait()
+            await anyio.sleep(0.1)
+            clock.go_on()
+            await anyio.sleep(0.1)
+            clock.go_on()
+        tasks.cancel_scope.cancel()
+    assert clock.overdue_at is None
+    assert watch.seconds < 0.05
+
+
+async def test_time_is_counted_once_however_many_clocks_run() -> None:
+    watch = Watch(60)
+
+    async def work() -> None:
+        with Clock(watch):
+            await anyio.sleep(0.1)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(work)
+    assert 0.1 <= watch.seconds < 50 * 0.1 / 2
+
+
+async def test_a_cancellation_from_outside_is_not_overdue() -> None:
+    clock = Clock(Watch(60))
+    with anyio.move_on_after(0.01) as scope, clock:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert clock.overdue_at is None

@@ -1,0 +1,55 @@
+"""What a generation measures, on literal arrays."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.rl.types import (
+    Action,
+    LostRollout,
+    Observation,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from es_cookbook.runs.measures import Progress, reward_metrics
+
+LOST = LostRollout("OSError: no", "")
+THREE_TOKENS = Trajectory(
+    (Transition(Observation((1,)), Action((1, 2, 3), "abc", "stop"), 1.0, {}, {}),)
+)
+
+
+def test_rewards_are_over_genomes_and_leave_out_what_was_lost() -> None:
+    assert reward_metrics(np.array([[0.0, 1.0, np.nan], [1.0, np.nan, np.nan]])) == {
+        "reward/mean": pytest.approx(2 / 3),
+        "reward/max_genome": 1.0,
+        "reward/min_genome": 0.5,
+        "reward/std_genomes": 0.25,
+    }
+    assert all(math.isnan(value) for value in reward_metrics(np.full((2, 2), np.nan)).values())
+
+
+def test_progress_adds_up_and_goes_on_from_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"progress/rollouts": 10, "progress/tokens": 100}) + "\n")
+    for progress, rollouts, tokens in (
+        (Progress(tmp_path / "none.jsonl"), 0, 0),
+        (Progress(path), 10, 100),
+    ):
+        progress.rolled_out([TrajectoryGroup([[THREE_TOKENS, LOST], [THREE_TOKENS, LOST]])])
+        metrics = progress.metrics()
+        assert metrics["progress/rollouts"] == rollouts + 4
+        assert metrics["progress/tokens"] == tokens + 6
+
+
+def test_drift_is_the_root_of_the_squares_and_decays_with_the_centre(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "none.jsonl")
+    progress.moved(Step((Term(1, 0.3), Term(2, -0.4))))
+    assert progress.metrics()["centre/drift_rms"] == pytest.approx(0.5)
+    progress.moved(Step((Term(3, 0.6),), decay=0.5))
+    assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.25, 0.6))
