@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import es_cookbook.recipes.countdown as countdown
-from es_cookbook.errors import DataError
+from es_cookbook.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.env import CountdownEnv, question
 from es_cookbook.recipes.countdown.warm_start import build_tokenizer
@@ -140,7 +140,7 @@ async def test_file_without_training_problems_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_fields_that_cannot_work_are_named(fields: dict[str, object], name: str) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ConfigError, match=name):
         CountdownDatasetBuilder(**fields)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.errors import ConfigError
 from es_cookbook.rl.rewards.arithmetic import (
     MAX_DEPTH,
     MAX_LENGTH,
@@ -174,3 +175,9 @@ def test_reward_is_the_weighted_sum(answer_weight: float, format_weight: float, 
     grade = grade_countdown(text, (1, 2), 3, reward)
     assert grade.reward == answer_weight * grade.correct + format_weight * grade.format
     assert 0 <= grade.reward <= reward.full
+
+
+@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
+def test_weights_must_be_finite_and_not_negative(weight: float) -> None:
+    with pytest.raises(ConfigError, match="format_weight must be 0 or more"):
+        CountdownReward(format_weight=weight)

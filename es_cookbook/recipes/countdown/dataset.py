@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import chz
 
-from es_cookbook.errors import DataError
+from es_cookbook.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.env import CountdownEnv, PromptStyle, question
 from es_cookbook.recipes.countdown.problems import (
     Problem,
@@ -67,14 +67,14 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
     def _ranges(self) -> None:
         for name in ("num_train", "problems_per_generation", "max_number", "max_target"):
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, found {value}")
+                raise ConfigError(f"{name} must be at least 1, found {value}")
         if self.num_test < 0:
-            raise ValueError(f"num_test must be 0 (no test) or more, found {self.num_test}")
+            raise ConfigError(f"num_test must be 0 (no test) or more, found {self.num_test}")
         if not self.num_numbers or not all(2 <= count <= 4 for count in self.num_numbers):
             found = self.num_numbers
-            raise ValueError(f"num_numbers must be one or more of 2, 3 and 4, found {found}")
+            raise ConfigError(f"num_numbers must be one or more of 2, 3 and 4, found {found}")
         if self.test_source is not None and self.source is None:
-            raise ValueError("test_source needs a source: generated problems hold out their own")
+            raise ConfigError("test_source needs a source: generated problems hold out their own")
 
     async def __call__(self, tokenizer: "PreTrainedTokenizerBase") -> Datasets:
         """Generate or load, check every problem, render the prompts."""

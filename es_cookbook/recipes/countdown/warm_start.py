@@ -30,7 +30,8 @@ import chz
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.errors import ConfigError, ESCookbookError
+from es_cookbook.cli import run_cli
+from es_cookbook.errors import ConfigError
 from es_cookbook.recipes.countdown.env import CountdownEnv, question
 from es_cookbook.recipes.countdown.problems import Problem, Solution, generate_problems, solve
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
@@ -343,7 +344,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        chz.nested_entrypoint(main, allow_hyphens=True)
-    except ESCookbookError as error:
-        raise SystemExit(str(error)) from None
+    run_cli(main, Config)

@@ -15,6 +15,7 @@ purpose: powers, floor division, decimal points and names, which the task does n
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -22,6 +23,7 @@ from typing import Literal, TypeAlias
 
 import chz
 
+from es_cookbook.errors import ConfigError
 from es_cookbook.rl.rewards.format import (
     extract_answer,
     paper_format_reward,
@@ -149,6 +151,12 @@ class CountdownReward:
         default="tags",
         doc="tags: a point a tag in place; paper: whole, or 0.1 thought + 0.5 answer",
     )
+
+    @chz.validate
+    def _finite(self) -> None:
+        for name in ("answer_weight", "format_weight"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ConfigError(f"{name} must be 0 or more and finite, found {value}")
 
     @property
     def full(self) -> float:
