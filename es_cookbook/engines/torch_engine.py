@@ -16,11 +16,12 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import chz
 import torch
@@ -36,6 +37,7 @@ from es_cookbook.engines.model_loading import (
     parameter_infos,
 )
 from es_cookbook.engines.population_layers import MIN_ROWS, PopulationModel, cache_bytes_per_token
+from es_cookbook.engines.request_checks import check_logprobs, check_sample
 from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
 from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.evolution.centre import Centre
@@ -147,6 +149,8 @@ class TorchEngine(Engine):
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
         self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
+        embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
+        self._vocabulary_size = embedding.num_embeddings
         base = dict(model.named_parameters())
         self._centre = Centre({name: base[name].detach().cpu() for name in space.shapes}, space)
         self._model = self._new_model()
@@ -154,6 +158,7 @@ class TorchEngine(Engine):
         self._genome_models: list[PopulationModel] = []
         self._num_loaded = 0
         self._closed = False
+        self._change: str | None = None
         self._requests = 0
         self._in_flight: set[Work] = set()
         self._outbox: list[Work] = []
@@ -216,23 +221,19 @@ class TorchEngine(Engine):
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: fills tables. Dense: a set of weights a genome."""
-        self._check_idle("load genomes")
         if len(genomes_G) > self.capacity:
             raise EngineError(
                 f"{len(genomes_G)} genomes do not fit: engine.memory_gib holds {self.capacity} of "
                 "this search space"
             )
-        await asyncio.to_thread(self._load, genomes_G)
-        self._num_loaded = len(genomes_G)
+        with self._changing("load genomes"):
+            await asyncio.to_thread(self._load, genomes_G)
+            self._num_loaded = len(genomes_G)
 
     async def sample(self, request: SampleRequest) -> Action:
         """See `Engine.sample`."""
+        check_sample(request, self._context_length, self._vocabulary_size)
         prompt = len(request.observation.tokens_T)
-        if prompt >= self._context_length:
-            raise RequestError(
-                f"a prompt of {prompt} tokens leaves no room in the engine's context of "
-                f"{self._context_length} tokens; shorten the prompt or raise engine.max_model_len"
-            )
         model, row = await self._resolve(request.target)
         limit = min(request.params.max_tokens, self._context_length - prompt)
         result = await self._submit(Work(request, model, row, limit))
@@ -242,16 +243,7 @@ class TorchEngine(Engine):
 
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         """See `Engine.logprobs`."""
-        length = len(request.prompt_T) + len(request.continuation_T)
-        if not request.prompt_T or not request.continuation_T:
-            raise RequestError(
-                "logprobs needs at least one prompt token and one continuation token"
-            )
-        if length > self._context_length:
-            raise RequestError(
-                f"prompt and continuation of {length} tokens exceed the engine's context of "
-                f"{self._context_length}"
-            )
+        check_logprobs(request, self._context_length, self._vocabulary_size)
         model, row = await self._resolve(request.target)
         result = await self._submit(Work(request, model, row, limit=0))
         assert isinstance(result, list)
@@ -259,17 +251,18 @@ class TorchEngine(Engine):
 
     async def apply(self, step: Step) -> int:
         """See `Engine.apply`."""
-        self._check_idle("move the centre")
-        return await asyncio.to_thread(self._move_centre, lambda: self._centre.apply(step))
+        with self._changing("move the centre"):
+            return await asyncio.to_thread(self._move_centre, lambda: self._centre.apply(step))
 
     async def restore(self, steps: Iterable[Step]) -> int:
         """See `Engine.restore`."""
-        self._check_idle("restore the centre")
-        return await asyncio.to_thread(self._move_centre, lambda: self._centre.restore(steps))
+        with self._changing("restore the centre"):
+            return await asyncio.to_thread(self._move_centre, lambda: self._centre.restore(steps))
 
     async def save(self, path: Path) -> None:
         """See `Engine.save`."""
-        await asyncio.to_thread(self._save, path)
+        with self._changing("save the centre"):
+            await asyncio.to_thread(self._save, path)
 
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled and `requests` taken."""
@@ -294,8 +287,7 @@ class TorchEngine(Engine):
 
     async def _resolve(self, target: Target) -> tuple[PopulationModel, int]:
         """The weights that answer for a target, and their row of the low-rank tables."""
-        if self._closed:
-            raise EngineError("the engine is closed")
+        self._check_usable()
         if target == "base":
             if self._base_model is None:
                 self._base_model = PopulationModel(copy.deepcopy(self._base_module))
@@ -334,11 +326,23 @@ class TorchEngine(Engine):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_settle, results)
 
-    def _check_idle(self, what: str) -> None:
-        if self._closed:
-            raise EngineError("the engine is closed")
+    @contextmanager
+    def _changing(self, what: str) -> Generator[None]:
+        """Nothing else may use the weights meanwhile, neither a request nor another change."""
+        self._check_usable()
         if self._in_flight:
             raise EngineError(f"cannot {what} while {len(self._in_flight)} requests are in flight")
+        self._change = what
+        try:
+            yield
+        finally:
+            self._change = None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if self._change is not None:
+            raise EngineError(f"the engine cannot be used while another task has it {self._change}")
 
     def _new_model(self) -> PopulationModel:
         """A copy of the base with weights of its own, except tables that genomes leave alone."""
@@ -392,9 +396,12 @@ class TorchEngine(Engine):
                     parameter.copy_(self._centre.weights[name])
         beside = path.with_name(f".{path.name}.partial")
         shutil.rmtree(beside, ignore_errors=True)
-        module.save_pretrained(beside)
-        self._tokenizer.save_pretrained(beside)
-        os.rename(beside, path)
+        try:
+            module.save_pretrained(beside)
+            self._tokenizer.save_pretrained(beside)
+            os.rename(beside, path)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _future(work: Work) -> "asyncio.Future[Sampled | list[float]]":
