@@ -1,0 +1,170 @@
+"""Whatever cannot work is refused in one sentence that says what, where and what is accepted."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.reference import request, running_engine
+from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
+
+pytestmark = pytest.mark.anyio
+
+
+async def _build(model_name: object, **options: object) -> None:
+    builder = TorchEngineBuilder(**{"device": "cpu"} | options)
+    engine = await builder(model_name=str(model_name), search_space=LowRank())
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ("*.safetensors", "has no weights"),
+        ("tokenizer*", "has no tokenizer"),
+        ("config.json", "has no config.json"),
+    ],
+)
+async def test_a_directory_without_a_part_of_the_model_is_named(
+    tiny_model: Callable[[str], Path], tmp_path: Path, missing: str, sentence: str
+) -> None:
+    path = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
+    for file in path.glob(missing):
+        file.unlink()
+    with pytest.raises(ModelError, match=sentence) as raised:
+        await _build(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", "tokenizer.json", "config.json"], ids=str)
+async def test_a_damaged_file_is_one_sentence(
+    tiny_model: Callable[[str], Path], tmp_path: Path, damaged: str
+) -> None:
+    path = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
+    (path / damaged).write_bytes(b"{]")
+    with pytest.raises(ModelError, match="cannot load") as raised:
+        await _build(path)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"there is no directory .*nowhere"):
+        await _build(tmp_path / "nowhere")
+
+
+async def test_a_model_without_an_attention_hook_is_refused(tmp_path: Path) -> None:
+    config = BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)
+    save_with_tokenizer(BloomForCausalLM(config), tmp_path / "bloom")
+    with pytest.raises(ModelError, match=r"BloomForCausalLM has no attention hook.*accepted are"):
+        await _build(tmp_path / "bloom")
+
+
+async def test_low_rank_on_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=64)
+    save_with_tokenizer(GPT2LMHeadModel(config), tmp_path / "gpt2")
+    with pytest.raises(ConfigError, match="no linear weight"):
+        await _build(tmp_path / "gpt2")
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused(tiny_model: Callable[[str], Path]) -> None:
+    async with running_engine(tiny_model("qwen2"), LowRank(), max_model_len=20) as engine:
+        assert engine.context_length == 20
+        await engine.sample(request("centre", [5] * 19))
+        sentence = "prompt of 20 tokens leaves no room .* of 20 tokens.*engine.max_model_len"
+        with pytest.raises(RequestError, match=sentence):
+            await engine.sample(request("centre", [5] * 20))
+        await engine.logprobs(LogprobsRequest("centre", (5,) * 10, (5,) * 10))
+        with pytest.raises(RequestError, match="21 tokens exceed"):
+            await engine.logprobs(LogprobsRequest("centre", (5,) * 10, (5,) * 11))
+
+
+async def test_requests_that_can_never_be_served_are_refused_and_the_engine_goes_on(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
+        await engine.load([Genome((Term(1, 0.1),))])
+        for bad, sentence in (
+            (engine.sample(request("centre", [])), "at least one token"),
+            (engine.sample(request("centre", [5, VOCABULARY])), "token 40, .*0 to 39"),
+            (engine.sample(request("centre", [5, -1])), "token -1"),
+            (engine.sample(request("centre", [5], seed=-1)), "seed .*found -1"),
+            (engine.sample(request("centre", [5], seed=2**63)), "63-bit"),
+            (engine.sample(request("centre", [5], stop=("x", ""))), "empty stop string"),
+            (engine.sample(request(1, [5])), "no genome 1: 1 are loaded"),
+            (engine.sample(request(-1, [5])), "no genome -1"),
+            (engine.logprobs(LogprobsRequest("base", (), (5,))), "a prompt needs"),
+            (engine.logprobs(LogprobsRequest("base", (5,), ())), "a continuation needs"),
+            (engine.logprobs(LogprobsRequest("base", (5,), (99,))), "continuation has token 99"),
+        ):
+            with pytest.raises(RequestError, match=sentence):
+                await bad
+        assert len((await engine.sample(request(0, [5]))).tokens_T) == 12
+
+
+async def test_more_genomes_than_memory_holds_are_refused(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    genomes_G = [Genome((Term(g, 0.1),)) for g in range(40)]
+    for space, gib in ((LowRank(), 1e-4), (FullRank(), 5e-4)):
+        async with running_engine(tiny_model("qwen2"), space, memory_gib=gib) as engine:
+            capacity = engine.capacity
+            assert 1 <= capacity < 40
+            await engine.load(genomes_G[:capacity])
+            sentence = f"{capacity + 1} genomes do not fit: engine.memory_gib holds {capacity}"
+            with pytest.raises(EngineError, match=sentence):
+                await engine.load(genomes_G[: capacity + 1])
+            await engine.sample(request(capacity - 1, [5], max_tokens=1))
+
+
+async def test_capacity_grows_with_memory(tiny_model: Callable[[str], Path]) -> None:
+    for space in (LowRank(rank=2), FullRank()):
+        async with running_engine(tiny_model("qwen2"), space, memory_gib=0.01) as engine:
+            small = engine.capacity
+        async with running_engine(tiny_model("qwen2"), space, memory_gib=0.02) as engine:
+            assert engine.capacity == pytest.approx(2 * small, abs=2)
+
+
+async def test_a_cache_too_small_for_the_context_names_one_that_is_enough(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    sentence = (
+        rf"kv_cache_gib=0.0001 holds \d+ tokens .* context of {CONTEXT}; raise .*max_model_len"
+    )
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        await _build(tiny_model("qwen2"), kv_cache_gib=0.0001, num_lanes=2)
+    enough = str(raised.value).split("at least ")[1].split()[0]
+    await _build(tiny_model("qwen2"), kv_cache_gib=float(enough), num_lanes=2)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "abacus"])
+async def test_a_device_that_is_not_there_is_refused(
+    tiny_model: Callable[[str], Path], device: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"engine.device: '{device}' .*accepted are auto, cpu"):
+        await _build(tiny_model("qwen2"), device=device)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "max_batch_size",
+        "prefill_tokens",
+        "kv_cache_gib",
+        "memory_gib",
+        "max_model_len",
+        "num_lanes",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_that_are_not_positive_are_refused(field: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"engine.{field} must be positive, found {value}"):
+        TorchEngineBuilder(**{field: value})

@@ -1,0 +1,158 @@
+"""The engine's centre moves as `Centre` does, and is written out as it samples."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.errors import EngineError
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.reference import (
+    Reference,
+    request,
+    running_engine,
+    sample_all,
+    wait_until_sampling,
+)
+from tests.tiny_models import CONTEXT
+
+pytestmark = pytest.mark.anyio
+
+STEPS = [Step((Term(1, 0.03), Term(2, -0.04))), Step((Term(3, 0.05),), decay=0.1), Step()]
+GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
+PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
+
+
+@pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "full rank"])
+async def test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same(
+    tiny_model: Callable[[str], Path], space: SearchSpaceBuilder
+) -> None:
+    reference = Reference(tiny_model("llama"), space)
+    expected = [reference.centre.apply(step) for step in STEPS]
+    requests = [request("centre", prompt) for prompt in PROMPTS]
+    async with running_engine(tiny_model("llama"), space) as engine:
+        await engine.load(GENOMES_G)
+        assert [await engine.apply(step) for step in STEPS] == expected
+        actions = await sample_all(engine, requests)
+        reference.check_greedy(Genome(), list(zip(requests, actions, strict=True)))
+        await engine.apply(STEPS[0])
+        assert await engine.restore(iter(STEPS)) == expected[-1]
+        assert await sample_all(engine, requests) == actions
+    async with running_engine(tiny_model("llama"), space) as other:
+        assert await other.restore(STEPS) == expected[-1]
+        assert await sample_all(other, requests) == actions
+
+
+async def test_the_base_answers_as_before_when_the_centre_has_moved(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    requests = [request("base", prompt) for prompt in PROMPTS]
+    for space in (LowRank(), FullRank()):
+        async with running_engine(tiny_model("llama"), space) as engine:
+            at_first = await sample_all(engine, [request("centre", p) for p in PROMPTS])
+            assert await sample_all(engine, requests) == at_first
+            await engine.apply(STEPS[0])
+            assert await sample_all(engine, [request("centre", p) for p in PROMPTS]) != at_first
+            assert await sample_all(engine, requests) == at_first
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "full rank"])
+async def test_perturbing_and_moving_without_signal_leaves_every_bit(
+    tiny_model: Callable[[str], Path], tmp_path: Path, space: SearchSpaceBuilder, dtype: str
+) -> None:
+    async with running_engine(tiny_model("qwen2"), space, dtype=dtype) as engine:
+        await engine.save(tmp_path / "before")
+        fingerprint = await engine.restore([])
+        for generation in range(5):
+            await engine.load([Genome((Term(generation, 0.1),)), Genome((Term(generation, -0.1),))])
+            await engine.sample(request(0, PROMPTS[0], max_tokens=1))
+            assert await engine.apply(Step()) == fingerprint
+        await engine.apply(STEPS[0])
+        assert await engine.restore([]) == fingerprint
+        await engine.save(tmp_path / "after")
+    before, after = (load_file(tmp_path / d / "model.safetensors") for d in ("before", "after"))
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        assert weight.dtype == getattr(torch, dtype)
+        assert torch.equal(weight.view(torch.uint8), after[name].view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+async def test_a_saved_centre_is_a_model_that_transformers_runs_alike(
+    tiny_model: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    requests = [request("centre", prompt) for prompt in PROMPTS]
+    async with running_engine(tiny_model(family), LowRank()) as engine:
+        await engine.apply(STEPS[0])
+        actions = await sample_all(engine, requests)
+        await engine.save(tmp_path / "saved")
+        text = engine.tokenizer.decode(PROMPTS[0])
+        assert await sample_all(engine, requests) == actions
+    saved = Reference(tmp_path / "saved", LowRank())
+    saved.check_greedy("base", list(zip(requests, actions, strict=True)))
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").encode(text) == list(PROMPTS[0])
+    async with running_engine(tmp_path / "saved", LowRank()) as engine:
+        assert await sample_all(engine, requests) == actions
+
+
+async def test_a_save_that_fails_midway_leaves_nothing(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
+
+        def fail(*args: object, **kwargs: object) -> None:
+            raise OSError("no space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(engine.tokenizer), "save_pretrained", fail)
+            with pytest.raises(OSError, match="no space left"):
+                await engine.save(tmp_path / "saved")
+        assert list(tmp_path.iterdir()) == []
+        await engine.save(tmp_path / "saved")
+        assert [p.name for p in tmp_path.iterdir()] == ["saved"]
+        with pytest.raises(EngineError, match="saved' exists already"):
+            await engine.save(tmp_path / "saved")
+
+
+async def test_genomes_and_the_centre_stay_while_requests_are_in_flight(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
+        await engine.load(GENOMES_G)
+        running = asyncio.ensure_future(engine.sample(request(0, (5,), max_tokens=CONTEXT - 1)))
+        await wait_until_sampling(engine)
+        for change in (
+            engine.load(GENOMES_G),
+            engine.apply(STEPS[0]),
+            engine.restore([]),
+            engine.save(tmp_path / "saved"),
+        ):
+            with pytest.raises(EngineError, match="while 1 requests are in flight"):
+                await change
+        await running
+
+
+async def test_requests_are_refused_while_the_centre_moves(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
+        moving = asyncio.ensure_future(engine.apply(STEPS[0]))
+        await asyncio.sleep(0)
+        for use in (
+            engine.sample(request("centre", (5,))),
+            engine.logprobs(LogprobsRequest("centre", (5,), (6,))),
+            engine.load(GENOMES_G),
+        ):
+            with pytest.raises(EngineError, match="another task has it move the centre"):
+                await use
+        await moving
+        await engine.sample(request("centre", (5,)))
