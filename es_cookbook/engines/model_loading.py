@@ -1,15 +1,21 @@
 """Loading a Hugging Face causal LM and its tokenizer; one sentence for each missing thing."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, cast
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+)
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
 )
 
 from es_cookbook.errors import ModelError
@@ -63,10 +69,10 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
                 f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
             )
     try:
-        config = AutoConfig.from_pretrained(model_name)
-        model = AutoModelForCausalLM.from_pretrained(
-            model_name, config=config, dtype=dtype if dtype == "auto" else getattr(torch, dtype)
-        )
+        with _no_progress_bar():
+            model = AutoModelForCausalLM.from_pretrained(
+                model_name, dtype=dtype if dtype == "auto" else getattr(torch, dtype)
+            )
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
     cast("torch.nn.Module", model).to(device)  # in place; `PreTrainedModel.to` has no usable type
@@ -95,6 +101,19 @@ def end_of_sequence_ids(
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     return tuple(sorted(found))
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """transformers draws a bar over the weights, through the one line that a mistake should be."""
+    if not is_progress_bar_enabled():
+        yield
+        return
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        enable_progress_bar()
 
 
 def _check_directory(model_name: str) -> None:
