@@ -105,7 +105,7 @@ def end_of_sequence_ids(
 
 @contextlib.contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """transformers draws a bar over the weights, through the one line that a mistake should be."""
+    """Keep the bar that transformers draws over the weights out of the run's output."""
     if not is_progress_bar_enabled():
         yield
         return
