@@ -1,0 +1,92 @@
+"""The queue gives lanes what fits, keeps genomes' order and forgets what was cancelled."""
+
+import threading
+
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.population_layers import ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.work_queue import Work, WorkQueue
+from es_cookbook.rl.types import Observation, SamplingParams
+
+
+def _model() -> PopulationModel:
+    return PopulationModel.__new__(PopulationModel)  # the queue only tells models apart
+
+
+def _sample(model: PopulationModel, row: int = 0, length: int = 10) -> Work:
+    request = SampleRequest(row, Observation((1,)), SamplingParams())
+    return Work(request, model, row, limit=length - 1)
+
+
+def _score(model: PopulationModel, length: int) -> Work:
+    return Work(LogprobsRequest(0, (1,), (1,) * (length - 1)), model, 0, limit=0)
+
+
+def test_free_slots_of_a_genomes_own_blocks_are_filled_first_and_in_order() -> None:
+    model, queue = _model(), WorkQueue(1)
+    first = [_sample(model, row=1) for _ in range(5)]
+    other = [_sample(model, row=2) for _ in range(9)]
+    queue.put([*first, *other])
+    assert queue.num_waiting(model) == 14
+    assert queue.take_samples(model, {1: 3}, 0, 64) == first[:3]
+    assert queue.take_samples(model, {}, 1, 64) == other[:ROWS_PER_BLOCK]
+    assert queue.take_samples(model, {}, 9, 64) == [*first[3:], *other[ROWS_PER_BLOCK:]]
+    assert queue.take_samples(model, {1: 8}, 9, 64) == []
+
+
+def test_lanes_share_what_waits() -> None:
+    model, queue = _model(), WorkQueue(2)
+    queue.put([_sample(model, row=g) for g in range(4) for _ in range(ROWS_PER_BLOCK)])
+    assert len(queue.take_samples(model, {}, 100, 64)) == 2 * ROWS_PER_BLOCK
+
+
+def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
+    model, queue = _model(), WorkQueue(1)
+    long = _sample(model, length=100)
+    queue.put([long])
+    assert queue.longest(model) == 100
+    assert queue.take_samples(model, {}, 4, 64) == []
+    assert queue.take_samples(model, {}, 4, 128) == [long]
+    assert queue.longest(model) == 0
+
+
+def test_cancelled_requests_are_not_handed_out() -> None:
+    model, queue = _model(), WorkQueue(1)
+    samples, scores = [_sample(model) for _ in range(3)], [_score(model, 4) for _ in range(2)]
+    queue.put([*samples, *scores])
+    samples[1].cancelled = scores[0].cancelled = True
+    assert queue.take_samples(model, {}, 1, 64) == [samples[0], samples[2]]
+    assert queue.take_scores(model, 100) == [scores[1]]
+
+
+def test_scores_come_in_batches_of_at_most_so_many_tokens_but_at_least_one() -> None:
+    model, queue = _model(), WorkQueue(1)
+    works = [_score(model, length) for length in (50, 10, 10, 15, 5)]
+    queue.put(works)
+    batches = [queue.take_scores(model, 30) for _ in range(4)]
+    assert batches == [works[:1], works[1:3], works[3:], []]
+
+
+def test_a_free_lane_turns_to_the_model_that_fewest_lanes_are_on() -> None:
+    one, other, queue = _model(), _model(), WorkQueue(2)
+    queue.put([_sample(one), _sample(other)])
+    first = queue.wait_for_model()
+    assert {first, queue.wait_for_model()} == {one, other}
+    assert first is not None
+    assert queue.others_wait(first)
+    queue.leave(first)
+    assert queue.wait_for_model() is first
+
+
+def test_closing_wakes_waiting_lanes_and_gives_back_what_waited() -> None:
+    model, queue = _model(), WorkQueue(1)
+    woken: list[PopulationModel | None] = []
+    lane = threading.Thread(target=lambda: woken.append(queue.wait_for_model()))
+    lane.start()
+    assert queue.close() == []
+    lane.join(timeout=10)
+    assert woken == [None]
+    waiting = WorkQueue(1)
+    works = [_sample(model), _score(model, 3)]
+    waiting.put(works)
+    assert set(map(id, waiting.close())) == set(map(id, works))
+    assert waiting.wait_for_model() is None
