@@ -166,7 +166,7 @@ def _build(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
         if "..." in path or path.endswith("@"):
             continue  # chz's wildcards and references; chz explains them itself.
         if path not in options:
-            raise _OptionError(f"unknown option {path!r}{_hint(path, options)}; --help lists all")
+            raise _OptionError(f"unknown option {path!r}{_hint(path, options)} --help lists all")
         _check_value(options[path], text)
     missing = [path for path, option in options.items() if option.value is None]
     if missing and not any("..." in path for path in given):
@@ -305,7 +305,7 @@ def _hint(path: str, options: Mapping[str, object]) -> str:
     by_name = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     by_path = difflib.get_close_matches(path, options, n=1, cutoff=0.6)
     nearest_option = by_path[0] if by_path else names[by_name[0]] if by_name else None
-    return f"; did you mean {nearest_option!r}?" if nearest_option else ""
+    return f"; did you mean {nearest_option!r}?" if nearest_option else ";"
 
 
 def _program() -> str:
