@@ -1,7 +1,7 @@
 """Loading a Hugging Face causal LM and its tokenizer; one sentence for each missing thing."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -70,11 +70,19 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
             )
     try:
         with _no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(
-                model_name, dtype=dtype if dtype == "auto" else getattr(torch, dtype)
+            loaded = AutoModelForCausalLM.from_pretrained(
+                model_name,
+                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+                output_loading_info=True,
             )
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
+    model, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", loaded)
+    if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
+        raise ModelError(
+            f"model_name: {model_name!r} lacks weights of its own architecture: {missing[0]} and "
+            f"{len(missing) - 1} more"
+        )
     cast("torch.nn.Module", model).to(device)  # in place; `PreTrainedModel.to` has no usable type
     return model.eval().requires_grad_(False)
 
@@ -104,7 +112,7 @@ def end_of_sequence_ids(
 
 
 @contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def _no_progress_bar() -> Generator[None]:
     """Keep the bar that transformers draws over the weights out of the run's output."""
     if not is_progress_bar_enabled():
         yield

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from es_cookbook.engines.base import LogprobsRequest
@@ -54,6 +55,17 @@ async def test_a_damaged_file_is_one_sentence(
         await _build(path)
     assert "\n" not in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+async def test_a_checkpoint_that_lacks_a_weight_is_refused_not_made_up(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
+    weights = load_file(path / "model.safetensors")
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks weights .*q_proj\.weight and 0 more"):
+        await _build(path)
 
 
 async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
