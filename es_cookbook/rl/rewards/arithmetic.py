@@ -202,8 +202,9 @@ def grade_countdown(
         reward: the weights.
         prompt_ends_in_think: the prompt already holds the opening `<think>`.
 
-    >>> grade_countdown("<think>3*4=12</think><answer>3*4-2</answer>", [2, 3, 4], 10,
-    CountdownReward()) CountdownGrade(reward=1.0, correct=True, format=1.0, well_formed=True)
+    >>> text = "<think>3*4=12</think><answer>3*4-2</answer>"
+    >>> grade_countdown(text, [2, 3, 4], 10, CountdownReward())
+    CountdownGrade(reward=1.0, correct=True, format=1.0, well_formed=True)
     """
     answer = extract_answer(text)
     evaluated = evaluate(answer) if answer is not None else None
