@@ -154,8 +154,7 @@ def train(
 ) -> None:
     """Plain supervised learning: cross-entropy of the demonstrations, given the questions.
 
-    Matrices learn with Muon, which needs about half the steps of AdamW alone here; the rest
-    with AdamW. The learning rate falls linearly to nothing.
+    Matrices learn with Muon, the rest with AdamW. The learning rate falls linearly to nothing.
     """
     hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
