@@ -1,11 +1,13 @@
 """Everything that can go wrong on purpose, in one hierarchy.
 
-Catch `ESCookbookError` to catch them all, or the standard-library class beside it (`ValueError`, `RuntimeError`,
-`OSError`) where that is what the caller already does. Every error carries one finished sentence: what was wrong,
-where, and what is accepted. Its only argument is that sentence, so every error survives pickling between processes.
+Catch `ESCookbookError` to catch them all, or the standard-library class beside it (`ValueError`,
+`RuntimeError`, `OSError`) where that is what the caller already does. Every error carries one
+finished sentence: what was wrong, where, and what is accepted. Its only argument is that sentence,
+so every error survives pickling between processes.
 
-To add one: subclass `ESCookbookError` and the closest standard exception, say in the docstring who makes the mistake
-and who reads the sentence, and raise it where the mistake can be named (not where it happens to surface).
+To add one: subclass `ESCookbookError` and the closest standard exception, say in the docstring who
+makes the mistake and who reads the sentence, and raise it where the mistake can be named (not where
+it happens to surface).
 """
 
 import difflib
@@ -17,7 +19,7 @@ class ESCookbookError(Exception):
 
 
 class ConfigError(ESCookbookError, ValueError):
-    """A field of a Config, or a combination of fields, that cannot work; the user reads it on the command line."""
+    """A field of a Config, or a combination of fields, that cannot work."""
 
 
 class DataError(ESCookbookError, ValueError):
@@ -37,11 +39,11 @@ class EngineError(ESCookbookError, RuntimeError):
 
 
 class EnvError(ESCookbookError, RuntimeError):
-    """An Env or a group builder that broke the Env contract: wrong type, NaN reward, step after the end."""
+    """An Env or a group builder that broke the Env contract, by a NaN reward for example."""
 
 
 class TooManyLostError(ESCookbookError, RuntimeError):
-    """More of a generation's rollouts were lost than `max_failed_fraction` allows; carries the first traceback."""
+    """More rollouts were lost than `max_failed_fraction` allows; carries the first traceback."""
 
 
 class RunDirectoryError(ESCookbookError, OSError):
@@ -49,7 +51,7 @@ class RunDirectoryError(ESCookbookError, OSError):
 
 
 class HistoryError(ESCookbookError, ValueError):
-    """A history that is damaged, belongs to another run, or does not give the recorded fingerprint."""
+    """A history that is damaged, is another run's, or gives another fingerprint than recorded."""
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:

@@ -65,7 +65,7 @@ class TorchEngineBuilder(EngineBuilder):
         f"{_DEFAULT_CONTEXT}",
     )
     max_batch_size: int = chz.field(
-        default=1024, doc="most requests that decode together, over all lanes"
+        default=2048, doc="most requests that decode together, over all lanes"
     )
     prefill_tokens: int = chz.field(default=4096, doc="most prompt tokens of one forward pass")
     kv_cache_gib: float = chz.field(

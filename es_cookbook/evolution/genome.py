@@ -1,16 +1,16 @@
 """What a genome is: seeds and coefficients, never weights.
 
 ε(seed) is a set of standard-normal tensors over the search space, a pure function of the seed (see
-`es_cookbook.evolution.noise`). A genome is the centre plus Σ coefficient · ε(seed) over its terms; σ lives in the
-coefficients. A step is what moves the centre, in the same currency, so the centre of any generation is a function of
-the base model and the ordered steps: the history is the checkpoint.
+`es_cookbook.evolution.noise`). A genome is the centre plus Σ coefficient · ε(seed) over its terms;
+σ lives in the coefficients. A step is what moves the centre, in the same currency, so the centre of
+any generation is a function of the base model and the ordered steps: the history is the checkpoint.
 """
 
 import dataclasses
 import math
 
 MAX_SEED = 2**63 - 1
-"""Largest seed: seeds are 63-bit so that they fit a signed 64-bit integer everywhere (JSON, torch, Triton)."""
+"""Largest seed; 63 bits fit a signed 64-bit integer everywhere (torch, Triton, databases)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,9 +27,14 @@ class Term:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
-            raise ValueError(f"a term's seed must be a 63-bit integer (0 to 2**63 - 1), found {self.seed}")
+            raise ValueError(
+                f"a term's seed must be a 63-bit integer (0 to 2**63 - 1), found {self.seed}"
+            )
         if not math.isfinite(self.coefficient):
-            raise ValueError(f"a term's coefficient must be finite, found {self.coefficient} for seed {self.seed}")
+            raise ValueError(
+                f"a term's coefficient must be finite, found {self.coefficient} "
+                f"for seed {self.seed}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,8 +48,8 @@ class Genome:
 class Step:
     """What an optimizer returns: how the centre moves.
 
-    The centre first decays towards the base, centre ← base + (1 − decay) · (centre − base), unless decay is 0, and
-    then gains its terms one after the other in this order.
+    The centre first decays towards the base, centre ← base + (1 − decay) · (centre − base), unless
+    decay is 0, and then gains its terms one after the other in this order.
 
     Attributes:
         terms: added to the centre in order; empty for a generation without signal.

@@ -1,0 +1,1 @@
+"""What genomes attempt: Envs, datasets, rewards and rollouts."""

@@ -1,10 +1,12 @@
 """The vocabulary of the rl room: what genomes attempt, and what comes back.
 
-A dataset gives batches of `EnvGroupBuilder`s, one a problem. A builder makes a group of `Env`s, one for each attempt
-of each genome. A rollout runs one Env with one `Policy` and gives a `Trajectory`; the trajectories of a group make a
-`TrajectoryGroup`. The shapes follow the Tinker cookbook's types, with two differences that evolution strategies ask
-for: the population, not the dataset, decides a group's size, and an Env may itself ask the model (judges, preferences,
-Markovian scoring) through `Env.policy`.
+A dataset gives batches of `EnvGroupBuilder`s, one a problem. A builder makes a group of `Env`s, one
+for each attempt of each genome. A rollout runs one Env with one `Policy` and gives a `Trajectory`;
+the trajectories of a group make a `TrajectoryGroup`.
+
+The shapes follow the Tinker cookbook's types, with two differences that evolution strategies ask
+for: the population, not the dataset, decides a group's size, and an Env may itself ask the model
+(judges, preferences, Markovian scoring) through `Env.policy`.
 """
 
 import dataclasses
@@ -29,16 +31,24 @@ class SamplingParams:
     """How tokens are drawn from a policy's distribution."""
 
     max_tokens: int = chz.field(default=256, doc="most tokens sampled for one action")
-    temperature: float = chz.field(default=0.0, doc="0 is greedy, the default for ES as in the literature")
-    top_p: float = chz.field(default=1.0, doc="nucleus sampling: smallest set of tokens with this probability mass")
-    logprobs: bool = chz.field(default=False, doc="return the log-probability of every sampled token")
+    temperature: float = chz.field(
+        default=0.0, doc="0 is greedy, the default for ES as in the literature"
+    )
+    top_p: float = chz.field(
+        default=1.0, doc="nucleus sampling: smallest set of tokens with this probability mass"
+    )
+    logprobs: bool = chz.field(
+        default=False, doc="return the log-probability of every sampled token"
+    )
 
     @chz.validate
     def _ranges(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, found {self.max_tokens}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature must be 0 (greedy) or positive, found {self.temperature}")
+            raise ValueError(
+                f"temperature must be 0 (greedy) or positive, found {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], found {self.top_p}")
 
@@ -64,10 +74,12 @@ class Action:
 
     Attributes:
         tokens_T: sampled tokens, the stopping token included.
-        text: the tokens decoded, without special tokens that end a sequence, so that an Env needs no tokenizer.
-        stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at `max_tokens` or
-            at the end of the context.
-        logprobs_T: log-probability of each sampled token (natural log, before temperature and top-p), where asked.
+        text: the tokens decoded, without special tokens that end a sequence, so that an Env needs
+            no tokenizer.
+        stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at
+            `max_tokens` or at the end of the context.
+        logprobs_T: log-probability of each sampled token (natural log, before temperature and
+            top-p), where asked.
     """
 
     tokens_T: tuple[int, ...]
@@ -96,15 +108,17 @@ class StepResult:
 
 
 class Policy(ABC):
-    """A model that samples: one genome, the centre or the base, with its sampling parameters bound."""
+    """A model that samples (a genome, the centre or the base), its sampling parameters bound."""
 
     @abstractmethod
-    async def sample(self, observation: Observation, params: SamplingParams | None = None) -> Action:
+    async def sample(
+        self, observation: Observation, params: SamplingParams | None = None
+    ) -> Action:
         """Sample one action; `params` replaces the bound sampling parameters for this call."""
 
     @abstractmethod
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        """Log-probability (natural log) of each continuation token, given the prompt and the tokens before it."""
+        """Log-probability (natural log) of each continuation token, given all before it."""
 
     @property
     @abstractmethod
@@ -121,8 +135,8 @@ class Env(ABC):
     """One attempt at one problem. Lives for one rollout: there is no reset.
 
     Attributes:
-        policy: the policy that makes the attempt, set before `initial_observation`; for Envs that ask the model
-            themselves.
+        policy: the policy that makes the attempt, set before `initial_observation`; for Envs that
+            ask the model themselves.
     """
 
     policy: Policy
@@ -139,8 +153,8 @@ class Env(ABC):
 class EnvGroup:
     """The group handle that `make_envs` returns: the Envs, and whatever they share.
 
-    Subclass and override `close` where a group holds resources (a sandbox, a connection); it is called exactly once
-    when the group ends, also on failure and cancellation.
+    Subclass and override `close` where a group holds resources (a sandbox, a connection); it is
+    called exactly once when the group ends, also on failure and cancellation.
     """
 
     def __init__(self, envs: Sequence[Env]) -> None:
@@ -197,7 +211,8 @@ class TrajectoryGroup:
 
     Attributes:
         trajectories_G_K: `[g][k]` is attempt k of genome g.
-        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or None for nothing.
+        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or
+            None for nothing.
         group_metrics_G_K: metrics that go with them.
         tags: the builder's tags, for metrics.
     """
@@ -236,7 +251,7 @@ class GroupReward:
 
 
 class EnvGroupBuilder(ABC):
-    """One problem. Frozen, picklable and stateless: a retry makes new Envs from the same builder."""
+    """One problem. Frozen, picklable and stateless: a retry makes new Envs from it."""
 
     @abstractmethod
     async def make_envs(self, num_envs: int) -> EnvGroup:
@@ -245,7 +260,9 @@ class EnvGroupBuilder(ABC):
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward] | None:
-        """Rewards that need the whole group: comparisons, tournaments, preferences. None (the default) adds nothing.
+        """Rewards that need the whole group: comparisons, tournaments, preferences.
+
+        None, the default, adds nothing.
 
         Args:
             trajectories: one for each Env of the group, genome by genome, attempt by attempt.
@@ -264,7 +281,7 @@ class EnvGroupBuilder(ABC):
 
 
 class RLDataset(ABC):
-    """Batches of problems, a pure function of the generation, so that the position is the generation."""
+    """Batches of problems as a function of the generation, which is the dataset's position."""
 
     @abstractmethod
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:

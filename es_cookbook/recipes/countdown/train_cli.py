@@ -22,6 +22,7 @@ from es_cookbook import train
 from es_cookbook.cli import run_cli
 from es_cookbook.configs import Names, config_to_json
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.run_directory import METRICS
@@ -33,11 +34,16 @@ BUNDLED_MODEL = Path(__file__).parent / "model"
 _OPTIMIZERS = Names(
     OPTIMIZER_NAMES,
     default="es",
-    settings={"population_size": 64, "sigma": 0.005, "learning_rate": 0.005},
+    settings={
+        "population_size": 64,
+        "sigma": 0.01,
+        "learning_rate": 0.02,
+        "learning_rate_schedule": Cosine(),
+    },
 )
-_SAMPLING = functools.partial(SamplingParams, max_tokens=48)
-_NUM_GENERATIONS = 100
-_EVAL_EVERY = 25
+_SAMPLING = functools.partial(SamplingParams, max_tokens=32)
+_NUM_GENERATIONS = 50
+_EVAL_EVERY = 10
 
 
 @chz.chz

@@ -1,0 +1,182 @@
+"""How fast a population samples, against plain inference and against its own floor.
+
+    python -m benchmarks.sampling
+
+64 rank-1 genomes × 32 Countdown problems × 24 tokens, float32, the bundled model, greedy. The
+model's end-of-sequence token is taken away, so that every request samples exactly 24 tokens for
+everybody:
+
+- transformers' `generate` on the unperturbed model, all 2,048 requests as one batch;
+- the torch engine without perturbation (all requests go to the centre);
+- the torch engine with the population resident;
+- the same engine with one genome resident after the other;
+- the floor: the matmuls of the linear layers alone, for as many token rows, on as many threads.
+"""
+
+import asyncio
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.harness import interleaved, ratios, report, row
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams
+
+GENOMES, PROBLEMS, TOKENS = 64, 32, 24
+REPEATS = 5
+
+
+def endless_model(directory: Path) -> Path:
+    """The bundled model without end-of-sequence tokens."""
+    shutil.copytree(BUNDLED_MODEL, directory, dirs_exist_ok=True)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        path = directory / name
+        if path.exists():
+            settings = json.loads(path.read_text())
+            settings.pop("eos_token_id", None)
+            settings.pop("eos_token", None)
+            path.write_text(json.dumps(settings))
+    return directory
+
+
+class Floor:
+    """The linear layers' matmuls alone, in chunks of `rows` token rows, one thread a core."""
+
+    def __init__(self, model: torch.nn.Module, token_rows: int, rows: int = 512) -> None:
+        self.threads = torch.get_num_threads()
+        self.calls = token_rows // rows // self.threads
+        linears = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+        self.pairs = [(torch.randn(rows, weight.shape[1]), weight) for weight in linears]
+
+    def __call__(self) -> None:
+        """Run them once."""
+        threads = [threading.Thread(target=self._work) for _ in range(self.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _work(self) -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            for _ in range(self.calls):
+                for x, weight in self.pairs:
+                    torch.nn.functional.linear(x, weight)
+
+
+async def sample(
+    engine: TorchEngine, targets: list[int | str], prompts: list[tuple[int, ...]]
+) -> None:
+    """Every target samples `TOKENS` tokens for every prompt."""
+    params = SamplingParams(max_tokens=TOKENS)
+    actions = await asyncio.gather(
+        *(
+            engine.sample(SampleRequest(target, Observation(prompt), params))
+            for target in targets
+            for prompt in prompts
+        )
+    )
+    assert all(len(action.tokens_T) == TOKENS for action in actions)
+
+
+async def first_prompt(builder: EnvGroupBuilder) -> tuple[int, ...]:
+    """The prompt of a problem's first turn."""
+    group = await builder.make_envs(1)
+    observation = await group.envs[0].initial_observation()
+    await group.close()
+    return observation.tokens_T
+
+
+def main() -> None:
+    """Measure and report."""
+    loop = asyncio.new_event_loop()
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(endless_model(Path(directory)))
+        model = AutoModelForCausalLM.from_pretrained(path).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        builder = TorchEngineBuilder()
+        engine = loop.run_until_complete(builder(model_name=path, search_space=LowRank(rank=1)))
+    datasets = loop.run_until_complete(
+        CountdownDatasetBuilder(problems_per_generation=PROBLEMS)(tokenizer)
+    )
+    batch = datasets.train.get_batch(0)
+    prompts = [loop.run_until_complete(first_prompt(builder)) for builder in batch]
+    genomes = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]
+    requests = GENOMES * PROBLEMS
+
+    longest = max(map(len, prompts))
+    pad = tokenizer.pad_token_id
+    padded = [[pad] * (longest - len(p)) + list(p) for p in prompts] * GENOMES
+    mask = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts] * GENOMES
+    input_ids, attention_mask = torch.tensor(padded), torch.tensor(mask)
+
+    def generate() -> None:
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids,
+                attention_mask=attention_mask,
+                max_new_tokens=TOKENS,
+                do_sample=False,
+                pad_token_id=pad,
+            )
+        assert out.shape == (requests, longest + TOKENS)
+
+    def centre() -> None:
+        loop.run_until_complete(engine.load([]))
+        loop.run_until_complete(sample(engine, ["centre"] * GENOMES, prompts))
+
+    def population() -> None:
+        loop.run_until_complete(engine.load(genomes))
+        loop.run_until_complete(sample(engine, list(range(GENOMES)), prompts))
+
+    def one_by_one() -> None:
+        for genome in genomes:
+            loop.run_until_complete(engine.load([genome]))
+            loop.run_until_complete(sample(engine, [0], prompts))
+
+    token_rows = requests * (sum(map(len, prompts)) // len(prompts) + TOKENS - 1)
+    times = interleaved(
+        {
+            "generate": generate,
+            "centre": centre,
+            "population": population,
+            "one_by_one": one_by_one,
+            "floor": Floor(model, token_rows),
+        },
+        repeats=REPEATS,
+    )
+    loop.run_until_complete(engine.close())
+    loop.close()
+
+    def rate(name: str) -> list[float]:
+        return [requests * TOKENS / seconds for seconds in times[name]]
+
+    ours = times["population"]
+    report(
+        "sampling",
+        [
+            row("transformers generate, unperturbed", rate("generate"), "tokens/s"),
+            row("engine, unperturbed", rate("centre"), "tokens/s"),
+            row("engine, 64 rank-1 genomes, loading included", rate("population"), "tokens/s"),
+            row("engine, one genome after the other", rate("one_by_one"), "tokens/s"),
+            row("floor: the linear layers' matmuls alone", rate("floor"), "tokens/s"),
+            row("population / generate", ratios(times["generate"], ours), "x", at_least=1.5),
+            row("population / unperturbed", ratios(times["centre"], ours), "x", at_least=0.8),
+            row("population / one by one", ratios(times["one_by_one"], ours), "x", at_least=4),
+            row("share of the floor reached", ratios(times["floor"], ours), "x"),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
