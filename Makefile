@@ -22,7 +22,7 @@ check: lint test
 lint: $(VENV)/.installed-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m pyright --project pyproject.toml --pythonpath $(PY)
 	$(VENV)/bin/lint-imports --no-logo
 
 format: $(VENV)/.installed-dev

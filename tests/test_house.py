@@ -53,7 +53,10 @@ def test_the_code_is_formatted_and_linted() -> None:
 
 
 def test_the_types_hold() -> None:
-    run(sys.executable, "-m", "pyright", "--pythonpath", sys.executable)
+    run(
+        *(sys.executable, "-m", "pyright"),
+        *("--project", "pyproject.toml", "--pythonpath", sys.executable),
+    )
 
 
 def test_every_module_is_one_idea_of_about_400_lines() -> None:

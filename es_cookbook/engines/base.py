@@ -105,7 +105,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def apply(self, step: Step) -> int:
-        """Move the centre; gives its fingerprint."""
+        """Move the centre; gives its fingerprint. No genome is resident afterwards."""
 
     @abstractmethod
     async def restore(self, steps: Iterable[Step]) -> int:

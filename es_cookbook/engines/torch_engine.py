@@ -11,13 +11,10 @@ otherwise, and a rare near-tie may flip.
 """
 
 import asyncio
-import copy
 import math
 import os
-import shutil
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +26,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
 from es_cookbook.engines.lane import Lane, Result
-from es_cookbook.engines.low_rank_tables import bytes_of_genome, fill_tables
 from es_cookbook.engines.model_loading import (
     end_of_sequence_ids,
     load_causal_lm,
@@ -38,12 +34,11 @@ from es_cookbook.engines.model_loading import (
 )
 from es_cookbook.engines.population_layers import MIN_ROWS, PopulationModel, cache_bytes_per_token
 from es_cookbook.engines.request_checks import check_logprobs, check_sample
+from es_cookbook.engines.resident_weights import ResidentWeights
 from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
-from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
-from es_cookbook.evolution.centre import Centre
+from es_cookbook.errors import ConfigError, EngineError, ModelError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 from es_cookbook.rl.types import Action
 
 _GIB = 1 << 30
@@ -108,6 +103,13 @@ class TorchEngineBuilder(EngineBuilder):
         return TorchEngine(model, tokenizer, space, self, device)
 
 
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
@@ -140,35 +142,22 @@ class TorchEngine(Engine):
         options: TorchEngineBuilder,
         device: torch.device,
     ) -> None:
-        self._base_module = model
         self._tokenizer = tokenizer
-        self._space = space
-        self._device = device
-        self._memory_bytes = int(options.memory_gib * _GIB)
         own_length = getattr(
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
         self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
-        base = dict(model.named_parameters())
-        self._centre = Centre({name: base[name].detach().cpu() for name in space.shapes}, space)
-        self._model = self._new_model()
-        self._base_model: PopulationModel | None = None
-        self._genome_models: list[PopulationModel] = []
-        self._num_loaded = 0
         self._closed = False
         self._change: str | None = None
         self._requests = 0
         self._in_flight: set[Work] = set()
         self._outbox: list[Work] = []
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        num_lanes = options.num_lanes or (cores if device.type == "cpu" else 1)
-        bytes_per_token = cache_bytes_per_token(self._model, device)
+        num_lanes = options.num_lanes or (_num_cores() if device.type == "cpu" else 1)
+        memory_bytes = int(options.memory_gib * _GIB)
+        self._weights = ResidentWeights(model, space, device, memory_bytes, num_lanes)
+        bytes_per_token = cache_bytes_per_token(self._weights.model, device)
         cache_bytes = int(options.kv_cache_gib * _GIB) // num_lanes
         fits = cache_bytes // (bytes_per_token * MIN_ROWS)
         if fits < self._context_length:
@@ -204,10 +193,7 @@ class TorchEngine(Engine):
     @property
     def capacity(self) -> int:
         """How many genomes `memory_gib` holds."""
-        if isinstance(self._space, LowRankSpace):
-            return max(1, self._memory_bytes // bytes_of_genome(self._model, self._space))
-        selected = sum(p.numel() * p.element_size() for p in self._selected().values())
-        return max(1, self._memory_bytes // selected)
+        return self._weights.capacity
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -221,20 +207,14 @@ class TorchEngine(Engine):
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: fills tables. Dense: a set of weights a genome."""
-        if len(genomes_G) > self.capacity:
-            raise EngineError(
-                f"{len(genomes_G)} genomes do not fit: engine.memory_gib holds {self.capacity} of "
-                "this search space"
-            )
         with self._changing("load genomes"):
-            await asyncio.to_thread(self._load, genomes_G)
-            self._num_loaded = len(genomes_G)
+            await asyncio.to_thread(self._weights.load, genomes_G)
 
     async def sample(self, request: SampleRequest) -> Action:
         """See `Engine.sample`."""
         check_sample(request, self._context_length, self._vocabulary_size)
         prompt = len(request.observation.tokens_T)
-        model, row = await self._resolve(request.target)
+        model, row = self._answering(request.target)
         limit = min(request.params.max_tokens, self._context_length - prompt)
         result = await self._submit(Work(request, model, row, limit))
         assert isinstance(result, Sampled)
@@ -244,7 +224,7 @@ class TorchEngine(Engine):
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         """See `Engine.logprobs`."""
         check_logprobs(request, self._context_length, self._vocabulary_size)
-        model, row = await self._resolve(request.target)
+        model, row = self._answering(request.target)
         result = await self._submit(Work(request, model, row, limit=0))
         assert isinstance(result, list)
         return result
@@ -252,17 +232,17 @@ class TorchEngine(Engine):
     async def apply(self, step: Step) -> int:
         """See `Engine.apply`."""
         with self._changing("move the centre"):
-            return await asyncio.to_thread(self._move_centre, lambda: self._centre.apply(step))
+            return await asyncio.to_thread(self._weights.move, lambda centre: centre.apply(step))
 
     async def restore(self, steps: Iterable[Step]) -> int:
         """See `Engine.restore`."""
         with self._changing("restore the centre"):
-            return await asyncio.to_thread(self._move_centre, lambda: self._centre.restore(steps))
+            return await asyncio.to_thread(self._weights.move, lambda centre: centre.restore(steps))
 
     async def save(self, path: Path) -> None:
         """See `Engine.save`."""
         with self._changing("save the centre"):
-            await asyncio.to_thread(self._save, path)
+            await asyncio.to_thread(self._weights.save, path, self._tokenizer)
 
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled and `requests` taken."""
@@ -285,18 +265,9 @@ class TorchEngine(Engine):
         for thread in self._threads:
             thread.join()
 
-    async def _resolve(self, target: Target) -> tuple[PopulationModel, int]:
-        """The weights that answer for a target, and their row of the low-rank tables."""
+    def _answering(self, target: Target) -> tuple[PopulationModel, int]:
         self._check_usable()
-        if target == "base":
-            if self._base_model is None:
-                self._base_model = PopulationModel(copy.deepcopy(self._base_module))
-            return self._base_model, 0
-        if target == "centre":
-            return self._model, self._num_loaded
-        if not 0 <= target < self._num_loaded:
-            raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
-        return (self._genome_models[target], 0) if self._genome_models else (self._model, target)
+        return self._weights.answering(target)
 
     async def _submit(self, work: Work) -> Sampled | list[float]:
         loop = asyncio.get_running_loop()
@@ -343,65 +314,6 @@ class TorchEngine(Engine):
             raise EngineError("the engine is closed")
         if self._change is not None:
             raise EngineError(f"the engine cannot be used while another task has it {self._change}")
-
-    def _new_model(self) -> PopulationModel:
-        """A copy of the base with weights of its own, except tables that genomes leave alone."""
-        linear = {
-            id(p)
-            for m in self._base_module.modules()
-            if isinstance(m, torch.nn.Linear)
-            for p in m.parameters()
-        }
-        shared = {
-            id(parameter): parameter
-            for name, parameter in self._base_module.named_parameters()
-            if name not in self._space.shapes and id(parameter) not in linear
-        }
-        return PopulationModel(copy.deepcopy(self._base_module, shared))
-
-    def _selected(self) -> dict[str, torch.nn.Parameter]:
-        return {n: p for n, p in self._model.module.named_parameters() if n in self._space.shapes}
-
-    def _move_centre(self, move: Callable[[], int]) -> int:
-        fingerprint = move()
-        with torch.inference_mode():
-            for name, parameter in self._selected().items():
-                parameter.copy_(self._centre.weights[name])
-        return fingerprint
-
-    def _load(self, genomes_G: Sequence[Genome]) -> None:
-        if isinstance(self._space, LowRankSpace):
-            self._model.tables = fill_tables(
-                self._model, self._space, genomes_G, self._device, len(self._lanes)
-            )
-            return
-        while len(self._genome_models) < len(genomes_G):
-            self._genome_models.append(self._new_model())
-        with ThreadPoolExecutor(len(self._lanes)) as pool:
-            list(pool.map(self._write_genome, self._genome_models, genomes_G))
-
-    def _write_genome(self, model: PopulationModel, genome: Genome) -> None:
-        with torch.inference_mode():
-            for name, parameter in model.module.named_parameters():
-                if name in self._space.shapes:
-                    parameter.copy_(self._centre.perturbed(genome, name))
-
-    def _save(self, path: Path) -> None:
-        if path.exists():
-            raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
-        module = copy.deepcopy(self._base_module)
-        with torch.inference_mode():
-            for name, parameter in module.named_parameters():
-                if name in self._space.shapes:
-                    parameter.copy_(self._centre.weights[name])
-        beside = path.with_name(f".{path.name}.partial")
-        shutil.rmtree(beside, ignore_errors=True)
-        try:
-            module.save_pretrained(beside)
-            self._tokenizer.save_pretrained(beside)
-            os.rename(beside, path)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _future(work: Work) -> "asyncio.Future[Sampled | list[float]]":

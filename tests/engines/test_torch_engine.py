@@ -148,3 +148,32 @@ async def test_gpt2_runs_under_full_rank(tmp_path: Path) -> None:
         await engine.load(GENOMES_G[:1])
         actions = await sample_all(engine, requests)
     reference.check_greedy(GENOMES_G[0], list(zip(requests, actions, strict=True)))
+
+
+@pytest.mark.parametrize("space", [LowRank(), FullRank()])
+async def test_a_step_leaves_no_genome_resident(
+    tiny_model: Callable[[str], Path], space: SearchSpaceBuilder
+) -> None:
+    (prompt,) = _prompts((9,))
+    async with running_engine(tiny_model("qwen2"), space) as engine:
+        await engine.load(GENOMES_G)
+        await engine.apply(Step((Term(5, 0.1),)))
+        with pytest.raises(RequestError, match="there is no genome 0: 0 are loaded"):
+            await engine.sample(request(0, prompt))
+
+
+async def test_a_thousand_generations_of_genomes_leave_bfloat16_weights_alone(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    options = {"dtype": "bfloat16", "memory_gib": 0.001}
+    async with running_engine(tiny_model("qwen2"), FullRank(), **options) as engine:
+        await engine.save(tmp_path / "before")
+        for generation in range(1000):
+            await engine.load([Genome((Term(generation, 0.01),))])
+        before = await engine.apply(Step())
+        await engine.save(tmp_path / "after")
+        assert await engine.restore([]) == before
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("before", "after")]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        assert torch.equal(weight.view(torch.int16), weights[1][name].view(torch.int16)), name
