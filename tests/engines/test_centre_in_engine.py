@@ -64,15 +64,22 @@ async def test_the_base_answers_as_before_when_the_centre_has_moved(
             assert await sample_all(engine, requests) == at_first
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "full rank"])
+@pytest.mark.parametrize(
+    ("space", "dtype", "generations"),
+    [(LowRank(), "float32", 5), (FullRank(), "float32", 5), (FullRank(), "bfloat16", 1000)],
+    ids=["low rank", "full rank", "a thousand times in bfloat16"],
+)
 async def test_perturbing_and_moving_without_signal_leaves_every_bit(
-    tiny_model: Callable[[str], Path], tmp_path: Path, space: SearchSpaceBuilder, dtype: str
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    space: SearchSpaceBuilder,
+    dtype: str,
+    generations: int,
 ) -> None:
     async with running_engine(tiny_model("qwen2"), space, dtype=dtype) as engine:
         await engine.save(tmp_path / "before")
         fingerprint = await engine.restore([])
-        for generation in range(5):
+        for generation in range(generations):
             await engine.load([Genome((Term(generation, 0.1),)), Genome((Term(generation, -0.1),))])
             await engine.sample(request(0, PROMPTS[0], max_tokens=1))
             assert await engine.apply(Step()) == fingerprint
