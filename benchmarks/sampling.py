@@ -9,7 +9,7 @@ everybody:
 - transformers' `generate` on the unperturbed model, all 2,048 requests as one batch;
 - the torch engine without perturbation (all requests go to the centre);
 - the torch engine with the population resident;
-- the same engine with one genome resident after the other;
+- the same engine with one genome resident after the other (16 of the 64, to save time);
 - the floor: the matmuls of the linear layers alone, for as many token rows, on as many threads.
 """
 
@@ -33,6 +33,7 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams
 
 GENOMES, PROBLEMS, TOKENS = 64, 32, 24
+GENOMES_ONE_BY_ONE = 16
 REPEATS = 5
 
 
@@ -140,7 +141,7 @@ def main() -> None:
         loop.run_until_complete(sample(engine, list(range(GENOMES)), prompts))
 
     def one_by_one() -> None:
-        for genome in genomes:
+        for genome in genomes[:GENOMES_ONE_BY_ONE]:
             loop.run_until_complete(engine.load([genome]))
             loop.run_until_complete(sample(engine, [0], prompts))
 
@@ -159,9 +160,10 @@ def main() -> None:
     loop.close()
 
     def rate(name: str) -> list[float]:
-        return [requests * TOKENS / seconds for seconds in times[name]]
+        genomes_run = GENOMES_ONE_BY_ONE if name == "one_by_one" else GENOMES
+        return [genomes_run * PROBLEMS * TOKENS / seconds for seconds in times[name]]
 
-    ours = times["population"]
+    ours = rate("population")
     report(
         "sampling",
         [
@@ -170,10 +172,10 @@ def main() -> None:
             row("engine, 64 rank-1 genomes, loading included", rate("population"), "tokens/s"),
             row("engine, one genome after the other", rate("one_by_one"), "tokens/s"),
             row("floor: the linear layers' matmuls alone", rate("floor"), "tokens/s"),
-            row("population / generate", ratios(times["generate"], ours), "x", at_least=1.5),
-            row("population / unperturbed", ratios(times["centre"], ours), "x", at_least=0.8),
-            row("population / one by one", ratios(times["one_by_one"], ours), "x", at_least=4),
-            row("share of the floor reached", ratios(times["floor"], ours), "x"),
+            row("population / generate", ratios(ours, rate("generate")), "x", at_least=1.5),
+            row("population / unperturbed", ratios(ours, rate("centre")), "x", at_least=0.8),
+            row("population / one by one", ratios(ours, rate("one_by_one")), "x", at_least=4),
+            row("share of the floor reached", ratios(ours, rate("floor")), "x"),
         ],
     )
 
