@@ -8,6 +8,7 @@ is zero: the centre. Twins (and any genomes that share a seed) share the making 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 
 from es_cookbook.engines.population_layers import LowRankTable, PopulationModel
@@ -68,21 +69,27 @@ def _fill_group(
     device: torch.device,
 ) -> LowRankTable:
     group = model.groups[members[0][1]]
-    ranks = space.rank * num_terms * len(members)
-    a = torch.zeros(len(genomes_G) + 1, ranks, sum(group.sizes))
-    b = torch.zeros(len(genomes_G) + 1, group.in_features, ranks)
-    places: dict[int, list[tuple[int, int, float]]] = {}
+    num_genomes, rank = len(genomes_G), space.rank
+    ranks = rank * num_terms * len(members)
+    a_G_R_N = torch.zeros(num_genomes + 1, ranks, sum(group.sizes))
+    b_G_K_R = torch.zeros(num_genomes + 1, group.in_features, ranks)
+    seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
+    # Term t of each genome: the place of its seed, and its scale; 0 where a genome has fewer terms.
+    place_t_G = torch.zeros(num_terms, num_genomes, dtype=torch.int64)
+    scale_t_G = torch.zeros(num_terms, num_genomes)
+    place_of_seed = {seed: place for place, seed in enumerate(seeds)}
     for g, genome in enumerate(genomes_G):
         for t, term in enumerate(genome.terms):
-            places.setdefault(term.seed, []).append((g, t, term.coefficient))
+            place_t_G[t, g] = place_of_seed[term.seed]
+            scale_t_G[t, g] = float(space.scale(term.coefficient))
     for m, (name, _, start) in enumerate(members):
-        for seed, uses in places.items():
-            a_factor, b_factor = (torch.from_numpy(factor) for factor in space.factors(name, seed))
-            for g, t, coefficient in uses:
-                first = (m * num_terms + t) * space.rank
-                columns = slice(first, first + space.rank)
-                scale = float(space.scale(coefficient))
-                a[g, columns, start : start + a_factor.shape[0]] = a_factor.T * scale
-                b[g, :, columns] = b_factor
+        factors_S = [space.factors(name, seed) for seed in seeds]
+        a_S, b_S = (torch.from_numpy(np.stack(of_S)) for of_S in zip(*factors_S, strict=True))
+        outputs = slice(start, start + a_S.shape[1])
+        for t, (place_G, scale_G) in enumerate(zip(place_t_G, scale_t_G, strict=True)):
+            first = (m * num_terms + t) * rank
+            columns = slice(first, first + rank)
+            a_G_R_N[:-1, columns, outputs] = a_S[place_G].mT * scale_G[:, None, None]
+            b_G_K_R[:-1, :, columns] = b_S[place_G]
     dtype = group.weight.dtype
-    return LowRankTable(a.to(device, dtype), b.to(device, dtype))
+    return LowRankTable(a_G_R_N.to(device, dtype), b_G_K_R.to(device, dtype))
