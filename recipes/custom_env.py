@@ -5,7 +5,7 @@
 
 The policy guesses a secret digit; after a wrong guess it reads "+" (higher) or "-" (lower) and
 guesses again, four times at most. The bundled Countdown model has never seen this game; in 40
-generations the share of digits that it finds goes from 0.22 to 0.56.
+generations the share of digits that it finds doubles, from 0.22 to 0.44.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ class GuessDatasetBuilder(RLDatasetBuilder):
         return Datasets(GuessDataset(problems), test_P=problems)
 
 
-_OPTIMIZER = functools.partial(ES, population_size=64, sigma=0.02, learning_rate=0.02)
+_OPTIMIZER = functools.partial(ES, population_size=64, sigma=0.06, learning_rate=0.06)
 _SAMPLING = functools.partial(SamplingParams, max_tokens=4)
 
 
