@@ -8,6 +8,7 @@ Shapes follow the request alone, never its neighbours: prompts are padded to a m
 """
 
 import dataclasses
+from typing import Protocol
 
 import torch
 
@@ -25,6 +26,33 @@ _MAX_SCORES = 1 << 24
 def round_up(number: int, step: int) -> int:
     """Smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """How one layer attends.
+
+    Attributes:
+        index: which layer, for the cache.
+        scale: factor on scores.
+        window: most positions seen, the token's own included; None for all before it.
+        softcap: scores are squashed to ± this (Gemma 2); None for not.
+    """
+
+    index: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class AttentionRows(Protocol):
+    """How the rows of a batch attend: prefill, decode and scoring batches each in their way."""
+
+    def attend(
+        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
+        ...
 
 
 class SlotCache:
@@ -77,7 +105,7 @@ def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _probabilities(
-    q: torch.Tensor, k_t: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+    layer: AttentionLayer, q: torch.Tensor, k_t: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """Softmax of scaled, capped and masked scores; k comes transposed, the mask in float32.
 
@@ -85,12 +113,13 @@ def _probabilities(
     alone, a batched matmul takes another code path, so bits would depend on the batch's size.
     """
     if q.shape[0] == 1:
-        return _probabilities(q.expand(2, -1, -1), k_t.expand(2, -1, -1), mask, scale, softcap)[:1]
+        return _probabilities(layer, q.expand(2, -1, -1), k_t.expand(2, -1, -1), mask)[:1]
     mask = mask.to(q.dtype)
+    softcap = layer.softcap
     if softcap is None:
-        scores = torch.baddbmm(mask, q, k_t, alpha=scale)
+        scores = torch.baddbmm(mask, q, k_t, alpha=layer.scale)
     else:
-        scores = torch.bmm(q, k_t).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
+        scores = torch.bmm(q, k_t).mul_(layer.scale / softcap).tanh_().mul_(softcap).add_(mask)
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
 
 
@@ -105,32 +134,24 @@ class DecodeRows:
         self._masks: dict[tuple[int | None, int, int, int], torch.Tensor] = {}
 
     def attend(
-        self,
-        layer: int,
-        q_T: torch.Tensor,
-        k_T: torch.Tensor,
-        v_T: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
         """See `AttentionRows.attend`."""
         num_rows, heads, width = q_T.shape
         kv_heads, value_width = v_T.shape[1:]
-        keys, values = self.cache.layer(layer, k_T, v_T)
+        keys, values = self.cache.layer(layer.index, k_T, v_T)
         if kv_heads not in self._rows:
             slots = torch.arange(num_rows, device=q_T.device)
             self._rows[kv_heads] = self.cache.rows(slots, self._positions_S, kv_heads)
         keys.index_copy_(0, self._rows[kv_heads], k_T.reshape(-1, width))
         values.index_copy_(0, self._rows[kv_heads], v_T.reshape(-1, value_width))
         members = num_rows * kv_heads
-        mask = self._mask(window, kv_heads, heads, min(width, value_width))
+        mask = self._mask(layer.window, kv_heads, heads, min(width, value_width))
         length = mask.shape[-1]
         k_view = keys.view(-1, self.cache.slot_length, width)[:members, :length]
         v_view = values.view(-1, self.cache.slot_length, value_width)[:members, :length]
         q = q_T.reshape(members, heads // kv_heads, width)
-        probabilities = _probabilities(q, k_view.transpose(1, 2), mask, scale, softcap)
+        probabilities = _probabilities(layer, q, k_view.transpose(1, 2), mask)
         return torch.bmm(probabilities, v_view).view(num_rows, heads, value_width)
 
     def _mask(self, window: int | None, kv_heads: int, heads: int, width: int) -> torch.Tensor:
@@ -212,27 +233,19 @@ class PrefillRows:
             self._slots = torch.tensor(slots).repeat_interleave(torch.tensor(lengths)).to(device)
 
     def attend(
-        self,
-        layer: int,
-        q_T: torch.Tensor,
-        k_T: torch.Tensor,
-        v_T: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
         """See `AttentionRows.attend`."""
         heads, (kv_heads, value_width) = q_T.shape[1], v_T.shape[1:]
         if self._cache is not None:
-            self._write(self._cache, layer, k_T, v_T)
+            self._write(self._cache, layer.index, k_T, v_T)
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
         for group in self._groups:
             padded = group.rows_N_L.shape[1]
-            mask = _causal(padded, window, q_T.device).repeat(heads // kv_heads, 1)
+            mask = _causal(padded, layer.window, q_T.device).repeat(heads // kv_heads, 1)
             at_once = max(1, _MAX_SCORES // (heads * padded * padded))
             parts = [
-                self._attend_same_length(rows, q_T, k_T, v_T, mask, scale, softcap)
+                self._attend_same_length(layer, rows, q_T, k_T, v_T, mask)
                 for rows in group.rows_N_L.split(at_once)
             ]
             out_T[group.valid_rows] = torch.cat(parts).flatten(0, 1)[group.valid]
@@ -240,13 +253,12 @@ class PrefillRows:
 
     @staticmethod
     def _attend_same_length(
+        layer: AttentionLayer,
         rows_N_L: torch.Tensor,
         q_T: torch.Tensor,
         k_T: torch.Tensor,
         v_T: torch.Tensor,
         mask: torch.Tensor,
-        scale: float,
-        softcap: float | None,
     ) -> torch.Tensor:
         """(N, L, heads, d) from the prompts' own rows; heads that share keys are stacked."""
         num, padded = rows_N_L.shape
@@ -256,7 +268,7 @@ class PrefillRows:
         k = k_T[rows_N_L].transpose(1, 2).flatten(0, 1)
         v = v_T[rows_N_L].transpose(1, 2).flatten(0, 1)
         q = q.reshape(num * kv_heads, repeats * padded, -1)
-        out = _bmm(_probabilities(q, k.transpose(1, 2), mask, scale, softcap), v)
+        out = _bmm(_probabilities(layer, q, k.transpose(1, 2), mask), v)
         return out.view(num, kv_heads, repeats, padded, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def _write(self, cache: SlotCache, layer: int, k_T: torch.Tensor, v_T: torch.Tensor) -> None:

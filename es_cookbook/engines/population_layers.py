@@ -28,13 +28,14 @@ refused.
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from es_cookbook.engines.attention import AttentionLayer, AttentionRows
 from es_cookbook.errors import ModelError
 
 ROWS_PER_BLOCK = 8
@@ -68,24 +69,6 @@ class LowRankTable:
 
 Factors: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor] | None]
 """(A, B) of each linear group, gathered for the blocks of a batch; None: not perturbed."""
-
-
-class AttentionRows(Protocol):
-    """How the rows of a batch attend: a lane's prefill, decode and scoring batches do."""
-
-    def attend(
-        self,
-        layer: int,
-        q_T: torch.Tensor,
-        k_T: torch.Tensor,
-        v_T: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """Attention for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
-        ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -205,14 +188,14 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """As transformers calls it: q, k and v are (1, heads, T, d) with rotary positions applied."""
     del attention_mask
+    layer = AttentionLayer(
+        cast("int", module.layer_idx),  # set by transformers on every attention module
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        sliding_window,
+        softcap,
+    )
     out_T = _batch().attention.attend(
-        cast("int", module.layer_idx),  # transformers sets it on every attention module
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-        window=sliding_window,
-        softcap=softcap,
+        layer, *(states[0].transpose(0, 1) for states in (query, key, value))
     )
     return out_T.unsqueeze(0), None
 
@@ -306,18 +289,10 @@ class _CacheProbe:
         self.bytes_of_layer: dict[int, int] = {}
 
     def attend(
-        self,
-        layer: int,
-        q_T: torch.Tensor,
-        k_T: torch.Tensor,
-        v_T: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        del scale, window, softcap
-        self.bytes_of_layer[layer] = (k_T[0].numel() + v_T[0].numel()) * k_T.element_size()
+        num_bytes = (k_T[0].numel() + v_T[0].numel()) * k_T.element_size()
+        self.bytes_of_layer[layer.index] = num_bytes
         return q_T.new_zeros(*q_T.shape[:2], v_T.shape[2])
 
 

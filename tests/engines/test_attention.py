@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from es_cookbook.engines.attention import DecodeRows, PrefillRows, SlotCache
+from es_cookbook.engines.attention import AttentionLayer, DecodeRows, PrefillRows, SlotCache
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_prefill_and_decode_agree_with_the_textbook(
     padded = [torch.cat([part, torch.zeros(3, *part.shape[1:])]) for part in flat]
     starts = [sum(prompts[:i]) for i in range(len(prompts))]
     prefill = PrefillRows(starts, prompts, CPU, cache, slots)
-    out = prefill.attend(0, *padded, **options)
+    out = prefill.attend(AttentionLayer(0, **options), *padded)
     for start, n, wanted in zip(starts, prompts, expected, strict=True):
         torch.testing.assert_close(out[start : start + n], wanted[:n])
 
@@ -65,7 +65,7 @@ def test_prefill_and_decode_agree_with_the_textbook(
         for i, slot in enumerate(slots):
             positions[slot] = at[i]
             q[slot], k[slot], v[slot] = (part[at[i]] for part in sequences[i])
-        out = DecodeRows(cache, positions).attend(0, q, k, v, **options)
+        out = DecodeRows(cache, positions).attend(AttentionLayer(0, **options), q, k, v)
         for i, slot in enumerate(slots):
             torch.testing.assert_close(out[slot], expected[i][at[i]])
             at[i] = min(at[i] + 1, total - 1)
@@ -90,7 +90,7 @@ def test_a_longer_neighbour_does_not_change_a_rows_bits(
         positions = torch.full((16,), length - 1)
         positions[1:] = max(length, neighbour) - 1
         rows = DecodeRows(cache, positions)
-        out = rows.attend(0, *new, scale=1 / math.sqrt(width), window=None, softcap=None)
+        out = rows.attend(AttentionLayer(0, 1 / math.sqrt(width)), *new)
         outs.append(out[0])
     assert all(torch.equal(out, outs[0]) for out in outs)
 
@@ -99,7 +99,7 @@ def test_kept_slots_move_to_the_front_in_order() -> None:
     cache = SlotCache(4, 8)
     _, k, v = _rows(3, seed=0)
     PrefillRows([0, 1, 2], [1, 1, 1], CPU, cache, [3, 1, 2]).attend(
-        0, torch.zeros(3, HEADS, WIDTH), k, v, scale=1.0, window=None, softcap=None
+        AttentionLayer(0, scale=1.0), torch.zeros(3, HEADS, WIDTH), k, v
     )
     cache.keep(torch.tensor([2, 3]))
     keys, values = cache.layer(0, k, v)
