@@ -10,7 +10,7 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 """
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -149,21 +149,23 @@ class Lane:
             model, table.free_slots_of_genomes(), table.num_empty_blocks(), table.slot_length
         )
         slots = table.place(works)
-        order = sorted(range(len(works)), key=lambda i: works[i].row)
-        start = 0
-        while start < len(order):
-            end = start + 1
-            tokens = len(works[order[start]].sequence)
-            while (
-                end < len(order)
-                and tokens + len(works[order[end]].sequence) <= self._prefill_tokens
-            ):
-                tokens += len(works[order[end]].sequence)
-                end += 1
-            chosen = order[start:end]
-            self._prefill(model, [works[i] for i in chosen], [slots[i] for i in chosen])
-            start = end
+        of_genomes = sorted(zip(works, slots, strict=True), key=lambda placed: placed[0].row)
+        for batch in self._prefill_batches(of_genomes):
+            self._prefill(model, [work for work, _ in batch], [slot for _, slot in batch])
         return len(works)
+
+    def _prefill_batches(self, placed: list[tuple[Work, int]]) -> Iterator[list[tuple[Work, int]]]:
+        """Neighbours whose prompts are together at most `prefill_tokens` long, or one alone."""
+        batch: list[tuple[Work, int]] = []
+        tokens = 0
+        for work, slot in placed:
+            if batch and tokens + len(work.sequence) > self._prefill_tokens:
+                yield batch
+                batch, tokens = [], 0
+            batch.append((work, slot))
+            tokens += len(work.sequence)
+        if batch:
+            yield batch
 
     def _prefill(self, model: PopulationModel, works: list[Work], slots: list[int]) -> None:
         """Run whole prompts, fill their slots and sample their first tokens."""

@@ -296,6 +296,15 @@ class _CacheProbe:
         return q_T.new_zeros(*q_T.shape[:2], v_T.shape[2])
 
 
+def no_attention_hook(module: PreTrainedModel) -> ModelError:
+    """What a user reads of a model that transformers gives no replaceable attention."""
+    return ModelError(
+        f"model_name: {type(module).__name__} has no attention hook in transformers, which the "
+        "torch engine needs; accepted are models of the Llama, Qwen, Gemma, Mistral, GPT-NeoX and "
+        "similar families"
+    )
+
+
 def cache_bytes_per_token(model: PopulationModel, device: torch.device) -> int:
     """Bytes of keys and values of one token over all layers, found by running a few tokens.
 
@@ -307,9 +316,5 @@ def cache_bytes_per_token(model: PopulationModel, device: torch.device) -> int:
     with torch.inference_mode():
         model.forward(tokens, torch.arange(MIN_ROWS, device=device), Batch(probe), None)
     if not probe.bytes_of_layer:
-        raise ModelError(
-            f"model_name: {type(model.module).__name__} does not call transformers' attention "
-            "hook, which the torch engine needs; accepted are models of the Llama, Qwen, Gemma, "
-            "Mistral, GPT-NeoX and similar families"
-        )
+        raise no_attention_hook(model.module)
     return sum(probe.bytes_of_layer.values())

@@ -32,11 +32,16 @@ from es_cookbook.engines.model_loading import (
     load_tokenizer,
     parameter_infos,
 )
-from es_cookbook.engines.population_layers import MIN_ROWS, PopulationModel, cache_bytes_per_token
+from es_cookbook.engines.population_layers import (
+    MIN_ROWS,
+    PopulationModel,
+    cache_bytes_per_token,
+    no_attention_hook,
+)
 from es_cookbook.engines.request_checks import check_logprobs, check_sample
 from es_cookbook.engines.resident_weights import ResidentWeights
 from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
-from es_cookbook.errors import ConfigError, EngineError, ModelError
+from es_cookbook.errors import ConfigError, EngineError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
@@ -94,11 +99,7 @@ class TorchEngineBuilder(EngineBuilder):
         tokenizer = load_tokenizer(model_name)
         model = load_causal_lm(model_name, self.dtype, device)
         if not getattr(model, "_supports_attention_backend", False):
-            raise ModelError(
-                f"model_name: {type(model).__name__} has no attention hook in transformers, which "
-                "the torch engine needs; accepted are models of the Llama, Qwen, Gemma, Mistral, "
-                "GPT-NeoX and similar families"
-            )
+            raise no_attention_hook(model)
         space = search_space(parameter_infos(model))
         return TorchEngine(model, tokenizer, space, self, device)
 
