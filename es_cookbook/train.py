@@ -16,6 +16,7 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -49,6 +50,7 @@ _ENGINES = Names(ENGINE_NAMES, default="torch")
 _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
 _FITNESS = Names(FITNESS_NAMES, default="zscore")
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers")
 """What a resumed run may change: where it is kept and how it is shown, not what it is."""
 
@@ -128,6 +130,7 @@ async def main(config: Config) -> None:
         stack.push_async_callback(_close, engine)
         decode = cast(Decode, engine.tokenizer.decode)
         datasets = await config.dataset(engine.tokenizer)
+        await datasets.train.validate(engine.context_length)
         optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
         sampler = PopulationSampler(
             engine,
@@ -149,12 +152,9 @@ async def main(config: Config) -> None:
             RunInfo(run.path, config_json, config.seed, config.num_generations, start)
         )
         stack.callback(tracker.close)
-        # A generation makes some ten thousand objects; without this the collector walks the model
-        # and the libraries again each time, which takes longer than all the rest of the
-        # bookkeeping.
-        gc.freeze()
-        stack.callback(gc.unfreeze)
+        stack.enter_context(rare_garbage_collection())
 
+        restarted_so_far = 0.0
         for generation in range(start, config.num_generations):
             metrics: dict[str, float] = {}
             if generation % (config.eval_every or config.num_generations) == 0:
@@ -180,6 +180,7 @@ async def main(config: Config) -> None:
                 "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
                 "step/rms_over_sigma": step_rms_over_sigma(step, optimizer.sigma(generation)),
                 "rollouts/failed": len(lost_rollouts(groups_P)),
+                "engines/restarted": engine.stats().get("restarted", 0.0) - restarted_so_far,
                 "time/load": sampler.seconds.load,
                 "time/sample": sampler.seconds.sample,
                 "time/score": sampler.seconds.score,
@@ -187,6 +188,7 @@ async def main(config: Config) -> None:
                 "time/total": ended - began,
                 "throughput/tokens_per_second": count_tokens(groups_P) / (ended - began),
             }
+            restarted_so_far += metrics["engines/restarted"]
             tracker.log_rollouts(generation, groups_P, decode)
             tracker.log(generation, metrics)
             run.history.append(
@@ -196,6 +198,25 @@ async def main(config: Config) -> None:
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
+
+
+@contextlib.contextmanager
+def rare_garbage_collection() -> Generator[None]:
+    """Inside, the collector leaves alone what is there already, and looks at the rest less often.
+
+    A generation makes tens of thousands of objects, and hardly any of them need the collector.
+    Without this it walks the model and the libraries again each time, and the rollouts under way
+    over and over, which takes longer than all the rest of the bookkeeping
+    (`benchmarks/scheduler.py`).
+    """
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 async def _replay(

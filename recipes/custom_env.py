@@ -72,7 +72,7 @@ class GuessDataset(RLDataset):
     def __len__(self) -> int:
         return len(self.problems)
 
-    async def validate(self) -> None:
+    async def validate(self, context_length: int) -> None:
         """Any digit can be guessed at once."""
 
 

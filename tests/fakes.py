@@ -1,10 +1,12 @@
 """Fakes that stand in for time and failure: an engine that answers at once."""
 
+import asyncio
 import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from es_cookbook.engines.base import (
     Engine,
     EngineBuilder,
+    Host,
     LogprobsRequest,
     SampleRequest,
     Target,
@@ -125,6 +128,29 @@ class FakeEngine(Engine):
         self.closed = True
 
 
+class FakePool(FakeEngine):
+    """Lends its hosts in the order in which they become free; answers for the centre itself."""
+
+    def __init__(self, hosts_E: Sequence[FakeEngine]) -> None:
+        super().__init__(min(host.capacity for host in hosts_E))
+        self.hosts_E = hosts_E
+        self._free: asyncio.Queue[FakeEngine] = asyncio.Queue()
+        for host in hosts_E:
+            self._free.put_nowait(host)
+
+    @property
+    def num_engines(self) -> int:
+        return len(self.hosts_E)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncGenerator[Host]:
+        host = await self._free.get()
+        try:
+            yield host
+        finally:
+            self._free.put_nowait(host)
+
+
 @chz.chz
 class FakeEngineBuilder(EngineBuilder):
     """Builds a `FakeEngine` without a model."""
@@ -161,7 +187,7 @@ class SmallDataset(RLDataset):
     def __len__(self) -> int:
         return 20
 
-    async def validate(self) -> None:
+    async def validate(self, context_length: int) -> None:
         pass
 
 

@@ -30,7 +30,7 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, FakePool
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +110,57 @@ async def test_blocks_of_the_engines_capacity_give_what_one_block_gives() -> Non
     assert [len(load) for load in blocks.loads] == [4, 2]
     assert of_blocks == of_whole
     assert problems[0].closed == [0, 0], "each group once, after its last block"
+
+
+async def test_many_engines_give_what_one_gives() -> None:
+    problems = [Problem(p) for p in range(3)]
+    of_one = await sampler(FakeEngine(), attempts=2).rollout(5, problems, GENOMES)
+    for num_engines, capacity, sizes in [(2, 9, [3, 3]), (4, 9, [2, 2, 2]), (2, 2, [2, 2, 2])]:
+        hosts_E = [FakeEngine(capacity) for _ in range(num_engines)]
+        of_many = await sampler(FakePool(hosts_E), attempts=2).rollout(5, problems, GENOMES)
+        assert of_many == of_one
+        assert [len(load) for host in hosts_E for load in host.loads] == sizes
+    assert problems[0].closed == [0] * 4, "once a rollout, however many blocks"
+
+
+async def test_a_block_goes_to_whichever_engine_is_free() -> None:
+    quick_is_done = anyio.Event()
+
+    class Slow(FakeEngine):
+        async def sample(self, request: SampleRequest) -> Action:
+            await quick_is_done.wait()
+            return await super().sample(request)
+
+    class Quick(FakeEngine):
+        async def sample(self, request: SampleRequest) -> Action:
+            action = await super().sample(request)
+            if len(self.requests) == 5:
+                quick_is_done.set()
+            return action
+
+    hosts_E = [Slow(capacity=1), Quick(capacity=1)]
+    with anyio.fail_after(5):
+        groups = await sampler(FakePool(hosts_E)).rollout(0, [Problem(0)], GENOMES)
+    assert [len(host.loads) for host in hosts_E] == [1, 5]
+    assert mean_rewards(groups).shape == (1, 6)
+
+
+async def test_engines_load_while_others_sample_and_only_waiting_counts_as_loading() -> None:
+    class Loads(FakeEngine):
+        async def load(self, genomes_G: Sequence[Genome]) -> None:
+            await anyio.sleep(0.05)
+            await super().load(genomes_G)
+
+        async def sample(self, request: SampleRequest) -> Action:
+            await anyio.sleep(0.1)
+            return await super().sample(request)
+
+    sample = sampler(FakePool([Loads(capacity=2), Loads(capacity=1)]))
+    await sample.rollout(0, [Problem(0)], GENOMES[:2])
+    assert 0.05 <= sample.seconds.load < 0.1 <= sample.seconds.sample
+    sample = sampler(Loads(capacity=1))
+    await sample.rollout(0, [Problem(0)], GENOMES[:2])
+    assert 0.1 <= sample.seconds.load < 0.2 <= sample.seconds.sample
 
 
 async def test_genomes_share_their_luck_and_nothing_else_does() -> None:
@@ -347,6 +398,36 @@ async def test_group_rewards_may_ask_genomes_that_are_still_there() -> None:
     await sampler(FakeEngine(capacity=6)).rollout(0, [Duel(9)], GENOMES)
     with pytest.raises(RequestError, match="genome 0 was asked after the engine had gone on"):
         await sampler(FakeEngine(capacity=4)).rollout(0, [Duel(9)], GENOMES)
+
+
+async def test_group_rewards_see_the_whole_group_over_engines() -> None:
+    one = await sampler(FakeEngine()).rollout(0, [Duel(0), Duel(1)], GENOMES)
+    hosts_E = [FakeEngine(capacity=1) for _ in range(4)]
+    pool = FakePool(hosts_E)
+    assert await sampler(pool).rollout(0, [Duel(0), Duel(1)], GENOMES) == one
+    assert [who for who, _ in pool.requests] == ["centre"] * 2, "any engine may answer for it"
+    with pytest.raises(RequestError, match="need a population that fits on one engine"):
+        await sampler(pool).rollout(0, [Duel(9)], GENOMES)
+
+
+async def test_an_engine_that_fails_stops_the_run_and_every_engine_is_given_back() -> None:
+    class Fails(FakeEngine):
+        async def load(self, genomes_G: Sequence[Genome]) -> None:
+            raise EngineError("it died")
+
+    class Slow(FakeEngine):
+        async def sample(self, request: SampleRequest) -> Action:
+            return await anyio.sleep_forever()
+
+    closed: list[int] = []
+    pool = FakePool([Slow(), Fails(), Slow()])
+    with pytest.raises(EngineError, match=r"^it died$"):
+        await sampler(pool).rollout(0, [Problem(0, closed), Problem(1, closed)], GENOMES)
+    assert sorted(closed) == [0, 1]
+    with anyio.fail_after(1):
+        for _ in range(3):
+            async with pool.lend():
+                pass
 
 
 async def test_the_centre_meets_each_problem_once() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import chz
 import pytest
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from es_cookbook import train
 from es_cookbook.configs import config_from_json, config_to_json, load_config
@@ -24,7 +23,7 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[1]
@@ -71,6 +70,7 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         "step/rms_over_sigma",
         "centre/drift_rms",
         "rollouts/failed",
+        "engines/restarted",
         "time/load",
         "time/sample",
         "time/score",
@@ -278,18 +278,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
 
 
 async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shape = Qwen2Config(
-        vocab_size=95,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-    )
-    Qwen2ForCausalLM(shape).save_pretrained(model)
-    FakeEngine().tokenizer.save_pretrained(model)
+    model = write_tiny_model(tmp_path / "model")
     options = (f"model_name={model}", "engine.num_lanes=1")
     killed = started(tmp_path / "killed", 3, *options)
     killed.send_signal(signal.SIGKILL)

@@ -1,5 +1,7 @@
 """A training run as a program, small enough to be killed and begun again in a test."""
 
+from pathlib import Path
+
 import chz
 
 from es_cookbook import train
@@ -7,7 +9,7 @@ from es_cookbook.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from tests.fakes import SmallDatasetBuilder
+from tests.fakes import FakeEngine, SmallDatasetBuilder
 
 
 @chz.chz
@@ -23,6 +25,24 @@ class TinyConfig(train.Config):
     )
     num_generations: int = chz.field(default=12, doc="length")
     eval_every: int = chz.field(default=5, doc="evaluations")
+
+
+def write_tiny_model(path: Path) -> Path:
+    """A model for a tiny run's problems; gives the path."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = Qwen2Config(
+        vocab_size=95,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+    )
+    Qwen2ForCausalLM(shape).save_pretrained(path)
+    FakeEngine().tokenizer.save_pretrained(path)
+    return path
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ agree can prove that they do.
 """
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import anyio
 import chz
 
 from es_cookbook.evolution.genome import Genome, Step
@@ -21,7 +24,11 @@ if TYPE_CHECKING:
 
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
-ENGINE_NAMES = {"torch": "es_cookbook.engines.torch_engine:TorchEngineBuilder"}
+ENGINE_NAMES = {
+    "torch": "es_cookbook.engines.torch_engine:TorchEngineBuilder",
+    "vllm": "es_cookbook.engines.vllm_engine:VLLMEngineBuilder",
+    "ray": "es_cookbook.engines.ray_pool:RayPoolBuilder",
+}
 """What a user types on the command line."""
 
 Target: TypeAlias = int | Literal["centre", "base"]
@@ -61,33 +68,18 @@ class LogprobsRequest:
     continuation_T: tuple[int, ...]
 
 
-class Engine(ABC):
-    """Holds the model and hosts genomes.
+class Host(ABC):
+    """Where a block of genomes is resident: an engine, or one engine of many.
 
     All methods are safe to call from many tasks of one event loop.
     """
-
-    @property
-    @abstractmethod
-    def capacity(self) -> int:
-        """How many genomes can be resident at once."""
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's own tokenizer."""
-
-    @property
-    @abstractmethod
-    def context_length(self) -> int:
-        """Most tokens of prompt and action together."""
 
     @abstractmethod
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Make these genomes resident in place of any before; requests name them by index.
 
         Args:
-            genomes_G: at most `capacity`.
+            genomes_G: at most the engine's `capacity`.
         """
 
     @abstractmethod
@@ -102,6 +94,46 @@ class Engine(ABC):
     @abstractmethod
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         """Log-probability (natural log) of each continuation token."""
+
+
+class Engine(Host):
+    """Holds the model and hosts genomes."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """How many genomes can be resident at once, on each engine where there are many."""
+
+    @property
+    def num_engines(self) -> int:
+        """How many blocks of genomes can be resident at the same time."""
+        return 1
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's own tokenizer."""
+
+    @property
+    @abstractmethod
+    def context_length(self) -> int:
+        """Most tokens of prompt and action together."""
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncGenerator[Host]:
+        """Borrow a host for a block of genomes, when one is free; nobody else loads it meanwhile.
+
+        A single engine is its own host, for one block after the other.
+
+        Raises:
+            EngineError: There is no engine left.
+        """
+        async with self._turn:
+            yield self
+
+    @functools.cached_property
+    def _turn(self) -> anyio.Lock:
+        return anyio.Lock()
 
     @abstractmethod
     async def apply(self, step: Step) -> int:

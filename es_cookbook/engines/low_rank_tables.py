@@ -1,107 +1,150 @@
-"""Low-rank genomes as tables: every genome's A and B factors, laid out for the population layers.
+"""Low-rank genomes and adapters as tables: every genome's factors, laid out for population layers.
 
-A genome's row holds all its terms side by side, and a fused group's factors are block-diagonal over
-its members, so a forward pass needs two batched matmuls a group whatever the genomes. The last row
-is zero: the centre. Twins (and any genomes that share a seed) share the making of their noise.
+A genome's row holds all its factors side by side, and a fused group's factors are block-diagonal
+over its members, so a forward pass needs two batched matmuls a group whatever the genomes. The last
+row is zero: for low-rank genomes, the centre; for adapters, which have the centre in the row before
+it, the base.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
-import numpy as np
 import torch
 
+from es_cookbook.engines.genome_terms import GenomeTerms
 from es_cookbook.engines.population_layers import LinearGroup, LowRankTable, PopulationModel
+from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
+from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
-
-def bytes_of_genome(model: PopulationModel, space: LowRankSpace) -> int:
-    """Bytes of the row of a genome with one term, over all tables."""
-    total = 0
-    for group, members in _perturbed_groups(model, space):
-        ranks = space.rank * len(members)
-        total += ranks * (group.in_features + sum(group.sizes)) * group.weight.element_size()
-    return total
+Tables: TypeAlias = list[LowRankTable | None]
+"""One a linear group; None for a group that the space leaves out."""
+_Fill: TypeAlias = Callable[[str, torch.Tensor, torch.Tensor], None]
+"""Writes one weight's factors: its name, a_G_R_N (rows, ranks, its outputs), b_G_K_R."""
 
 
-def fill_tables(
-    model: PopulationModel,
-    space: LowRankSpace,
-    genomes_G: Sequence[Genome],
-    device: torch.device,
-    num_threads: int,
-) -> list[LowRankTable | None] | None:
-    """Make the tables of these genomes, one a linear group, or None if all of them are the centre.
+class GenomeTables(ABC):
+    """Makes the tables of a block of genomes.
 
-    A group that the space leaves out has None for a table.
-    """
-    terms = _Terms(genomes_G, space)
-    if terms.num_terms == 0:
-        return None
-    tables: list[LowRankTable | None] = [None] * len(model.groups)
-
-    def fill(perturbed: tuple[LinearGroup, list[tuple[str, int]]]) -> None:
-        group, members = perturbed
-        tables[group.index] = _fill_group(space, terms, group, members, device)
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(fill, _perturbed_groups(model, space)))
-    return tables
-
-
-def _perturbed_groups(
-    model: PopulationModel, space: LowRankSpace
-) -> list[tuple[LinearGroup, list[tuple[str, int]]]]:
-    """Groups that the space perturbs, each with (name, first output) of its perturbed members."""
-    members: dict[int, list[tuple[str, int]]] = {}
-    for name, group, start in model.group_members():
-        if name in space.shapes:
-            members.setdefault(group.index, []).append((name, start))
-    return [(model.groups[index], of_group) for index, of_group in members.items()]
-
-
-class _Terms:
-    """The genomes' terms as arrays: what all groups need to know of them.
+    Args:
+        model: hosts them.
+        weights: names of the weights that genomes change, all of them linear.
+        rank: of a genome's factors; a low-rank one's with one term.
+        num_threads: that make them.
 
     Attributes:
-        seeds: every seed once.
-        place_t_G: `[t][g]` is the place in `seeds` of term t of genome g.
-        scale_t_G: its scale; 0 where a genome has fewer terms.
+        hosts_base: the base has a row too, after the centre's.
     """
 
-    def __init__(self, genomes_G: Sequence[Genome], space: LowRankSpace) -> None:
-        self.num_genomes = len(genomes_G)
-        self.num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
-        self.seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
-        self.place_t_G = torch.zeros(self.num_terms, self.num_genomes, dtype=torch.int64)
-        self.scale_t_G = torch.zeros(self.num_terms, self.num_genomes)
-        place_of_seed = {seed: place for place, seed in enumerate(self.seeds)}
-        for g, genome in enumerate(genomes_G):
-            for t, term in enumerate(genome.terms):
-                self.place_t_G[t, g] = place_of_seed[term.seed]
-                self.scale_t_G[t, g] = float(space.scale(term.coefficient))
+    hosts_base = False
+
+    def __init__(
+        self, model: PopulationModel, weights: Sequence[str], rank: int, num_threads: int
+    ) -> None:
+        self._rank = rank
+        self._num_threads = num_threads
+        self._num_groups = len(model.groups)
+        members: dict[int, list[tuple[str, int]]] = {}
+        chosen = set(weights)
+        for name, group, start in model.group_members():
+            if name in chosen:
+                members.setdefault(group.index, []).append((name, start))
+        self._groups = [(model.groups[index], of_group) for index, of_group in members.items()]
+
+    @abstractmethod
+    def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
+        """Make the tables of these genomes, or None where all of them would be zero."""
+
+    def bytes_of_genome(self) -> int:
+        """Bytes of the row of a genome (a low-rank one: with one term), over all tables."""
+        total = 0
+        for group, members in self._groups:
+            ranks = self._rank * len(members)
+            total += ranks * (group.in_features + sum(group.sizes)) * group.weight.element_size()
+        return total
+
+    def _fill(self, num_rows: int, rank: int, fill_weight: _Fill) -> Tables:
+        """Tables of zeros with `num_rows` rows, each weight's factors written by `fill_weight`."""
+        tables: Tables = [None] * self._num_groups
+
+        def fill(perturbed: tuple[LinearGroup, list[tuple[str, int]]]) -> None:
+            group, members = perturbed
+            ranks = rank * len(members)
+            a_G_R_N = torch.zeros(num_rows, ranks, sum(group.sizes))
+            b_G_K_R = torch.zeros(num_rows, group.in_features, ranks)
+            sizes = dict(zip(group.offsets, group.sizes, strict=True))
+            for m, (name, start) in enumerate(members):
+                columns = slice(m * rank, (m + 1) * rank)
+                outputs = slice(start, start + sizes[start])
+                fill_weight(name, a_G_R_N[:, columns, outputs], b_G_K_R[:, :, columns])
+            weight = group.weight
+            tables[group.index] = LowRankTable(a_G_R_N.to(weight), b_G_K_R.to(weight))
+
+        with ThreadPoolExecutor(self._num_threads) as pool:
+            list(pool.map(fill, self._groups))
+        return tables
 
 
-def _fill_group(
-    space: LowRankSpace,
-    terms: _Terms,
-    group: LinearGroup,
-    members: list[tuple[str, int]],
-    device: torch.device,
-) -> LowRankTable:
-    num_rows, rank = terms.num_genomes + 1, space.rank
-    ranks = rank * terms.num_terms * len(members)
-    a_G_R_N = torch.zeros(num_rows, ranks, sum(group.sizes))
-    b_G_K_R = torch.zeros(num_rows, group.in_features, ranks)
-    for m, (name, start) in enumerate(members):
-        factors_S = [space.factors(name, seed) for seed in terms.seeds]
-        a_S, b_S = (torch.from_numpy(np.stack(of_S)) for of_S in zip(*factors_S, strict=True))
-        outputs = slice(start, start + a_S.shape[1])
-        for t, (place_G, scale_G) in enumerate(zip(terms.place_t_G, terms.scale_t_G, strict=True)):
-            first = (m * terms.num_terms + t) * rank
-            columns = slice(first, first + rank)
-            a_G_R_N[:-1, columns, outputs] = a_S[place_G].mT * scale_G[:, None, None]
-            b_G_K_R[:-1, :, columns] = b_S[place_G]
-    dtype = group.weight.dtype
-    return LowRankTable(a_G_R_N.to(device, dtype), b_G_K_R.to(device, dtype))
+class LowRankTables(GenomeTables):
+    """Of low-rank genomes: a genome's terms side by side."""
+
+    def __init__(self, model: PopulationModel, space: LowRankSpace, num_threads: int) -> None:
+        super().__init__(model, list(space.shapes), space.rank, num_threads)
+        self._space = space
+
+    def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
+        """See `GenomeTables.fill`."""
+        terms = GenomeTerms(genomes_G, self._space)
+        if terms.num_terms == 0:
+            return None
+        rank = self._space.rank
+
+        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
+            a_S, b_S = terms.factors_S(name)
+            pairs = zip(terms.place_t_G, terms.scale_t_G, strict=True)
+            for t, (place_G, scale_G) in enumerate(pairs):
+                ranks = slice(t * rank, (t + 1) * rank)
+                a_G_R_N[:-1, ranks] = a_S[place_G].mT * scale_G[:, None, None]
+                b_G_K_R[:-1, :, ranks] = b_S[place_G]
+
+        return self._fill(terms.num_genomes + 1, rank * terms.num_terms, fill_weight)
+
+
+class AdapterTables(GenomeTables):
+    """Of adapters: each genome's own factors, then the centre's, then none for the base."""
+
+    hosts_base = True
+
+    def __init__(
+        self, model: PopulationModel, space: AdapterSpace, centre: Centre, num_threads: int
+    ) -> None:
+        super().__init__(model, list(space.targets), space.rank, num_threads)
+        self._space = space
+        self._centre = centre
+
+    def fill(self, genomes_G: Sequence[Genome]) -> Tables:
+        """See `GenomeTables.fill`."""
+        rows = [*genomes_G, Genome()]
+
+        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
+            a, b = self._space.targets[name]
+            for g, genome in enumerate(rows):
+                b_G_K_R[g] = self._centre.perturbed(genome, a).T
+                a_G_R_N[g] = self._centre.perturbed(genome, b).T * self._space.scaling
+
+        return self._fill(len(rows) + 1, self._space.rank, fill_weight)
+
+
+def tables_for(
+    model: PopulationModel, space: SearchSpace, centre: Centre, num_threads: int
+) -> GenomeTables | None:
+    """How a space's genomes become tables; None for dense ones, which need models of their own."""
+    if isinstance(space, LowRankSpace):
+        return LowRankTables(model, space, num_threads)
+    if isinstance(space, AdapterSpace):
+        return AdapterTables(model, space, centre, num_threads)
+    return None

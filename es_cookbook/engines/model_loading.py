@@ -1,12 +1,15 @@
-"""Loading a Hugging Face causal LM and its tokenizer; one sentence for each missing thing."""
+"""Hugging Face causal LMs and their tokenizers, read and written; one sentence for each mistake."""
 
 import contextlib
+import os
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Literal, cast
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -18,7 +21,7 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
-from es_cookbook.errors import ModelError
+from es_cookbook.errors import EngineError, ModelError
 from es_cookbook.evolution.spaces.base import ParameterInfo
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -57,17 +60,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     Raises:
         ModelError: Config or weights are missing or cannot be read; says where.
     """
-    _check_directory(model_name)
-    path = Path(model_name)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise ModelError(
-                f"model_name: directory {model_name!r} has no config.json: it is no model directory"
-            )
-        if not any(file.name.endswith(_WEIGHT_SUFFIXES) for file in path.iterdir()):
-            raise ModelError(
-                f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
-            )
+    _check_model_directory(model_name)
     try:
         with _no_progress_bar():
             loaded = AutoModelForCausalLM.from_pretrained(
@@ -85,6 +78,42 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
         )
     cast("torch.nn.Module", model).to(device)  # in place; `PreTrainedModel.to` has no usable type
     return model.eval().requires_grad_(False)
+
+
+def load_architecture(model_name: str) -> PreTrainedModel:
+    """The model without its weights, to be asked what it is made of; takes no memory.
+
+    Raises:
+        ModelError: It cannot be read, or is not a causal LM; says where.
+    """
+    _check_model_directory(model_name)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_name))
+    except Exception as error:
+        raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Write a Hugging Face model directory: beside, to the disk, then renamed.
+
+    Raises:
+        EngineError: The path exists.
+    """
+    if path.exists():
+        raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
+    beside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        for file in (*beside.iterdir(), beside):
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        os.rename(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
@@ -122,6 +151,21 @@ def _no_progress_bar() -> Generator[None]:
         yield
     finally:
         enable_progress_bar()
+
+
+def _check_model_directory(model_name: str) -> None:
+    _check_directory(model_name)
+    path = Path(model_name)
+    if not path.is_dir():
+        return
+    if not (path / "config.json").exists():
+        raise ModelError(
+            f"model_name: directory {model_name!r} has no config.json: it is no model directory"
+        )
+    if not any(file.name.endswith(_WEIGHT_SUFFIXES) for file in path.iterdir()):
+        raise ModelError(
+            f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
+        )
 
 
 def _check_directory(model_name: str) -> None:

@@ -8,7 +8,7 @@ still while the engine has control, so that only the Env's own time counts towar
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.base import Engine, Host, LogprobsRequest, SampleRequest, Target
 from es_cookbook.errors import RequestError
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.rl.timeouts import Clock
@@ -17,17 +17,17 @@ from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams
 
 @dataclasses.dataclass(slots=True)
 class Residents:
-    """A block of the population that the engine hosts together.
+    """A block of the population that one host has together.
 
     Attributes:
         range_G: which genomes of the population.
         genomes_G: they themselves; None for the centre, which is always there.
-        are_resident: False before they are loaded and once others are.
+        host: where they are; None before they are loaded and once the host is given back.
     """
 
     range_G: range
     genomes_G: Sequence[Genome] | None = None
-    are_resident: bool = False
+    host: Host | None = None
 
     @property
     def targets_G(self) -> Sequence[Target]:
@@ -40,7 +40,7 @@ class Attempt:
     """What the policies of one attempt (its genome's, the centre's and the base's) share.
 
     Attributes:
-        engine: answers.
+        engine: answers for the centre and the base.
         sampling: parameters where an Env gives none.
         residents: the genomes among which the attempt's own is.
         seed_of_call: sampling seed of the n-th call.
@@ -55,19 +55,22 @@ class Attempt:
     clock: Clock
     num_calls: int = 0
 
-    def check_resident(self, target: Target) -> None:
-        """Check that the engine still hosts the genome.
+    def answering(self, target: Target) -> Host:
+        """Who answers for a target.
 
         Raises:
-            RequestError: It has gone on to other genomes, or to the next generation.
+            RequestError: The genome's host has gone on to others, or to the next generation.
         """
-        if not self.residents.are_resident and isinstance(target, int):
+        if not isinstance(target, int):
+            return self.engine
+        if self.residents.host is None:
+            fits = "that fits" if self.engine.num_engines == 1 else "that fits on one engine"
             raise RequestError(
                 f"genome {self.residents.range_G[target]} was asked after the engine had gone on "
                 f"to others; it hosts {self.engine.capacity} at a time, so group rewards that ask "
-                "genomes need a population that fits (policy.centre and policy.base are always "
-                "there)"
+                f"genomes need a population {fits} (policy.centre and policy.base are always there)"
             )
+        return self.residents.host
 
 
 class EnginePolicy(Policy):
@@ -87,13 +90,13 @@ class EnginePolicy(Policy):
             EngineError: The engine failed.
         """
         attempt = self.attempt
-        attempt.check_resident(self.target)
+        host = attempt.answering(self.target)
         seed = attempt.seed_of_call(attempt.num_calls)
         attempt.num_calls += 1
         request = SampleRequest(self.target, observation, params or attempt.sampling, seed)
         attempt.clock.wait()
         try:
-            return await attempt.engine.sample(request)
+            return await host.sample(request)
         finally:
             attempt.clock.go_on()
 
@@ -105,11 +108,11 @@ class EnginePolicy(Policy):
             EngineError: The engine failed.
         """
         attempt = self.attempt
-        attempt.check_resident(self.target)
+        host = attempt.answering(self.target)
         request = LogprobsRequest(self.target, tuple(prompt_T), tuple(continuation_T))
         attempt.clock.wait()
         try:
-            return await attempt.engine.logprobs(request)
+            return await host.logprobs(request)
         finally:
             attempt.clock.go_on()
 

@@ -51,7 +51,7 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclasses.dataclass(slots=True)
 class LowRankTable:
-    """Low-rank parts of all resident genomes for one linear group; the last row is the centre: 0.
+    """Low-rank parts of all resident genomes for one linear group; the last row is 0.
 
     Attributes:
         a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
@@ -241,11 +241,11 @@ class PopulationModel:
         return self.tables[heads[0]] if self.tables is not None and heads else None
 
     def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
-        """Low-rank parts for every group, one genome a block; None where all are the centre."""
+        """Low-rank parts for every group, one row a block; None where all are the last, 0."""
         if self.tables is None:
             return None
-        centre = next(table.a_G_R_N.shape[0] for table in self.tables if table is not None) - 1
-        if bool((genome_of_block == centre).all()):
+        last = next(table.a_G_R_N.shape[0] for table in self.tables if table is not None) - 1
+        if bool((genome_of_block == last).all()):
             return None
         return [None if table is None else table.rows(genome_of_block) for table in self.tables]
 

@@ -1,14 +1,12 @@
 """The weights that a torch engine holds: the base, the centre and the resident genomes.
 
 The base is never written. The centre lives twice: in float32, where steps move it exactly, and in
-the dtype that samples, always derived from the former. Low-rank genomes are tables beside the
-centre's weights; dense genomes are models of their own, sharing the large tables that the search
-space leaves alone.
+the dtype that samples, always derived from the former. Low-rank genomes and adapters are tables
+beside the model's weights; dense genomes are models of their own, sharing the large tables that the
+search space leaves alone.
 """
 
 import copy
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,13 +15,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from es_cookbook.engines.base import Target
-from es_cookbook.engines.low_rank_tables import bytes_of_genome, fill_tables
+from es_cookbook.engines.low_rank_tables import tables_for
+from es_cookbook.engines.model_loading import save_model
 from es_cookbook.engines.population_layers import PopulationModel
 from es_cookbook.errors import EngineError, RequestError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 
 class ResidentWeights:
@@ -32,42 +31,41 @@ class ResidentWeights:
     Args:
         base: the model as loaded; kept, never written.
         space: what genomes perturb.
-        device: where the base is.
         memory_bytes: for resident genomes.
-        num_threads: that make genomes.
+        num_threads: that make genomes and move the centre.
 
     Attributes:
         centre: float32 parameters of the search space.
-        model: the centre's weights as they sample, and the low-rank genomes' tables.
+        model: the centre's weights as they sample (an adapter's centre: the base's), and tables.
     """
 
     def __init__(
         self,
         base: PreTrainedModel,
         space: SearchSpace,
-        device: torch.device,
         memory_bytes: int,
         num_threads: int,
     ) -> None:
         self._base = base
         self._space = space
-        self._device = device
         self._memory_bytes = memory_bytes
         self._num_threads = num_threads
-        parameters = dict(base.named_parameters())
+        selected = self._selected(base)
         self.centre = Centre(
-            {name: parameters[name].detach().cpu() for name in space.shapes}, space
+            {name: p.detach().cpu() for name, p in selected.items()}, space, num_threads
         )
         self.model = self._new_model()
+        self._tables = tables_for(self.model, space, self.centre, num_threads)
         self._base_model: PopulationModel | None = None
         self._genome_models: list[PopulationModel] = []
         self._num_loaded = 0
+        self._host([])
 
     @property
     def capacity(self) -> int:
         """How many genomes fit into the memory for them, at least one."""
-        if isinstance(self._space, LowRankSpace):
-            return max(1, self._memory_bytes // bytes_of_genome(self.model, self._space))
+        if self._tables is not None:
+            return max(1, self._memory_bytes // self._tables.bytes_of_genome())
         selected = self._selected(self.model.module).values()
         return max(1, self._memory_bytes // sum(p.numel() * p.element_size() for p in selected))
 
@@ -77,6 +75,9 @@ class ResidentWeights:
         Raises:
             RequestError: No such genome is resident.
         """
+        tables = self._tables
+        if target == "base" and tables is not None and tables.hosts_base:
+            return self.model, self._num_loaded + 1
         if target == "base":
             if self._base_model is None:
                 self._base_model = PopulationModel(copy.deepcopy(self._base))
@@ -85,8 +86,7 @@ class ResidentWeights:
             return self.model, self._num_loaded
         if not 0 <= target < self._num_loaded:
             raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
-        dense = not isinstance(self._space, LowRankSpace)
-        return (self._genome_models[target], 0) if dense else (self.model, target)
+        return (self._genome_models[target], 0) if tables is None else (self.model, target)
 
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """Make these genomes resident, in place of any before.
@@ -99,47 +99,36 @@ class ResidentWeights:
                 f"{len(genomes_G)} genomes do not fit: engine.memory_gib holds {self.capacity} of "
                 "this search space"
             )
-        if isinstance(self._space, LowRankSpace):
-            self.model.tables = fill_tables(
-                self.model, self._space, genomes_G, self._device, self._num_threads
-            )
-        else:
+        if self._tables is None:
             while len(self._genome_models) < len(genomes_G):
                 self._genome_models.append(self._new_model())
             with ThreadPoolExecutor(self._num_threads) as pool:
                 list(pool.map(self._write_genome, self._genome_models, genomes_G))
-        self._num_loaded = len(genomes_G)
+        self._host(genomes_G)
 
     def move(self, move_centre: Callable[[Centre], int]) -> int:
         """Move the centre and give its fingerprint; genomes of the old one are resident no more."""
         fingerprint = move_centre(self.centre)
-        self.model.tables = None
-        self._num_loaded = 0
         self._write_centre(self.model.module)
+        self._host([])
         return fingerprint
 
     def save(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write the centre as a Hugging Face model directory: beside, to the disk, then renamed.
+        """Write the centre as a Hugging Face model directory, whole or not at all.
 
         Raises:
             EngineError: The path exists.
         """
-        if path.exists():
-            raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
         module = copy.deepcopy(self._base)
         self._write_centre(module)
-        beside = path.with_name(f".{path.name}.partial")
-        shutil.rmtree(beside, ignore_errors=True)
-        try:
-            module.save_pretrained(beside)
-            tokenizer.save_pretrained(beside)
-            for file in (*beside.iterdir(), beside):
-                descriptor = os.open(file, os.O_RDONLY)
-                os.fsync(descriptor)
-                os.close(descriptor)
-            os.rename(beside, path)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(self._space, AdapterSpace):
+            self._space.merge_(dict(module.named_parameters()), self.centre.weights)
+        save_model(module, tokenizer, path)
+
+    def _host(self, genomes_G: Sequence[Genome]) -> None:
+        if self._tables is not None:
+            self.model.tables = self._tables.fill(genomes_G)
+        self._num_loaded = len(genomes_G)
 
     def _new_model(self) -> PopulationModel:
         """A copy of the base with weights of its own, except tables that genomes leave alone."""

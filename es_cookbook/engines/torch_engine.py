@@ -12,10 +12,8 @@ otherwise, and a rare near-tie may flip.
 
 import asyncio
 import math
-import os
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, cast
@@ -24,7 +22,8 @@ import chz
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
+from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.lane import Lane, Result
 from es_cookbook.engines.model_loading import (
     end_of_sequence_ids,
@@ -34,12 +33,12 @@ from es_cookbook.engines.model_loading import (
 )
 from es_cookbook.engines.population_layers import (
     MIN_ROWS,
-    PopulationModel,
     cache_bytes_per_token,
     no_attention_hook,
 )
 from es_cookbook.engines.request_checks import check_logprobs, check_sample
 from es_cookbook.engines.resident_weights import ResidentWeights
+from es_cookbook.engines.usage import Usage
 from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
 from es_cookbook.errors import ConfigError, EngineError
 from es_cookbook.evolution.genome import Genome, Step
@@ -73,7 +72,8 @@ class TorchEngineBuilder(EngineBuilder):
     )
     memory_gib: float = chz.field(default=1.0, doc="memory for resident genomes, in GiB")
     num_lanes: int | None = chz.field(
-        default=None, doc="threads that run batches; one a core on the CPU if unset"
+        default=None,
+        doc="threads that run batches; if unset one a core on the CPU, at most OMP_NUM_THREADS",
     )
 
     @chz.validate
@@ -102,13 +102,6 @@ class TorchEngineBuilder(EngineBuilder):
             raise no_attention_hook(model)
         space = search_space(parameter_infos(model))
         return TorchEngine(model, tokenizer, space, self, device)
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _device(name: str) -> torch.device:
@@ -150,14 +143,15 @@ class TorchEngine(Engine):
         self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
-        self._closed = False
-        self._change: str | None = None
+        self._usage = Usage()
         self._requests = 0
         self._in_flight: set[Work] = set()
         self._outbox: list[Work] = []
-        num_lanes = options.num_lanes or (_num_cores() if device.type == "cpu" else 1)
+        on_cpu = device.type == "cpu"
+        num_lanes = options.num_lanes or (num_cores() if on_cpu else 1)
+        num_threads = num_lanes if on_cpu else num_cores()
         memory_bytes = int(options.memory_gib * _GIB)
-        self._weights = ResidentWeights(model, space, device, memory_bytes, num_lanes)
+        self._weights = ResidentWeights(model, space, memory_bytes, num_threads)
         bytes_per_token = cache_bytes_per_token(self._weights.model, device)
         cache_bytes = int(options.kv_cache_gib * _GIB) // num_lanes
         fits = cache_bytes // (bytes_per_token * MIN_ROWS)
@@ -208,16 +202,15 @@ class TorchEngine(Engine):
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: fills tables. Dense: a set of weights a genome."""
-        with self._changing("load genomes"):
+        with self._usage.changing("load genomes"):
             await asyncio.to_thread(self._weights.load, genomes_G)
 
     async def sample(self, request: SampleRequest) -> Action:
         """See `Engine.sample`."""
         check_sample(request, self._context_length, self._vocabulary_size)
         prompt = len(request.observation.tokens_T)
-        model, row = self._answering(request.target)
         limit = min(request.params.max_tokens, self._context_length - prompt)
-        result = await self._submit(Work(request, model, row, limit))
+        result = await self._submit(request, limit)
         assert isinstance(result, Sampled)
         reason = "stop" if result.stopped else "length"
         return Action(result.tokens_T, result.text, reason, result.logprobs_T)
@@ -225,24 +218,23 @@ class TorchEngine(Engine):
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         """See `Engine.logprobs`."""
         check_logprobs(request, self._context_length, self._vocabulary_size)
-        model, row = self._answering(request.target)
-        result = await self._submit(Work(request, model, row, limit=0))
+        result = await self._submit(request, limit=0)
         assert isinstance(result, list)
         return result
 
     async def apply(self, step: Step) -> int:
         """See `Engine.apply`."""
-        with self._changing("move the centre"):
+        with self._usage.changing("move the centre"):
             return await asyncio.to_thread(self._weights.move, lambda centre: centre.apply(step))
 
     async def restore(self, steps: Iterable[Step]) -> int:
         """See `Engine.restore`."""
-        with self._changing("restore the centre"):
+        with self._usage.changing("restore the centre"):
             return await asyncio.to_thread(self._weights.move, lambda centre: centre.restore(steps))
 
     async def save(self, path: Path) -> None:
         """See `Engine.save`."""
-        with self._changing("save the centre"):
+        with self._usage.changing("save the centre"):
             await asyncio.to_thread(self._weights.save, path, self._tokenizer)
 
     def stats(self) -> Mapping[str, float]:
@@ -251,9 +243,9 @@ class TorchEngine(Engine):
 
     async def close(self) -> None:
         """See `Engine.close`."""
-        if self._closed:
+        if self._usage.closed:
             return
-        self._closed = True
+        self._usage.closed = True
         error = EngineError("the engine was closed while this request was in flight")
         for work in self._queue.close():
             work.cancelled = True
@@ -266,26 +258,27 @@ class TorchEngine(Engine):
         for thread in self._threads:
             thread.join()
 
-    def _answering(self, target: Target) -> tuple[PopulationModel, int]:
-        self._check_usable()
-        return self._weights.answering(target)
-
-    async def _submit(self, work: Work) -> Sampled | list[float]:
-        loop = asyncio.get_running_loop()
-        work.caller = loop.create_future()
-        self._requests += 1
-        self._in_flight.add(work)
-        if not self._outbox:  # requests made in one turn of the event loop reach the lanes together
-            loop.call_soon(self._flush)
-        self._outbox.append(work)
-        try:
-            return await work.caller
-        except asyncio.CancelledError:
-            work.cancelled = True
-            self._queue.num_cancelled += 1
-            raise
-        finally:
-            self._in_flight.discard(work)
+    async def _submit(
+        self, request: SampleRequest | LogprobsRequest, limit: int
+    ) -> Sampled | list[float]:
+        with self._usage.request():
+            model, row = self._weights.answering(request.target)
+            work = Work(request, model, row, limit)
+            loop = asyncio.get_running_loop()
+            work.caller = loop.create_future()
+            self._requests += 1
+            self._in_flight.add(work)
+            if not self._outbox:  # requests made in one turn of the event loop go together
+                loop.call_soon(self._flush)
+            self._outbox.append(work)
+            try:
+                return await work.caller
+            except asyncio.CancelledError:
+                work.cancelled = True
+                self._queue.num_cancelled += 1
+                raise
+            finally:
+                self._in_flight.discard(work)
 
     def _flush(self) -> None:
         works, self._outbox = self._outbox, []
@@ -297,24 +290,6 @@ class TorchEngine(Engine):
             loop = _future(results[0][0]).get_loop()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_settle, results)
-
-    @contextmanager
-    def _changing(self, what: str) -> Generator[None]:
-        """Nothing else may use the weights meanwhile, neither a request nor another change."""
-        self._check_usable()
-        if self._in_flight:
-            raise EngineError(f"cannot {what} while {len(self._in_flight)} requests are in flight")
-        self._change = what
-        try:
-            yield
-        finally:
-            self._change = None
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise EngineError("the engine is closed")
-        if self._change is not None:
-            raise EngineError(f"the engine cannot be used while another task has it {self._change}")
 
 
 def _future(work: Work) -> "asyncio.Future[Sampled | list[float]]":

@@ -18,6 +18,7 @@ so do two different elements that change places (in tensors of up to 2³¹ eleme
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,6 +28,7 @@ import torch
 from es_cookbook.errors import ModelError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpace, as_array
+from es_cookbook.evolution.spaces.part import Part
 
 _PIECE = 2**15
 """Elements that are worked on at once, so that they and their temporaries stay in the cache."""
@@ -40,28 +42,49 @@ class Centre:
         base: the base model's parameters by name, at least the selected ones; kept by reference and
             never written, and nobody else may write them either.
         space: which of them genomes perturb, and how.
+        num_threads: that move it; one a core if None. Bits do not depend on it.
+        parts: which part of each selected parameter the base has, for a tensor-parallel rank; all
+            of all of them if None.
 
     Attributes:
         weights: name -> float32 tensor, the selected parameters only; the same tensors for the
             centre's whole life, moved in place.
+        parts: name -> which part of the parameter that is.
+        fingerprints: name -> what it added to the fingerprint that was given last; a rank's own
+            share, which others' are added to.
 
     Raises:
-        ModelError: The base lacks a selected parameter, or has it in another shape or not on the
+        ModelError: The base lacks a selected parameter, or has it in another size or not on the
             CPU.
     """
 
-    def __init__(self, base: Mapping[str, torch.Tensor], space: SearchSpace) -> None:
+    def __init__(
+        self,
+        base: Mapping[str, torch.Tensor],
+        space: SearchSpace,
+        num_threads: int | None = None,
+        parts: Mapping[str, Part] | None = None,
+    ) -> None:
+        base = space.base(base)
+        if parts is None:
+            parts = {name: Part.whole(shape) for name, shape in space.shapes.items()}
+        self.parts = parts
+        self.fingerprints: dict[str, int] = {}
         for name, shape in space.shapes.items():
             if name not in base:
                 raise ModelError(
                     f"the search space perturbs {name}, and the base model has no such parameter"
                 )
-            if tuple(base[name].shape) != shape or base[name].device.type != "cpu":
+            whole = parts[name] == Part.whole(shape)
+            found = tuple(base[name].shape)
+            fits = found == shape if whole else base[name].numel() == parts[name].num_elements
+            if not fits or base[name].device.type != "cpu":
                 raise ModelError(
-                    f"{name} must be a CPU tensor of shape {shape}, found one of shape "
-                    f"{tuple(base[name].shape)} on {base[name].device}"
+                    f"{name} must be a CPU tensor of shape {shape}, or the part asked for, found "
+                    f"one of shape {found} on {base[name].device}"
                 )
         self._space = space
+        self._num_threads = num_threads or os.cpu_count() or 1
         self._base = {name: base[name].detach() for name in space.shapes}
         self.weights = {
             name: tensor.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -85,30 +108,40 @@ class Centre:
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
         """A genome's own value of one parameter: a new float32 tensor, centre + terms."""
         weight = self.weights[name].clone()
-        self._space.add_terms_(name, weight, genome.terms)
+        self._space.add_terms_(name, weight, genome.terms, self.parts[name])
         return weight
 
     def fingerprint(self) -> int:
         """64-bit unsigned fingerprint of all selected parameters."""
         return self._each_tensor(lambda name: None)
 
+    def _fingerprint_of(self, name: str) -> int:
+        flat = self.weights[name].view(-1)
+        total, done = 0, 0
+        for span in self.parts[name].spans():
+            total += fingerprint_part(name, flat[done : done + len(span)], span.start)
+            done += len(span)
+        return total % _MODULUS
+
     def _move(self, name: str, steps: Sequence[Step]) -> None:
         for step in steps:
             if step.decay:
                 _decay_(self.weights[name], self._base[name], step.decay)
             if step.terms:
-                self._space.add_terms_(name, self.weights[name], step.terms)
+                self._space.add_terms_(name, self.weights[name], step.terms, self.parts[name])
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
         """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
 
         def work_and_sum(name: str) -> int:
             work(name)
-            return fingerprint_part(name, self.weights[name].view(-1), 0)
+            return self._fingerprint_of(name)
 
         largest_first = sorted(self.weights, key=lambda name: -self.weights[name].numel())
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            return sum(pool.map(work_and_sum, largest_first)) % _MODULUS
+        with ThreadPoolExecutor(self._num_threads) as pool:
+            found = pool.map(work_and_sum, largest_first)
+            self.fingerprints = dict(zip(largest_first, found, strict=True))
+        return sum(self.fingerprints.values()) % _MODULUS
 
 
 def fingerprint_part(name: str, flat: torch.Tensor, start: int) -> int:

@@ -74,8 +74,8 @@ class Action:
 
     Attributes:
         tokens_T: sampled tokens, the stopping token included.
-        text: the tokens decoded, without special tokens that end a sequence, so that an Env needs
-            no tokenizer.
+        text: the tokens decoded, the tokenizer's special tokens left out, so that an Env needs no
+            tokenizer.
         stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at
             `max_tokens` or at the end of the context.
         logprobs_T: log-probability of each sampled token (natural log, before temperature and
@@ -292,11 +292,15 @@ class RLDataset(ABC):
         """Number of distinct problems."""
 
     @abstractmethod
-    async def validate(self) -> None:
-        """Prove that every problem's reward can be earned: grade each one's own gold answer.
+    async def validate(self, context_length: int) -> None:
+        """Prove, before the first generation, that every problem can be attempted and solved.
+
+        Args:
+            context_length: most tokens of prompt and action together; a prompt has to leave room.
 
         Raises:
-            DataError: A problem whose gold answer does not earn the full reward; names the problem.
+            DataError: A prompt that fills the context, or a gold answer that does not earn the full
+                reward; names the problem.
         """
 
 

@@ -18,6 +18,7 @@ from es_cookbook.engines.model_loading import parameter_infos
 from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
@@ -77,7 +78,8 @@ class Reference:
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self.base = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self.centre = Centre(self.base, space(parameter_infos(self.model)))
+        self.space = space(parameter_infos(self.model))
+        self.centre = Centre(self.base, self.space)
 
     def become(self, who: Genome | Literal["base"]) -> None:
         """Take a genome's merged weights (`Genome()` is the centre), or the base's."""
@@ -86,6 +88,9 @@ class Reference:
                 parameter.copy_(self.base[name])
                 if who != "base" and name in self.centre.weights:
                     parameter.copy_(self.centre.perturbed(who, name))
+            if who != "base" and isinstance(self.space, AdapterSpace):
+                factors = {name: self.centre.perturbed(who, name) for name in self.space.shapes}
+                self.space.merge_(dict(self.model.named_parameters()), factors)
 
     @torch.no_grad()
     def logits(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ PROMPT = Observation((5,))
 
 async def make(engine: FakeEngine) -> EnginePolicy:
     await engine.load([GENOME])
-    residents = Residents(range(6, 7), [GENOME], are_resident=True)
+    residents = Residents(range(6, 7), [GENOME], host=engine)
     sampling = SamplingParams(max_tokens=3)
     clock = Clock(Watch(60))
     return EnginePolicy(Attempt(engine, sampling, residents, lambda n: 100 + n, clock), 0)
@@ -38,7 +38,7 @@ async def test_each_call_has_the_next_seed_whoever_makes_it() -> None:
 
 async def test_a_genome_that_is_gone_is_refused_and_the_centre_is_not() -> None:
     policy = await make(FakeEngine(capacity=4))
-    policy.attempt.residents.are_resident = False
+    policy.attempt.residents.host = None
     with policy.attempt.clock:
         with pytest.raises(RequestError, match=r"genome 6 was asked after .* hosts 4 at a time"):
             await policy.sample(PROMPT)

@@ -1,8 +1,5 @@
 """The centre: exact movement, exact restoring, and a fingerprint that notices everything."""
 
-import contextlib
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -16,6 +13,7 @@ from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.part import Part
 from es_cookbook.seeds import derive_seed
 
 BUILDERS = (LowRank(), LowRank(rank=3, noise="rademacher"), FullRank())
@@ -47,16 +45,6 @@ def bits(weights: dict[str, torch.Tensor]) -> dict[str, list[int]]:
     return {name: view.flatten().tolist() for name, view in views.items()}
 
 
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_new_centre_is_the_base_in_float32_and_shares_nothing_with_it(dtype: torch.dtype) -> None:
     base = base_model(dtype)
@@ -84,13 +72,9 @@ def test_known_steps() -> None:
 
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_threads_do_not_change_a_bit(builder: SearchSpaceBuilder) -> None:
-    with threads(1):
-        one = Centre(base_model(), space_of(builder))
-        fingerprints_of_one = [one.apply(step) for step in STEPS]
-    with threads(2):
-        two = Centre(base_model(), space_of(builder))
-        fingerprints_of_two = [two.apply(step) for step in STEPS]
-    assert fingerprints_of_one == fingerprints_of_two
+    one = Centre(base_model(), space_of(builder), num_threads=1)
+    two = Centre(base_model(), space_of(builder), num_threads=2)
+    assert [one.apply(step) for step in STEPS] == [two.apply(step) for step in STEPS]
     assert bits(one.weights) == bits(two.weights)
 
 
@@ -227,3 +211,39 @@ def test_a_base_that_does_not_fit_the_space_is_refused() -> None:
         Centre(base, space_of(LowRank()))
     with pytest.raises(ModelError, match=r"layers\.1\.weight.*\(250, 300\).*\(300, 250\)"):
         Centre(base | {"layers.1.weight": torch.zeros(300, 250)}, space_of(LowRank()))
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_ranks_that_hold_parts_have_together_what_one_alone_has(
+    builder: SearchSpaceBuilder,
+) -> None:
+    space = space_of(builder)
+    base = base_model()
+    whole = Centre(base, space)
+    expected = [whole.apply(step) for step in STEPS]
+
+    def cut(length: int) -> list[tuple[int, int]]:
+        return [(0, length // 3), (length // 3, length)]
+
+    ranks: list[Centre] = []
+    for by_rows in (True, False):
+        for i in range(2):
+            parts = {
+                name: Part(
+                    cut(rows)[i] if by_rows else (0, rows),
+                    (0, columns) if by_rows else cut(columns)[i],
+                    columns,
+                )
+                for name, (rows, columns) in space.shapes.items()
+            }
+            held = {n: base[n][slice(*p.rows), slice(*p.columns)] for n, p in parts.items()}
+            ranks.append(Centre(held, space, parts=parts))
+    for pair in (ranks[:2], ranks[2:]):
+        found = [sum(rank.apply(step) for rank in pair) % 2**64 for step in STEPS]
+        assert found == expected
+        for rank in pair:
+            for name, part in rank.parts.items():
+                of_whole = whole.weights[name][slice(*part.rows), slice(*part.columns)]
+                assert torch.equal(rank.weights[name], of_whole)
+        steps = sum(rank.restore(STEPS) for rank in pair) % 2**64
+        assert steps == expected[-1]

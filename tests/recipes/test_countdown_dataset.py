@@ -29,7 +29,7 @@ async def _build(
     built = await builder(tokenizer or build_tokenizer())
     assert isinstance(built, Datasets)
     assert isinstance(built.train, ProblemDataset)
-    await built.train.validate()
+    await built.train.validate(512)
     test = [builder for builder in built.test_P if isinstance(builder, ProblemGroupBuilder)]
     return list(built.train.builders), test
 

@@ -14,7 +14,6 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown import train_cli
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig, default_log_path
-from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -98,16 +97,24 @@ TINY = (
 )
 
 
+@pytest.mark.parametrize("num_test", [0, 4])
 def test_a_prompt_that_does_not_fit_is_refused_before_the_first_generation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_test: int
 ) -> None:
-    options = (*TINY, f"log_path={tmp_path}", "engine.max_model_len=5")
+    log_path = tmp_path / "run"
+    tiny = [option for option in TINY if "num_test" not in option]
+    options = (
+        *tiny,
+        f"dataset.num_test={num_test}",
+        f"log_path={log_path}",
+        "engine.max_model_len=5",
+    )
     with pytest.raises(SystemExit):
         run_cli(train_cli.main, CLIConfig, options)
     said = capsys.readouterr().err
     assert "context of 5 tokens" in said.splitlines()[-1]
     assert "Traceback" not in said
-    assert not list(read_history(tmp_path / "history.jsonl"))
+    assert not log_path.exists()
 
 
 def test_the_command_trains_and_says_what_it_brought(tmp_path: Path) -> None:

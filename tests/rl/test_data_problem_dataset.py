@@ -59,6 +59,14 @@ def test_batch_must_fit_the_problems(size: int) -> None:
 
 
 async def test_validate_names_the_problem_whose_gold_earns_too_little() -> None:
-    await ProblemDataset([_builder(0), _builder(1, None)], 1, seed=0).validate()
+    await ProblemDataset([_builder(0), _builder(1, None)], 1, seed=0).validate(64)
     with pytest.raises(DataError, match="problem 2: its own solution earns 0 of 1"):
-        await ProblemDataset([_builder(0), _builder(2, "no")], 1, seed=0).validate()
+        await ProblemDataset([_builder(0), _builder(2, "no")], 1, seed=0).validate(64)
+
+
+async def test_validate_names_the_problem_whose_prompt_fills_the_context() -> None:
+    long = ProblemGroupBuilder(functools.partial(Word, Observation((7,) * 64)), "line 3")
+    await ProblemDataset([_builder(0), long], 1, seed=0).validate(65)
+    sentence = "line 3: its prompt of 64 tokens leaves no room .* of 64 tokens.*max_model_len"
+    with pytest.raises(DataError, match=sentence):
+        await ProblemDataset([_builder(0), long], 1, seed=0).validate(64)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
+from es_cookbook.evolution.spaces.part import Part
 
 if TYPE_CHECKING:
     import torch  # Named in signatures only: configs are read and shown without importing torch.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 SEARCH_SPACE_NAMES = {
     "low_rank": "es_cookbook.evolution.spaces.low_rank:LowRank",
     "full_rank": "es_cookbook.evolution.spaces.full_rank:FullRank",
+    "adapter": "es_cookbook.evolution.spaces.adapter:Adapter",
 }
 """What a user types on the command line."""
 
@@ -64,16 +66,26 @@ class SearchSpace(ABC):
 
     shapes: Mapping[str, tuple[int, ...]]
 
+    def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
+        """What the centre starts from, at least `shapes`: the model's parameters themselves.
+
+        A space with parameters of its own gives their start instead.
+        """
+        return parameters
+
     @abstractmethod
-    def add_terms_(self, name: str, weight: "torch.Tensor", terms: Sequence[Term]) -> None:
+    def add_terms_(
+        self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
+    ) -> None:
         """Add Σ coefficient · E(seed) to the weight, in place, term after term.
 
         Terms whose coefficient rounds to 0 in float32 are skipped: they leave every bit (-0.0 too).
 
         Args:
             name: one of `shapes`.
-            weight: contiguous float32 on the CPU, of that shape.
+            weight: contiguous float32 on the CPU, of that shape, or a part of it.
             terms: added in this order; many at once are cheaper than one by one.
+            part: which part of the parameter the weight is; all of it if None.
         """
 
 
@@ -124,6 +136,31 @@ class SearchSpaceBuilder(ABC):
                 f"{list(self.exclude)} leave none of the model's {len(names)}"
             )
         return selected
+
+
+def linear_shapes(
+    builder: SearchSpaceBuilder, parameters: Sequence[ParameterInfo]
+) -> dict[str, tuple[int, int]]:
+    """(out, in) of the linear weights that a builder selects, for spaces that take nothing else.
+
+    Raises:
+        ConfigError: A pattern names none, or none is left.
+    """
+    kind = type(builder).__name__
+    selected = builder.select(parameters)
+    for pattern in builder.include:
+        if "linear" not in {p.kind for p in parameters if matching(p.name, pattern)}:
+            raise ConfigError(
+                f"search_space.include pattern {pattern!r} names no linear weight, and {kind} "
+                "perturbs linear weights only; leave it out, or use FullRank"
+            )
+    shapes = {p.name: (p.shape[0], p.shape[1]) for p in selected if p.kind == "linear"}
+    if not shapes:
+        raise ConfigError(
+            f"search_space selects no linear weight: include {list(builder.include)} and exclude "
+            f"{list(builder.exclude)} leave none, and {kind} perturbs nothing else"
+        )
+    return shapes
 
 
 def matching(name: str, pattern: str) -> bool:

@@ -23,6 +23,7 @@ from es_cookbook.evolution.spaces.base import (
     SearchSpaceBuilder,
     as_array,
 )
+from es_cookbook.evolution.spaces.part import Part
 
 if TYPE_CHECKING:
     import torch
@@ -53,16 +54,22 @@ class FullRankSpace(SearchSpace):
     shapes: Mapping[str, tuple[int, ...]]
     noise: NoiseKind = "gaussian"
 
-    def add_terms_(self, name: str, weight: "torch.Tensor", terms: Sequence[Term]) -> None:
+    def add_terms_(
+        self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
+    ) -> None:
         """W <- W + s * E, for each term in order."""
         flat = as_array(weight).reshape(-1)
         scaled = [(np.float32(term.coefficient), term.seed) for term in terms]
         present = [(scale, seed) for scale, seed in scaled if scale != 0]
         buffer = np.empty(min(_PIECE, flat.size), np.float32)
-        for start in range(0, flat.size, _PIECE):
-            piece = flat[start : start + _PIECE]
-            product = buffer[: piece.size]
-            for scale, seed in present:
-                noise_range(seed, name, start, start + piece.size, self.noise, out=product)
-                np.multiply(product, scale, out=product)
-                np.add(piece, product, out=piece)
+        done = 0
+        for span in (part or Part.whole(self.shapes[name])).spans():
+            for start in span[::_PIECE]:
+                stop = min(start + _PIECE, span.stop)
+                piece = flat[done : done + stop - start]
+                product = buffer[: piece.size]
+                for scale, seed in present:
+                    noise_range(seed, name, start, stop, self.noise, out=product)
+                    np.multiply(product, scale, out=product)
+                    np.add(piece, product, out=piece)
+                done += piece.size

@@ -29,8 +29,9 @@ from es_cookbook.evolution.spaces.base import (
     SearchSpace,
     SearchSpaceBuilder,
     as_array,
-    matching,
+    linear_shapes,
 )
+from es_cookbook.evolution.spaces.part import Part
 
 if TYPE_CHECKING:
     import torch
@@ -54,20 +55,7 @@ class LowRank(SearchSpaceBuilder):
 
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "LowRankSpace":
         """Build the space over the linear weights among the selected parameters."""
-        selected = self.select(parameters)
-        for pattern in self.include:
-            kinds = {p.kind for p in parameters if matching(p.name, pattern)}
-            if "linear" not in kinds:
-                raise ConfigError(
-                    f"search_space.include pattern {pattern!r} names no linear weight, and LowRank "
-                    "perturbs linear weights only; leave it out, or use FullRank"
-                )
-        shapes = {p.name: (p.shape[0], p.shape[1]) for p in selected if p.kind == "linear"}
-        if not shapes:
-            raise ConfigError(
-                f"search_space selects no linear weight: include {list(self.include)} and exclude "
-                f"{list(self.exclude)} leave none, and LowRank perturbs nothing else"
-            )
+        shapes = linear_shapes(self, parameters)
         return LowRankSpace(shapes=shapes, rank=self.rank, noise=self.noise)
 
 
@@ -96,18 +84,24 @@ class LowRankSpace(SearchSpace):
         """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
         return np.float32(coefficient / math.sqrt(self.rank))
 
-    def add_terms_(self, name: str, weight: "torch.Tensor", terms: Sequence[Term]) -> None:
+    def add_terms_(
+        self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
+    ) -> None:
         """W <- W + (s * A[:, k])[:, None] * B[:, k][None, :], for each term and each k in order."""
         array = as_array(weight)
+        part = part or Part.whole(self.shapes[name])
         present = [term for term in terms if self.scale(term.coefficient) != 0]
         for i in range(0, len(present), _TERMS_AT_ONCE):
-            self._add_updates(name, array, present[i : i + _TERMS_AT_ONCE])
+            self._add_updates(name, array, present[i : i + _TERMS_AT_ONCE], part)
 
-    def _add_updates(self, name: str, array: NDArray[np.float32], terms: Sequence[Term]) -> None:
+    def _add_updates(
+        self, name: str, array: NDArray[np.float32], terms: Sequence[Term], part: Part
+    ) -> None:
         scaled_columns: list[NDArray[np.float32]] = []
         rows: list[NDArray[np.float32]] = []
         for term in terms:
             a, b = self.factors(name, term.seed)
+            a, b = a[slice(*part.rows)], b[slice(*part.columns)]
             scaled_columns.extend(np.multiply(a.T, self.scale(term.coefficient))[:, :, None])
             rows.extend(np.ascontiguousarray(b.T)[:, None, :])
         height = max(1, _PIECE // array.shape[1])

@@ -45,8 +45,16 @@ class ProblemDataset(RLDataset):
         """Number of problems."""
         return len(self.builders)
 
-    async def validate(self) -> None:
-        """Grade every gold answer there is."""
+    async def validate(self, context_length: int) -> None:
+        """Measure every prompt and grade every gold answer there is."""
+        for builder in self.builders:
+            length = len(builder.make_env().observation.tokens_T)
+            if length >= context_length:
+                raise DataError(
+                    f"{builder.name}: its prompt of {length} tokens leaves no room in the engine's "
+                    f"context of {context_length} tokens; shorten the prompt or raise "
+                    "engine.max_model_len"
+                )
         validate_gold(self.builders)
 
     def _problem_at(self, position: int) -> int:

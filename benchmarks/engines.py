@@ -1,0 +1,251 @@
+"""The engines beside each other: the same bits, and what each costs.
+
+    python -m benchmarks.engines
+
+64 genomes × 32 Countdown problems × 24 tokens, float32, the bundled model without its
+end-of-sequence token, greedy. Speed, all by turns in one run:
+
+- plain vLLM: `AsyncLLM` as it comes, the same 2,048 requests without adapters;
+- the vLLM engine's low-rank generation: 64 slots filled, sampled, a step applied;
+- the same vLLM with full weights perturbed, one genome after the other (16 of the 64, to save
+  time; a generation's step is applied once);
+- the torch engine's low-rank generation. What a Ray pool costs beside it: `benchmarks.ray_pool`.
+
+Parity, from one history of three steps: the torch engine, the vLLM engine in three search spaces
+and a Ray pool of two have the same fingerprint; greedy tokens and the centre's log-probabilities
+are compared with the torch engine's.
+"""
+
+import asyncio
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import AutoTokenizer
+
+from benchmarks.harness import Row, ratios, report, row
+from benchmarks.sampling import endless_model, first_prompt
+from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.ray_pool import RayPoolBuilder
+from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.types import Action, Observation, SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+GENOMES, PROBLEMS, TOKENS = 64, 32, 24
+GENOMES_ONE_BY_ONE = 16
+REPEATS = 5
+PARAMS = SamplingParams(max_tokens=TOKENS, logprobs=False)
+STEP = Step(tuple(Term(1000 + i, 1e-4) for i in range(GENOMES // 2)))
+HISTORY = (STEP, Step((Term(7, 0.002), Term(8, -0.001)), decay=0.01), Step((Term(9, 0.001),)))
+GENOMES_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]
+
+
+async def sample(
+    engine: Engine, targets: Sequence[Target], prompts_P: Sequence[tuple[int, ...]]
+) -> list[Action]:
+    """Every target's greedy answer to every prompt."""
+    requests = [SampleRequest(t, Observation(p), PARAMS) for t in targets for p in prompts_P]
+    return list(await asyncio.gather(*map(engine.sample, requests)))
+
+
+async def generation(
+    engine: Engine, blocks: Sequence[Sequence[Genome]], prompts_P: Sequence[tuple[int, ...]]
+) -> dict[str, float]:
+    """Seconds of loading, sampling and stepping, for genomes hosted block after block."""
+    seconds = {"load": 0.0, "sample": 0.0, "apply": 0.0}
+
+    async def timed(what: str, work: Awaitable[object]) -> None:
+        began = time.perf_counter()
+        await work
+        seconds[what] += time.perf_counter() - began
+
+    for block in blocks:
+        async with engine.lend() as host:
+            await timed("load", host.load(block))
+            await timed("sample", sample(host, range(len(block)), prompts_P))
+    await timed("apply", engine.apply(STEP))
+    return seconds | {"total": sum(seconds.values())}
+
+
+def start_plain(path: str) -> "AsyncLLM":
+    """VLLM as it comes: no worker extension, no adapters, its own packed weights."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=path,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=512,
+            max_num_seqs=1024,
+            kv_cache_memory_bytes=1 << 30,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+        )
+    )
+
+
+async def plain_generation(
+    llm: "AsyncLLM", ids: "itertools.count[int]", prompts_P: Sequence[tuple[int, ...]]
+) -> dict[str, float]:
+    """Seconds of the same requests on plain vLLM; a new salt, as a step would bring."""
+    from vllm import SamplingParams as VLLMParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = VLLMParams(
+        temperature=0.0,
+        max_tokens=TOKENS,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    generation_salt = str(next(ids))
+
+    async def one(genome: int, prompt: tuple[int, ...]) -> None:
+        # A salt a genome: its prompts are its own, as they are with adapters.
+        asked = {"prompt_token_ids": list(prompt), "cache_salt": f"{generation_salt}.{genome}"}
+        async for _ in llm.generate(asked, params, str(next(ids))):
+            pass
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(g, p) for g in range(GENOMES) for p in prompts_P))
+    return {"total": time.perf_counter() - began}
+
+
+async def speed(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
+    """Generations of every engine, by turns."""
+    plain = await asyncio.to_thread(start_plain, path)
+    vllm = VLLMEngineBuilder(kv_cache_gib=1.0, max_genomes=GENOMES)
+    engines = {
+        "vllm": await vllm(model_name=path, search_space=LowRank()),
+        "one by one": await vllm(model_name=path, search_space=FullRank()),
+        "torch": await TorchEngineBuilder()(model_name=path, search_space=LowRank()),
+    }
+    ids = itertools.count()
+    whole = [GENOMES_G]
+    single = [[genome] for genome in GENOMES_G[:GENOMES_ONE_BY_ONE]]
+    contestants: dict[str, Callable[[], Awaitable[dict[str, float]]]] = {
+        "plain": lambda: plain_generation(plain, ids, prompts_P),
+        "vllm": lambda: generation(engines["vllm"], whole, prompts_P),
+        "one by one": lambda: generation(engines["one by one"], single, prompts_P),
+        "torch": lambda: generation(engines["torch"], whole, prompts_P),
+    }
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
+    for repeat in range(-1, REPEATS):
+        for name, run in contestants.items():
+            seconds = await run()
+            if repeat >= 0:
+                times[name].append(seconds)
+    for engine in engines.values():
+        await engine.close()
+    await asyncio.to_thread(plain.shutdown)
+    vars(plain)["shutdown"] = lambda: None  # its destructor's, which fails as Python ends
+
+    def rate(name: str) -> list[float]:
+        genomes = GENOMES_ONE_BY_ONE if name == "one by one" else GENOMES
+        return [genomes * PROBLEMS * TOKENS / seconds["total"] for seconds in times[name]]
+
+    def share(name: str, what: str) -> list[float]:
+        return [seconds[what] / seconds["total"] for seconds in times[name]]
+
+    ours = rate("vllm")
+    return [
+        row("plain vLLM, no adapters", rate("plain"), "tokens/s"),
+        row("vLLM engine, 64 rank-1 genomes, slots and step included", ours, "tokens/s"),
+        row(
+            "vLLM engine, full weights, one genome after the other", rate("one by one"), "tokens/s"
+        ),
+        row("torch engine, 64 rank-1 genomes, tables and step included", rate("torch"), "tokens/s"),
+        row("population / plain vLLM", ratios(ours, rate("plain")), "x", at_least=0.8),
+        row("population / one by one", ratios(ours, rate("one by one")), "x", at_least=1.7),
+        row("filling 64 slots", share("vllm", "load"), "of a generation", at_most=0.05),
+        row("a step of 32 terms", share("vllm", "apply"), "of a generation", at_most=0.05),
+    ]
+
+
+async def parity(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
+    """Each engine against the torch engine, search space by search space."""
+    spaces: dict[str, SearchSpaceBuilder] = {
+        "low rank": LowRank(),
+        "full rank": FullRank(),
+        "adapter": Adapter(rank=4),
+    }
+    rows: list[Row] = []
+    for name, space in spaces.items():
+        others: dict[str, EngineBuilder] = {"vLLM": VLLMEngineBuilder(kv_cache_gib=1.0)}
+        if name == "low rank":
+            others["Ray pool of two"] = RayPoolBuilder(num_engines=2)
+        expected = await _answers(TorchEngineBuilder(), path, space, prompts_P)
+        for other, builder in others.items():
+            found = await _answers(builder, path, space, prompts_P)
+            same = float(found[0] == expected[0])
+            agreeing = [
+                sum(a == b for a, b in zip(x, y, strict=False)) / max(len(x), len(y))
+                for x, y in zip(found[1], expected[1], strict=True)
+            ]
+            tokens = sum(agreeing) / len(agreeing)
+            off = max(abs(a - b) for a, b in zip(found[2], expected[2], strict=True))
+            what = f"{other}, {name}"
+            rows += [
+                row(f"{what}: same fingerprint", [same], "", at_least=1),
+                row(f"{what}: greedy tokens that agree", [tokens], "", at_least=0.995),
+                row(f"{what}: log-probabilities, largest difference", [off], "", at_most=1e-4),
+            ]
+    return rows
+
+
+async def _answers(
+    builder: EngineBuilder,
+    path: str,
+    space: SearchSpaceBuilder,
+    prompts_P: Sequence[tuple[int, ...]],
+) -> tuple[int, list[tuple[int, ...]], list[float]]:
+    """Fingerprint, greedy tokens of genomes and centre, log-probabilities of the centre."""
+    engine = await builder(model_name=path, search_space=space)
+    fingerprint = await engine.restore(HISTORY)
+    tokens: list[tuple[int, ...]] = []
+    genomes_G = GENOMES_G[: GENOMES if engine.capacity >= GENOMES else 4]
+    genomes_G = genomes_G[:4] if isinstance(space, FullRank) else genomes_G
+    size = min(engine.capacity, len(genomes_G))
+    for first in range(0, len(genomes_G), size):
+        async with engine.lend() as host:
+            block = genomes_G[first : first + size]
+            await host.load(block)
+            actions = await sample(host, range(len(block)), prompts_P)
+            tokens += [action.tokens_T for action in actions]
+    centre = await sample(engine, ["centre"], prompts_P)
+    tokens += [action.tokens_T for action in centre]
+    continuation = tuple(range(8, 20))  # the same for everybody, whatever they sampled
+    requests = [LogprobsRequest("centre", prompt, continuation) for prompt in prompts_P]
+    scored = await asyncio.gather(*map(engine.logprobs, requests))
+    await engine.close()
+    return fingerprint, tokens, [logprob for of_prompt in scored for logprob in of_prompt]
+
+
+async def run() -> None:
+    """Measure and report."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(endless_model(Path(directory)))
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        data = await CountdownDatasetBuilder(problems_per_generation=PROBLEMS)(tokenizer)
+        prompts_P = [await first_prompt(problem) for problem in data.train.get_batch(0)]
+        report("engines", [*await speed(path, prompts_P), *await parity(path, prompts_P)])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    asyncio.run(run())

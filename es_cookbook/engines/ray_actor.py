@@ -1,0 +1,170 @@
+"""What runs in an actor's process: one engine, and a counter where requests go in and answers out.
+
+Calls between processes cost a hundred times what a request does, so a call carries many: `submit`
+takes a batch and returns at once, `fetch` waits until there is an answer and takes all there are.
+Everything that a method raises is an answer too: pickled as itself, never as a traceback.
+
+This module knows nothing of Ray; the pool makes an actor of the class where it starts one.
+"""
+
+import asyncio
+import dataclasses
+import os
+import pickle
+import platform
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.wire import (
+    Answer,
+    Batch,
+    Request,
+    decode_genomes,
+    decode_requests,
+    decode_steps,
+    encode_answers,
+)
+from es_cookbook.errors import EngineError, ESCookbookError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Traits:
+    """What a pool knows of an engine.
+
+    Attributes:
+        capacity: genomes that it hosts at once.
+        context_length: most tokens of prompt and action together.
+        tokenizer: the model's own.
+        pid: process that runs it, and `node`, the machine.
+    """
+
+    capacity: int
+    context_length: int
+    tokenizer: "PreTrainedTokenizerBase"
+    pid: int
+    node: str
+
+
+class EngineActor:
+    """See the module's text. `call` is the only method that the pool uses."""
+
+    def __init__(self) -> None:
+        self._built: Engine | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._answers: list[tuple[int, Answer]] = []
+        self._there_are_answers = asyncio.Event()
+        self._changing = asyncio.Lock()
+
+    async def call(self, method: str, *arguments: object) -> bytes:
+        """Run one of the methods below; gives (True, what it gave) or (False, what it raised)."""
+        run = cast("Callable[..., Awaitable[object]]", getattr(self, method))
+        try:
+            outcome = (True, await run(*arguments))
+        except Exception as error:
+            outcome = (False, portable(error))
+        return pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
+
+    async def hello(self) -> None:
+        """Answer, to say that the process is there."""
+
+    async def build(
+        self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
+    ) -> Traits:
+        """Build the engine."""
+        self._built = engine = await builder(model_name=model_name, search_space=search_space)
+        return Traits(
+            engine.capacity, engine.context_length, engine.tokenizer, os.getpid(), platform.node()
+        )
+
+    async def load(self, genomes: bytes) -> None:
+        """See `Engine.load`."""
+        async with self._alone():
+            await self._engine.load(decode_genomes(genomes))
+
+    async def apply(self, step: bytes) -> int:
+        """See `Engine.apply`."""
+        (decoded,) = decode_steps(step)
+        async with self._alone():
+            return await self._engine.apply(decoded)
+
+    async def restore(self, steps: bytes) -> int:
+        """See `Engine.restore`."""
+        async with self._alone():
+            return await self._engine.restore(decode_steps(steps))
+
+    async def save(self, path: str) -> None:
+        """See `Engine.save`."""
+        async with self._alone():
+            await self._engine.save(Path(path))
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        if self._built is not None:
+            await self._built.close()
+
+    async def submit(self, first: int, questions: bytes, who: bytes) -> None:
+        """Start on a batch of requests, numbered from `first` on."""
+        for number, request in enumerate(decode_requests(Batch(questions, who)), first):
+            self._tasks[number] = asyncio.create_task(self._answer(number, request))
+
+    async def cancel(self, numbers: Sequence[int]) -> None:
+        """Stop working on these requests, as far as they are not answered yet."""
+        for number in numbers:
+            if number in self._tasks:
+                self._tasks[number].cancel()
+
+    async def fetch(self) -> bytes:
+        """Wait for answers and take all there are."""
+        await self._there_are_answers.wait()
+        self._there_are_answers.clear()
+        answers, self._answers = self._answers, []
+        return encode_answers(answers)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncGenerator[None]:
+        """Inside, whatever the pool has given up before, a change or requests, is over."""
+        async with self._changing:
+            if self._tasks:
+                await asyncio.wait(self._tasks.values())
+            yield
+
+    async def _answer(self, number: int, request: Request) -> None:
+        try:
+            if isinstance(request, SampleRequest):
+                answer = await self._engine.sample(request)
+            else:
+                answer = await self._engine.logprobs(request)
+        except Exception as error:
+            answer = portable(error)
+        finally:
+            del self._tasks[number]
+        self._answers.append((number, answer))
+        self._there_are_answers.set()
+
+    @property
+    def _engine(self) -> Engine:
+        assert self._built is not None, "the pool builds the engine first"
+        return self._built
+
+
+def portable(error: Exception) -> ESCookbookError:
+    """An error as it crosses to another process: itself if it is one of ours, else in a sentence.
+
+    What nobody foresaw is an `EngineError` with its traceback as a note.
+    """
+    if isinstance(error, ESCookbookError):
+        return error
+    first_line = str(error).partition("\n")[0]
+    sentence = f"{type(error).__name__}: {first_line}".removesuffix(": ")
+    unforeseen = EngineError(f"the engine failed: {sentence}")
+    unforeseen.add_note("".join(traceback.format_exception(error)))
+    return unforeseen

@@ -1,0 +1,316 @@
+"""Ray, as much of it as a pool needs: a cluster, places in it for engines, a process in a place.
+
+`address="local"` starts a private Ray that only this machine can reach and that ends with the last
+pool of this process; `auto` and host:port join a cluster that is there, on which es_cookbook has to
+be installed and the model has to be found under the same name. What the engines' processes print is
+in Ray's log directory (`/tmp/ray/session_latest/logs` of each machine) and nowhere else.
+
+This is the only module that imports Ray.
+"""
+
+import asyncio
+import dataclasses
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol, cast
+
+from es_cookbook.engines.ray_actor import EngineActor
+from es_cookbook.errors import ConfigError, EngineError
+
+_MISSING = "engine=ray needs Ray, which is not installed: pip install 'ray>=2.50'"
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+"""Where Ray notes the cluster that was last started on this machine."""
+_SECONDS_TO_CONNECT = 5.0
+_SECONDS_TO_APPEAR = 60.0
+"""For a process to start in a place that is reserved."""
+_SECONDS_TO_CLOSE = 10.0
+_CPUS_OF_OUR_OWN = 0.001
+_OBJECT_STORE_BYTES = 256 << 20
+"""For a private Ray: batches of prompts are the largest things that cross."""
+# Ray reads these when it is imported.
+_QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed"}
+_PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Listen on 127.0.0.1 only, as Ray does on Windows and macOS by itself."""
+
+
+class ActorLostError(EngineError):
+    """An engine's process that died, hung or could not be started."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Needs:
+    """What one engine needs of the cluster.
+
+    Attributes:
+        num_cpus: cores, and so threads.
+        num_gpus: GPUs, or a share of one.
+        env: environment variables of its process.
+    """
+
+    num_cpus: float
+    num_gpus: float
+    env: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Room for one engine, reserved.
+
+    Attributes:
+        group: Ray's placement group.
+        index: which of its bundles.
+    """
+
+    group: object
+    index: int
+
+
+class Cluster:
+    """A Ray cluster, joined. See the module's text.
+
+    Attributes:
+        is_private: it was started here, and has what this machine has.
+    """
+
+    def __init__(self, ray: ModuleType, *, is_ours: bool, is_private: bool) -> None:
+        self.is_private = is_private
+        self._is_ours = is_ours
+        self._ray = ray
+        self._groups: list[object] = []
+
+    @classmethod
+    def connect(cls, address: str) -> "Cluster":
+        """Start a private Ray or join a cluster; a Ray that this process has already is shared.
+
+        Takes some seconds, on this very thread: Ray's processes end with the thread that starts
+        them (Linux's PR_SET_PDEATHSIG), so a worker thread will not do.
+
+        Args:
+            address: "local", "auto" or host:port.
+
+        Raises:
+            ConfigError: Ray is not installed, or nothing answers at the address.
+        """
+        ray = _import_ray(_QUIET | (_PRIVATE if address == "local" else {}))
+        options: dict[str, object] = {"logging_level": "ERROR", "log_to_driver": False}
+        if address == "local":
+            options |= {
+                "include_dashboard": False,
+                "num_cpus": 1,  # For each of them Ray would start a process that nobody uses.
+                "object_store_memory": _OBJECT_STORE_BYTES,
+            }
+        with _ours.lock:
+            if not ray.is_initialized():
+                if address != "local":
+                    _check_reachable(address)
+                try:
+                    ray.init(address=address, **options)
+                except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+                    raise _unreachable(address, str(error).partition("\n")[0]) from error
+                _ours.address = address
+            is_ours = _ours.address is not None
+            _ours.num_users += is_ours
+        return cls(ray, is_ours=is_ours, is_private=_ours.address == "local")
+
+    def resources(self) -> dict[str, float]:
+        """All that the cluster has, in use or not: `CPU`, `GPU` and more."""
+        return dict(self._ray.cluster_resources())
+
+    async def reserve(self, count: int, needs: Needs, strategy: str) -> list[Place]:
+        """Wait until there is room for engines, all of them together."""
+        bundle = {"CPU": self._cpus(needs), "GPU": needs.num_gpus}
+        bundle = {name: amount for name, amount in bundle.items() if amount}
+        group = self._ray.util.placement_group([bundle] * count, strategy=strategy)
+        try:
+            while not await asyncio.to_thread(group.wait, 1):
+                pass
+        except BaseException:
+            self._ray.util.remove_placement_group(group)
+            raise
+        self._groups.append(group)
+        return [Place(group, index) for index in range(count)]
+
+    def release(self, places: Sequence[Place]) -> None:
+        """Give back places that were reserved together."""
+        for group in {place.group for place in places}:
+            self._groups.remove(group)
+            self._ray.util.remove_placement_group(group)
+
+    async def start(self, place: Place, needs: Needs) -> "Actor":
+        """Start a process in a place.
+
+        Raises:
+            ActorLostError: It does not come up within a minute.
+        """
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            place.group, place.index
+        )
+        threads = str(max(1, int(needs.num_cpus)))
+        handle = (
+            self._ray.remote(EngineActor)
+            .options(
+                num_cpus=self._cpus(needs),
+                num_gpus=needs.num_gpus,
+                scheduling_strategy=strategy,
+                max_restarts=0,  # The pool restarts an engine: only it knows where the engine was.
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, **needs.env}},
+            )
+            .remote()
+        )
+        actor = Actor(self._ray, handle)
+        try:
+            await actor.call("hello", timeout=_SECONDS_TO_APPEAR)
+        except BaseException as error:
+            actor.kill()
+            if isinstance(error, TimeoutError):
+                raise ActorLostError(
+                    f"its process did not start within {_SECONDS_TO_APPEAR:g} s"
+                ) from None
+            raise
+        return actor
+
+    def _cpus(self, needs: Needs) -> float:
+        """What Ray counts: nearly nothing where nobody else is there to share the cores with."""
+        return _CPUS_OF_OUR_OWN if self.is_private else needs.num_cpus
+
+    async def close(self) -> None:
+        """Give the places back; the last pool leaves the cluster, and a private one ends."""
+        for group in self._groups:
+            self._ray.util.remove_placement_group(group)
+        self._groups.clear()
+        if self._is_ours:
+            self._is_ours = False
+            await asyncio.to_thread(self._leave)
+
+    def _leave(self) -> None:
+        with _ours.lock:
+            _ours.num_users -= 1
+            if _ours.num_users == 0:
+                _ours.address = None
+                self._ray.shutdown()
+
+
+class _Connection:
+    """This process's connection to Ray, which it can have only once, and the pools that share it.
+
+    Attributes:
+        address: to which the first pool connected; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.address: str | None = None
+        self.num_users = 0
+
+
+_ours = _Connection()
+
+
+class _RemoteMethod(Protocol):
+    remote: Callable[..., Awaitable[bytes]]
+
+
+class _RemoteMethods(Protocol):
+    call: _RemoteMethod
+
+
+class Actor:
+    """A process of the cluster with an `EngineActor` in it."""
+
+    def __init__(self, ray: ModuleType, handle: object) -> None:
+        self._ray = ray
+        self._handle = handle
+        method = cast(_RemoteMethods, handle).call
+        self._call = method.remote
+
+    async def call(self, method: str, *arguments: object, timeout: float | None) -> object:
+        """Have a method of `EngineActor` run, and give what it gives.
+
+        Args:
+            method: its name.
+            *arguments: what it takes.
+            timeout: seconds, or None for as long as it takes.
+
+        Raises:
+            ActorLostError: The process died.
+            TimeoutError: It took too long.
+            Exception: What the method raised.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                reply = await self._call(method, *arguments)
+        except self._ray.exceptions.RayError as error:
+            raise ActorLostError(_reason(error)) from None
+        was_done, outcome = pickle.loads(reply)
+        if not was_done:
+            raise outcome
+        return outcome
+
+    def send(self, method: str, *arguments: object) -> None:
+        """Have a method run without waiting for it; whether it failed shows in the next call."""
+        with suppress(self._ray.exceptions.RayError):
+            self._call(method, *arguments)
+
+    async def close(self) -> None:
+        """Close the engine, then end the process, whether the engine likes it or not."""
+        try:
+            with suppress(EngineError, TimeoutError):
+                await self.call("close", timeout=_SECONDS_TO_CLOSE)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process at once, if there is one."""
+        self._ray.kill(self._handle)
+
+
+def _import_ray(environment: Mapping[str, str]) -> ModuleType:
+    """Ray, imported with these environment variables where the user has not set them."""
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(_MISSING) from error
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Try the address, which Ray itself would do for minutes, and noisily."""
+    target = address
+    if address == "auto":
+        noted = _CURRENT_CLUSTER.read_text().strip() if _CURRENT_CLUSTER.exists() else ""
+        target = os.environ.get("RAY_ADDRESS") or noted
+        if not target:
+            return  # Ray looks for a cluster among the processes of this machine, and is quick.
+    host, _, port = target.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+    except (OSError, ValueError) as error:
+        where = address if target == address else f"{address} ({target})"
+        raise _unreachable(where, str(error)) from error
+
+
+def _unreachable(address: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"engine.address={address}: no Ray cluster can be used there ({reason.rstrip('.')}); start "
+        "one with `ray start --head`, give the host:port of one, or engine.address=local for a "
+        "Ray of one's own"
+    )
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):  # Raised around our own code, as by an import that fails.
+        first_line = str(cause).partition("\n")[0]
+        return f"{type(cause).__name__}: {first_line}"
+    first_line = str(error).partition("\n")[0].rstrip(".")
+    if first_line == "The actor died unexpectedly before finishing this task":
+        return "its process died"
+    return f"its process is gone: {first_line}"

@@ -1,0 +1,221 @@
+"""Requests on their way to one engine's process, and answers on their way back.
+
+Requests that are made in one turn of the event loop go in one call, and answers come back as many
+at a time as there are. When the process fails, what was not answered returns to the outbox and is
+sent again to the next one.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from es_cookbook.engines.ray_cluster import Actor, ActorLostError
+from es_cookbook.engines.wire import Answer, Request, decode_answers, encode_requests
+from es_cookbook.errors import EngineError
+from es_cookbook.rl.types import Action
+
+
+@dataclasses.dataclass(slots=True)
+class Traffic:
+    """What went to and fro, over all engines of a pool.
+
+    Attributes:
+        num_requests: that were answered.
+        num_tokens: that were sampled.
+        sent_bytes: to engines, Ray's own envelopes left out.
+        question_bytes: of those, prompts with how to sample them and their seeds.
+    """
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    sent_bytes: int = 0
+    question_bytes: int = 0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Asked:
+    """A request, who waits for its answer, and its number while it is with the engine."""
+
+    request: Request
+    answer: "asyncio.Future[Action | list[float]]"
+    number: int | None = None
+
+
+class Mailbox:
+    """See the module's text. For the tasks of one event loop.
+
+    Args:
+        traffic: counts what is sent.
+        timeout: seconds without any answer, while there are requests, after which a process hangs.
+        on_failure: called when the process dies, hangs or cannot answer; nothing is sent any more
+            until `open`.
+    """
+
+    def __init__(
+        self, traffic: Traffic, timeout: float, on_failure: Callable[[EngineError], None]
+    ) -> None:
+        self._traffic = traffic
+        self._timeout = timeout
+        self._on_failure = on_failure
+        self._actor: Actor | None = None
+        self._is_paused = False
+        self._refusing: EngineError | None = None
+        self._outbox: dict[_Asked, None] = {}
+        self._sent: dict[int, _Asked] = {}
+        self._nothing_sent = asyncio.Event()
+        self._nothing_sent.set()
+        self._cancelled: list[int] = []
+        self._next_number = 0
+        self._last_answer = 0.0
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._sent) + len(self._outbox)
+
+    async def ask(self, request: Request) -> Action | list[float]:
+        """Have a request answered, by whichever process that takes.
+
+        Raises:
+            EngineError: The mailbox refuses requests.
+            RequestError: What the engine said.
+        """
+        if self._refusing is not None:
+            raise self._refusing
+        asked = _Asked(request, asyncio.get_running_loop().create_future())
+        if not self._outbox:
+            self._flush_soon()
+        self._outbox[asked] = None
+        try:
+            return await asked.answer
+        except asyncio.CancelledError:
+            self._forget(asked)
+            raise
+
+    def open(self, actor: Actor) -> None:
+        """Send to this process from now on."""
+        self._actor = actor
+        self._flush_soon()
+
+    async def pause(self) -> None:
+        """Send nothing more, and wait until nothing is with the engine."""
+        self._is_paused = True
+        await self._nothing_sent.wait()
+
+    def resume(self) -> None:
+        """Send again."""
+        self._is_paused = False
+        self._flush_soon()
+
+    def refuse(self, future: EngineError, waiting: EngineError) -> None:
+        """Raise one error in all future requests, another in those that wait."""
+        self._actor = None
+        self._refusing = future
+        for asked in [*self._sent.values(), *self._outbox]:
+            if not asked.answer.done():
+                asked.answer.set_exception(waiting)
+        self._sent.clear()
+        self._outbox.clear()
+        self._nothing_sent.set()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._actor = None
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+
+    def check_progress(self) -> None:
+        """Give the process up if it has been silent for too long."""
+        if self._sent and time.monotonic() - self._last_answer > self._timeout:
+            error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
+            self._fail(self._actor, error)
+
+    def _flush_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._actor is None:
+            return
+        if self._cancelled:
+            self._actor.send("cancel", self._cancelled)
+            self._cancelled = []
+        if not self._outbox or self._is_paused:
+            return
+        asked, self._outbox = list(self._outbox), {}
+        batch, order = encode_requests([one.request for one in asked])
+        if not self._sent:
+            self._last_answer = time.monotonic()
+            self._nothing_sent.clear()
+        first = self._next_number
+        self._next_number += len(asked)
+        for number, i in enumerate(order, first):
+            asked[i].number = number
+            self._sent[number] = asked[i]
+        self._traffic.sent_bytes += len(batch.questions) + len(batch.who)
+        self._traffic.question_bytes += len(batch.questions)
+        self._actor.send("submit", first, batch.questions, batch.who)
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen(self._actor))
+
+    def _forget(self, asked: _Asked) -> None:
+        """Its task was cancelled: so is the request, wherever it is."""
+        self._outbox.pop(asked, None)
+        if asked.number is not None and self._sent.pop(asked.number, None) is not None:
+            if not self._cancelled:
+                self._flush_soon()
+            self._cancelled.append(asked.number)
+            self._note_if_nothing_sent()
+
+    async def _listen(self, actor: Actor) -> None:
+        """Take answers until all are there."""
+        try:
+            while self._sent:
+                data = await actor.call("fetch", timeout=None)
+                self._last_answer = time.monotonic()
+                self._take(actor, decode_answers(cast(bytes, data)))
+        except EngineError as error:
+            self._fail(actor, error)
+
+    def _take(self, actor: Actor, answers: Iterable[tuple[int, Answer]]) -> None:
+        failure: EngineError | None = None
+        for number, answer in answers:
+            asked = self._sent.get(number)
+            if asked is None:  # Cancelled meanwhile.
+                continue
+            if isinstance(answer, EngineError):
+                failure = answer
+                continue
+            del self._sent[number]
+            asked.number = None
+            if asked.answer.done():  # Cancelled in this turn of the event loop.
+                continue
+            self._traffic.num_requests += 1
+            if isinstance(answer, Exception):
+                asked.answer.set_exception(answer)
+            else:
+                if isinstance(answer, Action):
+                    self._traffic.num_tokens += len(answer.tokens_T)
+                asked.answer.set_result(answer)
+        if failure is not None:
+            self._fail(actor, failure)
+        self._note_if_nothing_sent()
+
+    def _note_if_nothing_sent(self) -> None:
+        if not self._sent:
+            self._nothing_sent.set()
+
+    def _fail(self, actor: Actor | None, error: EngineError) -> None:
+        if actor is not self._actor or actor is None:
+            return
+        self._actor = None
+        self._outbox = dict.fromkeys([*self._sent.values(), *self._outbox])
+        for asked in self._outbox:
+            asked.number = None
+        self._sent.clear()
+        self._cancelled.clear()
+        self._nothing_sent.set()
+        self._on_failure(error)

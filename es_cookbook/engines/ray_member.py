@@ -1,0 +1,315 @@
+"""One engine of a pool, as the pool sees it: always where the pool is, whatever becomes of it.
+
+A rollout is a function of (centre, genome, prompt, sampling seed), and all four are known here: so
+an engine whose process dies, hangs or fails is replaced by a new one that is brought to the same
+place. It is restored from the pool's steps, its fingerprint is compared, its genomes are loaded
+again, and what was not answered is asked again (`ray_mailbox`). Who asked notices nothing but the
+time it takes. An engine that cannot be brought back is lost: whoever used it gets an
+`EngineLostError`, and goes to another.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
+
+from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.ray_actor import Traits
+from es_cookbook.engines.ray_cluster import Actor, ActorLostError, Cluster, Needs, Place
+from es_cookbook.engines.ray_mailbox import Mailbox, Traffic
+from es_cookbook.errors import EngineError, ESCookbookError
+
+if TYPE_CHECKING:
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineLostError(EngineError):
+    """An engine that cannot be brought back; others of its pool may take its place."""
+
+
+class DisagreementError(EngineError):
+    """An engine whose centre is not the pool's, even after it was restored."""
+
+    @classmethod
+    def of(cls, number: int, found: int, expected: int) -> "DisagreementError":
+        """Names the engine and both fingerprints."""
+        return cls(
+            f"engine {number} of the pool was restored from the base model and all steps, and its "
+            f"centre has fingerprint {found:016x} where the others have {expected:016x}; engines "
+            "of one pool need the same model files and the same version of es_cookbook"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How the engines of a pool are made, and how long they are waited for.
+
+    Attributes:
+        builder: builds the engine, with `model_name` and `search_space`.
+        cluster: where, and `needs`, what one engine needs there.
+        max_restarts: of one engine between two steps.
+        request_timeout: seconds without any answer, while there are requests, after which an engine
+            hangs; also for loading genomes and taking a step.
+        start_timeout: seconds for building an engine, and for restoring it.
+    """
+
+    builder: EngineBuilder
+    model_name: str
+    search_space: "SearchSpaceBuilder"
+    cluster: Cluster
+    needs: Needs
+    max_restarts: int
+    request_timeout: float
+    start_timeout: float
+
+
+@dataclasses.dataclass(slots=True)
+class Ledger:
+    """Where all engines of a pool should be, and what they did together.
+
+    Attributes:
+        steps: from the base to now, as bytes.
+        fingerprint: that they give; None while it is being found out.
+        num_restarts: of engines.
+        traffic: with all engines.
+    """
+
+    steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
+    fingerprint: int | None = None
+    num_restarts: int = 0
+    traffic: Traffic = dataclasses.field(default_factory=Traffic)
+
+
+class Member:
+    """See the module's text.
+
+    Args:
+        number: its name in the pool.
+        place: where its process runs.
+        settings: how it is made.
+        ledger: where it should be.
+        on_loss: called once if it is lost.
+
+    Attributes:
+        traits: what it can do; known once it has started.
+        mailbox: takes requests.
+        lost: why it is lost or closed, or None.
+    """
+
+    traits: Traits
+
+    def __init__(
+        self,
+        number: int,
+        place: Place,
+        settings: PoolSettings,
+        ledger: Ledger,
+        on_loss: "Callable[[Member], None]",
+    ) -> None:
+        self.number = number
+        self.place = place
+        self.mailbox = Mailbox(ledger.traffic, settings.request_timeout, self._repair_soon)
+        self.lost: EngineError | None = None
+        self._settings = settings
+        self._ledger = ledger
+        self._on_loss = on_loss
+        self._actor: Actor | None = None
+        self._broken: EngineError | None = None
+        self._restarts_left = settings.max_restarts
+        self._position = 0
+        self._fingerprint = 0
+        self._genomes: bytes | None = None
+        self._lock = asyncio.Lock()
+        self._repairing: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Start it for the first time and bring it to where the pool is; gives the fingerprint.
+
+        Raises:
+            ESCookbookError: It cannot be built, restored or reached.
+        """
+        async with self._changing():
+            await self._start()
+            return self._fingerprint
+
+    async def load(self, genomes: bytes) -> None:
+        """Make genomes resident.
+
+        Raises:
+            EngineLostError: It is lost.
+        """
+        async with self._changing():
+            self._genomes = genomes
+            if self._broken is None:
+                with self._breaking():
+                    await self._call("load", genomes, limit="request_timeout")
+            await self._revive()
+
+    async def catch_up(self) -> int:
+        """Take the steps that the pool has and this engine has not; gives the fingerprint.
+
+        Raises:
+            EngineLostError: It is lost.
+        """
+        async with self._changing():
+            self._genomes = None
+            self._restarts_left = self._settings.max_restarts
+            while self._broken is None and self._position < len(self._ledger.steps):
+                with self._breaking():
+                    step = self._ledger.steps[self._position]
+                    answer = await self._call("apply", step, limit="request_timeout")
+                    self._fingerprint = cast(int, answer)
+                    self._position += 1
+            await self._revive()
+            return self._fingerprint
+
+    async def restore(self) -> int:
+        """Set the centre to the base moved by all of the pool's steps; gives the fingerprint.
+
+        Raises:
+            EngineLostError: It is lost.
+        """
+        async with self._changing():
+            self._genomes = None
+            if self._broken is None:
+                with self._breaking():
+                    await self._restore()
+            await self._revive()
+            return self._fingerprint
+
+    async def save(self, path: str) -> None:
+        """Have the engine write its centre."""
+        async with self._changing():
+            await self._revive()
+            await self._call("save", path, limit="start_timeout")
+
+    async def close(self) -> None:
+        """End the process; requests in flight fail."""
+        if self.lost is None:
+            self.lost = EngineError("the engine is closed")
+        in_flight = EngineError("the engine was closed while this request was in flight")
+        self.mailbox.refuse(self.lost, in_flight)
+        await self.mailbox.close()
+        if self._repairing is not None:
+            self._repairing.cancel()
+            await asyncio.gather(self._repairing, return_exceptions=True)
+        if self._actor is not None:
+            actor, self._actor = self._actor, None
+            await actor.close()
+
+    def _repair_soon(self, error: EngineError) -> None:
+        self._broken = error
+        self._repairing = asyncio.create_task(self._repair())
+
+    async def _repair(self) -> None:
+        with suppress(EngineError):  # Whoever waits for an answer is told.
+            async with self._changing():
+                await self._revive()
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncGenerator[None]:
+        """Inside, no request is with the engine, and no other change is made."""
+        async with self._lock:
+            try:
+                await self.mailbox.pause()
+                if self.lost is not None:
+                    raise self.lost
+                yield
+            finally:
+                self.mailbox.resume()
+
+    @contextmanager
+    def _breaking(self) -> Generator[None]:
+        """An engine that fails inside is broken."""
+        try:
+            yield
+        except EngineError as error:
+            self._broken = error
+
+    async def _revive(self) -> None:
+        """Put a new engine in the place of a broken one.
+
+        Raises:
+            EngineLostError: None comes up.
+            DisagreementError: It is not where the pool is.
+        """
+        restarts = self._settings.max_restarts
+        while self._broken is not None:
+            if self._restarts_left == 0:
+                self._lose(self._lost(f"{self._broken} (engine.max_restarts={restarts})"))
+            self._restarts_left -= 1
+            self._ledger.num_restarts += 1
+            _logger.warning(
+                "engine %d of the pool (process %d on %s) is started again (%d of %d): %s",
+                *(self.number, self.traits.pid, self.traits.node),
+                *(restarts - self._restarts_left, restarts, self._broken),
+            )
+            try:
+                await self._start()
+                self._broken = None
+            except DisagreementError as error:
+                self._lose(error)
+            except EngineError as error:
+                self._broken = error
+            except ESCookbookError as error:
+                self._lose(self._lost(str(error)))
+
+    def _lost(self, why: str) -> EngineLostError:
+        return EngineLostError(f"engine {self.number} of the pool is lost: {why}")
+
+    def _lose(self, reason: EngineError) -> NoReturn:
+        self.lost = reason
+        self.mailbox.refuse(reason, reason)
+        if self._actor is not None:
+            self._actor.kill()
+            self._actor = None
+        self._on_loss(self)
+        raise reason
+
+    async def _start(self) -> None:
+        """Start a process, in place of any before, and bring it to where the pool is."""
+        settings = self._settings
+        await self.mailbox.close()
+        if self._actor is not None:
+            self._actor.kill()
+        self._actor = await settings.cluster.start(self.place, settings.needs)
+        recipe = (settings.builder, settings.model_name, settings.search_space)
+        self.traits = cast(Traits, await self._call("build", *recipe, limit="start_timeout"))
+        await self._restore()
+        if self._disagrees:
+            await self._restore()
+        if self._disagrees:
+            expected = cast(int, self._ledger.fingerprint)
+            raise DisagreementError.of(self.number, self._fingerprint, expected)
+        if self._genomes is not None:
+            await self._call("load", self._genomes, limit="request_timeout")
+        self.mailbox.open(self._actor)
+
+    @property
+    def _disagrees(self) -> bool:
+        is_there = self._position == len(self._ledger.steps)
+        return is_there and self._ledger.fingerprint not in (None, self._fingerprint)
+
+    async def _restore(self) -> None:
+        steps = list(self._ledger.steps)
+        answer = await self._call("restore", b"".join(steps), limit="start_timeout")
+        self._fingerprint = cast(int, answer)
+        self._position = len(steps)
+
+    async def _call(
+        self, method: str, *arguments: object, limit: Literal["request_timeout", "start_timeout"]
+    ) -> object:
+        assert self._actor is not None, "it is started before it is used"
+        sent = sum(len(argument) for argument in arguments if isinstance(argument, bytes))
+        self._ledger.traffic.sent_bytes += sent
+        seconds: float = getattr(self._settings, limit)
+        try:
+            return await self._actor.call(method, *arguments, timeout=seconds)
+        except TimeoutError:
+            raise ActorLostError(
+                f"{method!r} took more than engine.{limit}={seconds:g} s"
+            ) from None

@@ -1,0 +1,68 @@
+"""What vLLM's ranks answer, put together, and what its errors say, in one line."""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from es_cookbook.errors import EngineError, RequestError
+
+FingerprintPiece: TypeAlias = Sequence[str | int]
+"""Name, first and last row, first and last column, and what that part adds to the fingerprint."""
+
+
+def merge_fingerprints(
+    pieces_of_ranks: Sequence[Sequence[FingerprintPiece]], shapes: Mapping[str, tuple[int, ...]]
+) -> int:
+    """The centre's fingerprint: the sum over its parts, those that several ranks have once.
+
+    Args:
+        pieces_of_ranks: what each rank answered.
+        shapes: the search space's.
+
+    Raises:
+        EngineError: Ranks disagree about a part, or have not all of a parameter between them.
+    """
+    values: dict[tuple[str | int, ...], int] = {}
+    for pieces in pieces_of_ranks:
+        for *place, value in pieces:
+            if values.setdefault(tuple(place), int(value)) != value:
+                raise EngineError(
+                    f"vLLM's ranks disagree about {place[0]}: the engine must be restored"
+                )
+    covered: dict[str, int] = {}
+    for name, row, end_row, column, end_column in values:
+        area = (int(end_row) - int(row)) * (int(end_column) - int(column))
+        covered[str(name)] = covered.get(str(name), 0) + area
+    for name, shape in shapes.items():
+        if covered.get(name) != math.prod(shape):
+            raise EngineError(
+                f"vLLM's ranks have {covered.get(name, 0)} elements of {name} between them, and it "
+                f"has {math.prod(shape)}"
+            )
+    return sum(values.values()) % 2**64
+
+
+@contextmanager
+def our_errors() -> Generator[None]:
+    """Inside, what vLLM raises about a request becomes ours.
+
+    Raises:
+        RequestError: vLLM refuses it.
+        EngineError: vLLM has failed.
+    """
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        yield
+    except (ValueError, VLLMClientError) as error:
+        raise RequestError(f"vLLM refuses a request: {informative_line(error)}") from error
+    except Exception as error:
+        raise EngineError(f"vLLM failed: {informative_line(error)}") from error
+
+
+def informative_line(error: Exception) -> str:
+    """The first line that says something; validation errors begin with a count."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "validation error" not in line]
+    return (telling or lines or [type(error).__name__])[0]

@@ -1,0 +1,170 @@
+"""What vLLM's CPU builds need before a model is loaded, and are given here.
+
+They pack linear weights into a layout of their own and leave an empty parameter behind, so that
+whoever moves `named_parameters()` moves norms and embeddings only. Here a layer keeps its weight.
+
+Their LoRA arithmetic copies each token's factors and multiplies them as one small matrix a token,
+through a general einsum. With a factor or a few a token that costs as much as the layer itself;
+here it is two loops that copy nothing. It also gives a request without an adapter the last slot's
+(index -1); here it gives none.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.model_executor.layers import utils
+
+
+def prepare() -> None:
+    """Replace both in this process."""
+    utils.dispatch_cpu_unquantized_gemm = _keep_weight
+    PunicaWrapperCPU.add_lora_linear = _add_lora_linear
+    PunicaWrapperCPU.add_lora_logits = _add_lora_logits
+
+
+def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
+    del remove_weight
+    vars(layer)["cpu_linear"] = torch.nn.functional.linear  # `__setattr__` is for modules
+
+
+def _add_lora_linear(
+    self: PunicaWrapperCPU,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    lora_a_stacked: tuple[torch.Tensor, ...],
+    lora_b_stacked: tuple[torch.Tensor, ...],
+    scale: float,
+    output_slices: tuple[int, ...],
+    *,
+    add_inputs: bool = True,
+    buffer: tuple[torch.Tensor, ...] | None = None,
+    **_: object,
+) -> None:
+    """Add scale · (x Aᵀ) Bᵀ of each token's own slot to its slices of y, in place.
+
+    Args:
+        self: knows each token's slot, -1 for none.
+        y: (tokens, outputs).
+        x: (tokens, inputs).
+        lora_a_stacked: (slots, 1, rank, inputs), a slice each.
+        lora_b_stacked: (slots, 1, outputs of the slice, rank), a slice each.
+        scale: on all of them.
+        output_slices: outputs of each slice.
+        add_inputs: False: y is overwritten.
+        buffer: not needed.
+    """
+    del buffer
+    y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+    if not add_inputs:
+        y.zero_()
+    first = 0
+    for a, b, size in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
+        add_product(y, first, x, a[:, 0], b[:, 0], self.token_lora_indices, scale)
+        first += size
+
+
+def _add_lora_logits(
+    self: PunicaWrapperCPU,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    lora_a_stacked: torch.Tensor,
+    lora_b_stacked: torch.Tensor,
+    scale: float,
+    *,
+    buffer: torch.Tensor | None = None,
+    **_: object,
+) -> None:
+    """The same for the output embedding, whose rows are the tokens that are sampled from.
+
+    vLLM scores prompts through here too, and does not say whose they are; then nothing is added
+    (`VLLMEngine.logprobs` refuses where that would matter).
+    """
+    del buffer
+    y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+    if len(self.sampler_indices) == len(x):
+        add_product(
+            y, 0, x, lora_a_stacked[:, 0], lora_b_stacked[:, 0], self.sampler_indices, scale
+        )
+
+
+def add_product(
+    y: torch.Tensor,
+    first: int,
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    slot_T: torch.Tensor,
+    scale: float,
+) -> None:
+    """Add scale · (x Aᵀ) Bᵀ to y, in place, A and B each token's own.
+
+    Args:
+        y: (tokens, at least `first` + outputs).
+        first: column of y that the first output is added to.
+        x: (tokens, inputs).
+        a: (slots, rank, inputs).
+        b: (slots, outputs, rank).
+        slot_T: each token's slot; negative: nothing is added.
+        scale: of the product.
+    """
+    tensors = (y, x, a, b)
+    if all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors):
+        _add_rows(*(tensor.numpy() for tensor in (*tensors, slot_T)), first, scale)
+        return
+    outputs = y[:, first : first + b.shape[1]]
+    scale_T = (slot_T >= 0).to(x.dtype).mul_(scale)[:, None]
+    slot_T = slot_T.clamp(min=0)
+    for k in range(a.shape[1]):
+        h_T = a[:, k].index_select(0, slot_T).mul_(x).sum(1, keepdim=True).mul_(scale_T)
+        outputs.addcmul_(b[:, :, k].index_select(0, slot_T), h_T)
+
+
+_ROWS, _SLOTS = numba.float32[:, ::1], numba.float32[:, :, ::1]
+
+
+@cast(
+    "Callable[[Callable[..., None]], Callable[..., None]]",
+    numba.njit(
+        numba.void(_ROWS, _ROWS, _SLOTS, _SLOTS, numba.int64[::1], numba.int64, numba.float32),
+        fastmath=True,
+        nogil=True,
+    ),
+)
+def _add_rows(
+    y: NDArray[np.float32],
+    x: NDArray[np.float32],
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    slot_T: NDArray[np.int64],
+    first: int,
+    scale: float,
+) -> None:
+    """`add_product` in float32, compiled when this module is imported."""
+    rank, outputs = a.shape[1], b.shape[1]
+    h = np.empty(rank, np.float32)
+    for t in range(x.shape[0]):
+        slot = slot_T[t]
+        if slot < 0:
+            continue
+        for k in range(rank):
+            total = np.float32(0)
+            for i in range(x.shape[1]):
+                total += x[t, i] * a[slot, k, i]
+            h[k] = scale * total
+        y_t = y[t, first : first + outputs]
+        b_slot = b[slot]
+        if rank == 1:  # a loop of its own: outputs are neighbours, and go into vectors
+            factor, column = h[0], b_slot.reshape(outputs)
+            for o in range(outputs):
+                y_t[o] += factor * column[o]
+        else:
+            for o in range(outputs):
+                total = np.float32(0)
+                for k in range(rank):
+                    total += h[k] * b_slot[o, k]
+                y_t[o] += total

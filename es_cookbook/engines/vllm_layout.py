@@ -1,0 +1,295 @@
+"""Where Hugging Face parameters live in one rank's vLLM model.
+
+vLLM fuses parameters (q, k and v; gate and up), shards them over ranks, pads and permutes them,
+each model in its own way, and its own loader is the only text that says how. So we ask the loader:
+it is given tensors whose elements name their row or column, and what it leaves behind is the map.
+It is checked element by element, so a parameter that is laid out in some other way is refused, not
+guessed at.
+
+The same question goes to the LoRA layers: their own slicing, given the numbers of rows and columns,
+says which of them a rank's slots hold.
+"""
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+
+from es_cookbook.errors import ModelError
+from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.part import Part
+
+_BASE = 256
+"""Places are told digit by digit: bfloat16 is exact for whole numbers up to 256."""
+
+Places: TypeAlias = torch.Tensor
+"""Whole numbers, one axis: which places of a parameter's axis stand there, in this order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a rank keeps what it has of one Hugging Face parameter.
+
+    Attributes:
+        name: the parameter's name.
+        part: which part of it the rank has.
+        parameter: vLLM's own, two axes (one column for a vector); a view, to be written in place.
+        rows: of `parameter`, in the order of the part's rows.
+        columns: of `parameter`, in the order of the part's columns.
+    """
+
+    name: str
+    part: Part
+    parameter: torch.Tensor
+    rows: slice | Places
+    columns: slice | Places
+
+    def read(self) -> torch.Tensor:
+        """The part's elements as a new tensor (rows, columns) on the CPU, in their own dtype."""
+        return self.parameter[self.rows][:, self.columns].detach().cpu().clone()
+
+    def write(self, values: torch.Tensor) -> None:
+        """Write the part, cast to the parameter's dtype, in place: graphs hold pointers.
+
+        Args:
+            values: as many elements, C order.
+        """
+        values = values.to(self.parameter.device, self.parameter.dtype)
+        values = values.view(self.part.rows[1] - self.part.rows[0], -1)
+        if isinstance(self.columns, slice):
+            self.parameter[self.rows, self.columns] = values
+        elif isinstance(self.rows, slice):
+            self.parameter[self.rows][:, self.columns] = values
+        else:
+            self.parameter[self.rows[:, None], self.columns] = values
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """Where the LoRA slots of one linear weight are.
+
+    Attributes:
+        name: the weight's Hugging Face name.
+        a: (slots, rank, columns): what multiplies the input.
+        b: (slots, rows, rank): what gives the output.
+        rows: which of the weight's rows `b` has.
+        columns: which of its columns `a` has.
+    """
+
+    name: str
+    a: torch.Tensor
+    b: torch.Tensor
+    rows: Places
+    columns: Places
+
+
+class _LoRALayer(Protocol):
+    """What is used of vLLM's LoRA layers, which have no common type that says so."""
+
+    tp_size: int
+    lora_a_stacked: Sequence[torch.Tensor] | torch.Tensor
+    lora_b_stacked: Sequence[torch.Tensor] | torch.Tensor
+    slice_lora_a: Callable[[Any], Any]
+    slice_lora_b: Callable[[Any], Any]
+
+
+def find_placements(model: torch.nn.Module, infos: Sequence[ParameterInfo]) -> list[Placement]:
+    """Ask the model's loader where it puts each parameter; leaves every bit as it was.
+
+    Args:
+        model: vLLM's, loaded, not quantised, its linear weights not repacked.
+        infos: the Hugging Face model's parameters, tied ones once.
+
+    Returns:
+        What this rank has, in the order of `infos`.
+
+    Raises:
+        ModelError: A parameter lies in the model in a way that is not rows and columns.
+    """
+    with _without_lora(model):
+        probe = _Probe(model, infos)
+        saved = [parameter.cpu().clone() for parameter in probe.parameters]
+        try:
+            probe.ask_where()
+            names = probe.ask(0, lambda i, rows, columns: torch.full_like(rows, i))
+            rows = probe.ask(0, lambda i, rows, columns: rows)
+            columns = probe.ask(1, lambda i, rows, columns: columns)
+        finally:
+            for parameter, values in zip(probe.parameters, saved, strict=True):
+                parameter.copy_(values)
+    found: dict[int, Placement] = {}
+    for p, parameter in enumerate(probe.parameters):
+        here_R, here_C = probe.here_R[p].nonzero().flatten(), probe.here_C[p].nonzero().flatten()
+        for i in cast(list[int], names[p][here_R].unique().tolist()):
+            if i in found or p in probe.not_a_grid:
+                raise _unknown(infos[i])
+            own_R = here_R[names[p][here_R] == i]
+            own_R, row_range = _in_order(infos[i], own_R, rows[p][own_R])
+            own_C, column_range = _in_order(infos[i], here_C, columns[p][here_C])
+            part = Part(row_range, column_range, Part.whole(infos[i].shape).width)
+            found[i] = Placement(infos[i].name, part, parameter, _as_slice(own_R), _as_slice(own_C))
+    return [found[i] for i in sorted(found)]
+
+
+def find_slots(model: torch.nn.Module) -> list[Slots]:
+    """The LoRA slots of a model, one entry a Hugging Face linear weight.
+
+    Args:
+        model: vLLM's, loaded with LoRA.
+    """
+    packed = cast(dict[str, list[str]], getattr(model, "packed_modules_mapping", None) or {})
+    found: list[Slots] = []
+    for name, module in model.named_modules():
+        if not hasattr(module, "lora_a_stacked"):
+            continue
+        layer = cast(_LoRALayer, module)
+        if isinstance(layer.lora_a_stacked, torch.Tensor):
+            if layer.lora_a_stacked.dim() == 4:  # the logits', whole on every rank; 3: a table's
+                a, b = layer.lora_a_stacked[:, 0], cast(torch.Tensor, layer.lora_b_stacked)[:, 0]
+                rows, columns = torch.arange(b.shape[1]), torch.arange(a.shape[2])
+                found.append(Slots("lm_head.weight", a, b, rows, columns))
+            continue
+        parent, _, last = name.rpartition(".")
+        members = packed.get(last, [last])
+        stacked = list(zip(layer.lora_a_stacked, layer.lora_b_stacked, strict=True))
+        if len(members) != len(stacked):  # fused by vLLM in a way its LoRA does not tell apart
+            continue
+        rows, columns = _slices_of(layer, len(members))
+        for member, (a, b), row, column in zip(members, stacked, rows, columns, strict=True):
+            whole_name = ".".join(filter(None, (parent, member, "weight")))
+            found.append(Slots(whole_name, a[:, 0], b[:, 0], row, column))
+    return found
+
+
+def _slices_of(layer: _LoRALayer, count: int) -> tuple[list[Places], list[Places]]:
+    """Which rows and columns of each of a LoRA layer's weights this rank has."""
+    sizes_a = [a.shape[-1] for a in layer.lora_a_stacked]
+    sizes_b = [b.shape[-2] for b in layer.lora_b_stacked]
+    if layer.tp_size == 1:
+        return [torch.arange(n) for n in sizes_b], [torch.arange(n) for n in sizes_a]
+    # Longer than any rank's share; replicated heads make some of them shorter than this.
+    a = [torch.arange(n * layer.tp_size)[None, :] for n in sizes_a]
+    b = [torch.arange(n * layer.tp_size)[:, None] for n in sizes_b]
+    if count == 1:
+        cut_a, cut_b = [layer.slice_lora_a(a[0])], [layer.slice_lora_b(b[0])]
+    else:
+        cut_a, cut_b = layer.slice_lora_a(a), layer.slice_lora_b(b)
+    # An axis that ranks do not share comes back as it was.
+    columns = [c.flatten()[:n] for c, n in zip(cut_a, sizes_a, strict=True)]
+    return [r.flatten()[:n] for r, n in zip(cut_b, sizes_b, strict=True)], columns
+
+
+class _Probe:
+    """Loads tensors whose elements say where they are from, and reads what stands where.
+
+    Attributes:
+        parameters: the model's, with two axes each; they share its memory.
+        here_R: for each, rows that the loader fills.
+        here_C: for each, columns that it fills.
+        not_a_grid: those in which it fills anything but all these rows and columns, or not in the
+            same order all along.
+    """
+
+    def __init__(self, model: torch.nn.Module, infos: Sequence[ParameterInfo]) -> None:
+        self.parameters = [_matrix(parameter) for parameter in model.parameters()]
+        self.here_R: list[torch.Tensor] = []
+        self.here_C: list[torch.Tensor] = []
+        self.not_a_grid: set[int] = set()
+        self._model = model
+        self._infos = infos
+        self._most = max(max(*Part.whole(i.shape).rows, Part.whole(i.shape).width) for i in infos)
+
+    def ask_where(self) -> None:
+        """Find out which rows and columns are filled at all."""
+        self._load(lambda i, rows, columns: torch.ones_like(rows))
+        for p, parameter in enumerate(self.parameters):
+            there = parameter > 0
+            self.here_R.append(there.any(1))
+            self.here_C.append(there.any(0))
+            if not torch.equal(there, self.here_R[p][:, None] & self.here_C[p]):
+                self.not_a_grid.add(p)
+
+    def ask(
+        self, axis: int, value_of: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> list[Places]:
+        """What `value_of` (parameter, rows, columns) is along an axis, for each of `parameters`."""
+        answers = [torch.zeros(p.shape[axis], dtype=torch.int64) for p in self.parameters]
+        scale = 1
+        while scale <= max(self._most, len(self._infos)):
+            digit = scale
+
+            def digit_of(
+                i: int, rows: torch.Tensor, columns: torch.Tensor, digit: int = digit
+            ) -> torch.Tensor:
+                return value_of(i, rows, columns) // digit % _BASE
+
+            self._load(digit_of)
+            for p, parameter in enumerate(self.parameters):
+                line = parameter.amax(1 - axis)
+                there = self.here_R[p][:, None] & self.here_C[p]
+                if not torch.equal(there * line.unsqueeze(1 - axis), parameter):
+                    self.not_a_grid.add(p)
+                answers[p] += line.cpu().to(torch.int64) * scale
+            scale *= _BASE
+        return answers
+
+    def _load(self, value_of: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        def tensors() -> Generator[tuple[str, torch.Tensor]]:
+            for i, info in enumerate(self._infos):
+                whole = Part.whole(info.shape)
+                rows, columns = torch.arange(whole.rows[1])[:, None], torch.arange(whole.width)
+                values = value_of(i, rows, columns).to(torch.float32)
+                yield info.name, values.expand(whole.rows[1], whole.width).reshape(info.shape)
+
+        for parameter in self.parameters:
+            parameter.zero_()
+        cast(Any, self._model).load_weights(tensors())
+
+
+def _matrix(parameter: torch.Tensor) -> torch.Tensor:
+    """A view with two axes that shares the memory."""
+    data = parameter.detach()
+    return data.view(-1, 1) if data.dim() < 2 else data.view(data.shape[0], -1)
+
+
+def _in_order(
+    info: ParameterInfo, places: Places, of_whole: Places
+) -> tuple[Places, tuple[int, int]]:
+    """Sort places by what they hold, which has to be neighbours."""
+    of_whole, order = of_whole.sort()
+    first = int(of_whole[0])
+    if not torch.equal(of_whole, torch.arange(first, first + len(of_whole))):
+        raise _unknown(info)
+    return places[order], (first, first + len(of_whole))
+
+
+def _as_slice(places: Places) -> slice | Places:
+    first = int(places[0])
+    neighbours = torch.equal(places, torch.arange(first, first + len(places)))
+    return slice(first, first + len(places)) if neighbours else places
+
+
+def _unknown(info: ParameterInfo) -> ModelError:
+    return ModelError(
+        f"vLLM keeps {info.name} in another way than rows and columns, which es_cookbook does not "
+        "know; leave it out (search_space.exclude), or use engine=torch"
+    )
+
+
+@contextmanager
+def _without_lora(model: torch.nn.Module) -> Generator[None]:
+    """LoRA layers stand aside: loaders do not know them."""
+    wrapped: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            base = getattr(child, "base_layer", None)
+            if isinstance(base, torch.nn.Module):
+                wrapped.append((parent, name, child))
+                setattr(parent, name, base)
+    try:
+        yield
+    finally:
+        for parent, name, child in wrapped:
+            setattr(parent, name, child)

@@ -1,0 +1,202 @@
+"""What one rank of a vLLM engine knows of genomes: the weights it samples with, made from seeds.
+
+The centre is kept in float32, for the part of each parameter that the rank has. What vLLM samples
+with is always derived from it, never undone. Dense genomes take the weights' place one at a time;
+low-rank genomes are LoRA slots beside the centre's weights, written here from (seed, coefficient);
+adapters are slots beside the base's weights, which nobody touches, so these may be quantised.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+import torch
+
+from es_cookbook.engines.genome_terms import GenomeTerms
+from es_cookbook.engines.vllm_answers import FingerprintPiece
+from es_cookbook.engines.vllm_layout import Placement, Slots, find_placements, find_slots
+from es_cookbook.errors import EngineError, ModelError
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.part import Part
+
+_T = TypeVar("_T", Placement, Slots)
+
+
+class RankGenomes(ABC):
+    """What every kind of space does alike: moving the centre.
+
+    Args:
+        centre: of the parts that the rank has.
+    """
+
+    def __init__(self, centre: Centre) -> None:
+        self.centre = centre
+        centre.fingerprint()
+
+    @abstractmethod
+    def load(self, genomes_G: Sequence[Genome]) -> None:
+        """Make genomes resident, in place of any before.
+
+        Raises:
+            EngineError: They do not fit into the slots.
+        """
+
+    @abstractmethod
+    def use(self, weights: int | Literal["centre", "base"]) -> None:
+        """Write the centre's, the base's or a dense genome's weights into the model."""
+
+    def apply(self, step: Step) -> list[FingerprintPiece]:
+        """Move the centre; no genome is resident afterwards."""
+        self.centre.apply(step)
+        return self._moved()
+
+    def restore(self, steps: Iterable[Step]) -> list[FingerprintPiece]:
+        """Set the centre to the base moved by these steps; no genome is resident afterwards."""
+        self.centre.restore(steps)
+        return self._moved()
+
+    def fingerprint(self) -> list[FingerprintPiece]:
+        """What this rank's parts add to the centre's fingerprint."""
+        return [
+            (name, *part.rows, *part.columns, self.centre.fingerprints[name])
+            for name, part in self.centre.parts.items()
+        ]
+
+    def _moved(self) -> list[FingerprintPiece]:
+        self.load([])
+        self.use("centre")
+        return self.fingerprint()
+
+
+class DenseGenomes(RankGenomes):
+    """Genomes whose weights take the place of the model's, one at a time."""
+
+    def __init__(
+        self, model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
+    ) -> None:
+        found = {place.name: place for place in find_placements(model, infos)}
+        self._placements = _find(found, space.shapes, "parameter")
+        self._base: dict[str, torch.Tensor] = {}
+        for name, place in self._placements.items():
+            shape = space.shapes[name]
+            is_whole = place.part == Part.whole(shape)
+            self._base[name] = place.read().view(shape) if is_whole else place.read()
+        parts = {name: place.part for name, place in self._placements.items()}
+        super().__init__(Centre(self._base, space, torch.get_num_threads(), parts))
+        self._genomes_G: Sequence[Genome] = ()
+
+    def load(self, genomes_G: Sequence[Genome]) -> None:
+        """See `RankGenomes.load`; their weights are made when they are used."""
+        self._genomes_G = genomes_G
+
+    def use(self, weights: int | Literal["centre", "base"]) -> None:
+        """See `RankGenomes.use`."""
+        for name, place in self._placements.items():
+            if weights == "base":
+                place.write(self._base[name])
+            elif weights == "centre":
+                place.write(self.centre.weights[name])
+            else:
+                place.write(self.centre.perturbed(self._genomes_G[weights], name))
+
+
+class LowRankGenomes(DenseGenomes):
+    """Genomes in LoRA slots beside the centre's weights; the last slot stays zero."""
+
+    def __init__(
+        self, model: torch.nn.Module, space: LowRankSpace, infos: Sequence[ParameterInfo]
+    ) -> None:
+        super().__init__(model, space, infos)
+        self._space = space
+        self._slots = _slots_for(model, space.shapes)
+
+    def load(self, genomes_G: Sequence[Genome]) -> None:
+        """See `RankGenomes.load`."""
+        terms = GenomeTerms(genomes_G, self._space)
+        rank, num_genomes = self._space.rank, terms.num_genomes
+        _check_room(self._slots, num_genomes, 1, rank * terms.num_terms)
+        for name, slots in self._slots.items():
+            slots.a.zero_()
+            slots.b.zero_()
+            if not terms.seeds:
+                continue
+            a_S, b_S = terms.factors_S(name)
+            a_S, b_S = a_S[:, slots.rows], b_S[:, slots.columns]
+            pairs = zip(terms.place_t_G, terms.scale_t_G, strict=True)
+            for t, (place_G, scale_G) in enumerate(pairs):
+                ranks = slice(t * rank, (t + 1) * rank)
+                slots.a[:num_genomes, ranks] = b_S[place_G].mT.to(slots.a)
+                scaled_G = a_S[place_G] * scale_G[:, None, None]
+                slots.b[:num_genomes, :, ranks] = scaled_G.to(slots.b)
+
+
+class AdapterGenomes(RankGenomes):
+    """Adapters in LoRA slots beside the base's weights; the last two: the centre's, and none's."""
+
+    def __init__(self, model: torch.nn.Module, space: AdapterSpace) -> None:
+        super().__init__(Centre({}, space, torch.get_num_threads()))
+        self._space = space
+        self._slots = _slots_for(model, space.targets)
+
+    def load(self, genomes_G: Sequence[Genome]) -> None:
+        """See `RankGenomes.load`; the centre's slot is written too."""
+        _check_room(self._slots, len(genomes_G), 2, self._space.rank)
+        for name, slots in self._slots.items():
+            a, b = self._space.targets[name]
+            centres = slots.a.shape[0] - 2
+            for slot, genome in [*enumerate(genomes_G), (centres, Genome())]:
+                ranks = slice(0, self._space.rank)
+                of_a, of_b = self.centre.perturbed(genome, a), self.centre.perturbed(genome, b)
+                slots.a[slot, ranks] = of_a[:, slots.columns].to(slots.a)
+                slots.b[slot, :, ranks] = (of_b[slots.rows] * self._space.scaling).to(slots.b)
+
+    def use(self, weights: int | Literal["centre", "base"]) -> None:
+        """Every target has a slot; there is nothing to write."""
+
+
+def host_genomes(
+    model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
+) -> RankGenomes:
+    """Get ready to host a space's genomes.
+
+    Args:
+        model: vLLM's, loaded; with LoRA slots if the space needs them.
+        space: what genomes perturb.
+        infos: the Hugging Face model's parameters.
+
+    Raises:
+        ModelError: The model has no such parameter, or no slot for it.
+    """
+    if isinstance(space, AdapterSpace):
+        return AdapterGenomes(model, space)
+    if isinstance(space, LowRankSpace):
+        return LowRankGenomes(model, space, infos)
+    return DenseGenomes(model, space, infos)
+
+
+def _find(found: Mapping[str, _T], wanted: Iterable[str], what: str) -> dict[str, _T]:
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        more = f" and for {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"vLLM has no {what} for {missing[0]}{more}; leave them out (search_space.exclude), or "
+            "use engine=torch"
+        )
+    return {name: found[name] for name in wanted}
+
+
+def _slots_for(model: torch.nn.Module, names: Iterable[str]) -> dict[str, Slots]:
+    return _find({slots.name: slots for slots in find_slots(model)}, names, "LoRA slot")
+
+
+def _check_room(slots: Mapping[str, Slots], num_genomes: int, reserved: int, rank: int) -> None:
+    num_slots, slot_rank = next(iter(slots.values())).a.shape[:2]
+    if num_genomes > num_slots - reserved or rank > slot_rank:
+        raise EngineError(
+            f"{num_genomes} genomes of rank {rank} do not fit: there are {num_slots - reserved} "
+            f"slots of rank {slot_rank} (engine.max_genomes, engine.terms_per_genome)"
+        )

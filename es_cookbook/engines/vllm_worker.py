@@ -1,0 +1,131 @@
+"""The worker extension that makes a vLLM worker host genomes.
+
+vLLM imports this module in every worker before the model is loaded and mixes `GenomeWorker` into
+the worker. The engine calls its methods by name; arguments and answers are plain numbers, texts and
+lists, and seeds are all that is ever sent.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
+
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+
+from es_cookbook.configs import config_from_json
+from es_cookbook.engines import vllm_cpu
+from es_cookbook.engines.vllm_answers import FingerprintPiece
+from es_cookbook.engines.vllm_rank import RankGenomes, host_genomes
+from es_cookbook.errors import ESCookbookError
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+
+if current_platform.is_cpu():
+    vllm_cpu.prepare()
+
+PlainTerms: TypeAlias = Sequence[tuple[int, float]]
+PlainStep: TypeAlias = tuple[PlainTerms, float]
+Answer: TypeAlias = tuple[str, object]
+"""Nothing and what was asked for, or an error's class and its sentence."""
+
+_Arguments = ParamSpec("_Arguments")
+_Self = TypeVar("_Self", bound="GenomeWorker")
+
+
+def slot_request(slot: int) -> LoRARequest:
+    """What names a slot in a vLLM request; it never leads to a file."""
+    return LoRARequest(f"slot-{slot}", slot + 1, "filled by es_cookbook")
+
+
+def _answers(
+    method: Callable[Concatenate[_Self, _Arguments], object],
+) -> Callable[Concatenate[_Self, _Arguments], Answer]:
+    """Bring our own errors home as themselves: vLLM would make a text of them."""
+
+    @functools.wraps(method)
+    def answer(self: _Self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Answer:
+        try:
+            return "", method(self, *args, **kwargs)
+        except ESCookbookError as error:
+            return type(error).__name__, str(error)
+
+    return answer
+
+
+class GenomeWorker:
+    """Mixed into a vLLM worker; see the module's text."""
+
+    model_runner: Any  # vLLM's own
+    _genomes: RankGenomes
+
+    @_answers
+    def genomes_open(
+        self, space_json: str, infos: Sequence[tuple[str, Sequence[int], str]], num_slots: int
+    ) -> list[FingerprintPiece]:
+        """Get ready to host genomes.
+
+        Args:
+            space_json: the search space's builder.
+            infos: name, shape and kind of the Hugging Face model's parameters.
+            num_slots: LoRA slots; 0 where the space needs none.
+        """
+        builder = cast(SearchSpaceBuilder, config_from_json(space_json))
+        parameters = [
+            ParameterInfo(name, tuple(shape), cast(Literal["linear", "embedding", "other"], kind))
+            for name, shape, kind in infos
+        ]
+        if num_slots:
+            self._take_slots(num_slots)
+        model = cast(torch.nn.Module, self.model_runner.model)
+        with torch.no_grad():
+            self._genomes = host_genomes(model, builder(parameters), parameters)
+            if num_slots:
+                self._genomes.load([])
+        return self._genomes.fingerprint()
+
+    @_answers
+    def genomes_load(self, genomes_G: Sequence[PlainTerms]) -> None:
+        """See `RankGenomes.load`."""
+        with torch.no_grad():
+            self._genomes.load([Genome(_terms(terms)) for terms in genomes_G])
+
+    @_answers
+    def genomes_use(self, weights: int | Literal["centre", "base"]) -> None:
+        """See `RankGenomes.use`."""
+        with torch.no_grad():
+            self._genomes.use(weights)
+
+    @_answers
+    def genomes_apply(self, step: PlainStep) -> list[FingerprintPiece]:
+        """See `RankGenomes.apply`."""
+        with torch.no_grad():
+            return self._genomes.apply(_step(step))
+
+    @_answers
+    def genomes_restore(self, steps: Sequence[PlainStep]) -> list[FingerprintPiece]:
+        """See `RankGenomes.restore`."""
+        with torch.no_grad():
+            return self._genomes.restore(map(_step, steps))
+
+    def _take_slots(self, num_slots: int) -> None:
+        """Take LoRA slots for good, so that requests that name one find it there."""
+        manager = self.model_runner.lora_manager
+        for slot in range(num_slots):
+            manager.add_dummy_lora(slot_request(slot), 1)
+            manager._adapter_manager.activate_adapter(slot + 1)
+        # Before each step vLLM looks whether the batch's adapters are there, one by one; they are.
+        vars(manager)["_apply_adapters"] = _nothing
+
+
+def _nothing(requests: object) -> None:
+    del requests
+
+
+def _terms(terms: PlainTerms) -> tuple[Term, ...]:
+    return tuple(Term(seed, coefficient) for seed, coefficient in terms)
+
+
+def _step(step: PlainStep) -> Step:
+    terms, decay = step
+    return Step(_terms(terms), decay)

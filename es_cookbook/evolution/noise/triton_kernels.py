@@ -1,0 +1,377 @@
+"""The Triton twin of the noise: made on the GPU, where the weights are, bit for bit the same.
+
+Noise is a pure function of (seed, name, element), so nothing goes to a GPU but seeds, and a shard
+of a tensor makes just its part. It is made for five things:
+
+- `noise_into`: the noise itself;
+- `perturbed_into`: cast(centre + Σ scale · noise), a full-rank genome's own weights;
+- `factors_into`: low-rank genomes' factors, in the LoRA slots that sample with them;
+- `add_dense_`, `add_low_rank_`: a step of the centre, as `FullRankSpace` and `LowRankSpace` move
+  it: term after term in exact arithmetic, a weight read and written once for many terms.
+
+Terms go to the GPU once and serve for every parameter:
+
+    terms = low_rank_terms(step.terms, rank, device)
+    for name, weight in weights.items():
+        add_low_rank_(weight, name, terms)
+
+What runs is in `es_cookbook.evolution.noise.triton_programs`. It needs Triton and an NVIDIA GPU;
+under `TRITON_INTERPRET=1`, set before Triton is first imported, it runs on the CPU instead, slowly,
+which is how it is tested. Work is queued on the current stream, and nothing here waits for it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from es_cookbook.evolution.genome import MAX_SEED, Term
+from es_cookbook.evolution.noise import triton_programs
+from es_cookbook.evolution.noise.tensors import NoiseKind
+from es_cookbook.evolution.noise.triton_launch import (
+    MAX_GRID,
+    Part,
+    Runs,
+    check_tensors,
+    key_of,
+    launch,
+    launch_noise,
+    part_of,
+    runs_of,
+    table,
+    tiles_of,
+)
+
+__all__ = [
+    "DeviceTerms",
+    "Part",
+    "SlotTerms",
+    "add_dense_",
+    "add_low_rank_",
+    "dense_terms",
+    "factors_into",
+    "low_rank_terms",
+    "noise_into",
+    "perturbed_into",
+    "slot_terms",
+]
+
+_TILE_ROWS, _TILE_COLUMNS = 32, 128
+"""Of a weight, for one program of rank-1 updates."""
+_FACTORS_AT_ONCE = 2**24
+"""Numbers of factors that are held at once, 64 MiB; a weight is read and written once for these."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceTerms:
+    """Terms on a device, as `dense_terms` and `low_rank_terms` make them.
+
+    Attributes:
+        seeds_S: int64.
+        scales_S: float32: what the noise is multiplied by.
+        rank: of the perturbation; None where the noise is dense.
+    """
+
+    seeds_S: torch.Tensor
+    scales_S: torch.Tensor
+    rank: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotTerms:
+    """Low-rank terms on a device, each with its LoRA slot, as `slot_terms` makes them.
+
+    Attributes:
+        terms: the terms, those whose scale is 0 too.
+        slots_S: int64.
+        num_slots: one more than the highest.
+    """
+
+    terms: DeviceTerms
+    slots_S: torch.Tensor
+    num_slots: int
+
+
+def dense_terms(terms: Sequence[Term], device: torch.device) -> DeviceTerms:
+    """Terms of dense noise, with scale float32(coefficient).
+
+    Those whose scale is 0 are left out: they leave every bit (-0.0 too).
+    """
+    scaled = [(term.seed, np.float32(term.coefficient)) for term in terms]
+    return _upload([(seed, scale) for seed, scale in scaled if scale != 0], device, None)
+
+
+def low_rank_terms(terms: Sequence[Term], rank: int, device: torch.device) -> DeviceTerms:
+    """Terms of low-rank noise, with scale float32(coefficient / √rank).
+
+    Those whose scale is 0 are left out: they leave every bit (-0.0 too).
+    """
+    scaled = [(term.seed, _low_rank_scale(term, rank)) for term in terms]
+    return _upload([(seed, scale) for seed, scale in scaled if scale != 0], device, rank)
+
+
+def slot_terms(
+    terms: Sequence[Term], slots: Sequence[int], rank: int, device: torch.device
+) -> SlotTerms:
+    """Low-rank terms and the slot that each goes to; a scale of 0 makes a slot of zeros.
+
+    Raises:
+        ValueError: A term has no slot, a negative one, or another's.
+    """
+    if len(slots) != len(terms) or len(set(slots)) != len(slots) or min(slots, default=0) < 0:
+        raise ValueError(
+            f"each of {len(terms)} terms needs a slot of its own, 0 or higher, found {list(slots)}"
+        )
+    scaled = [(term.seed, _low_rank_scale(term, rank)) for term in terms]
+    return SlotTerms(
+        terms=_upload(scaled, device, rank),
+        slots_S=torch.tensor(list(slots), dtype=torch.int64, device=device),
+        num_slots=max(slots, default=-1) + 1,
+    )
+
+
+def noise_into(
+    out: torch.Tensor,
+    seed: int,
+    name: str,
+    kind: NoiseKind = "gaussian",
+    part: Part | None = None,
+) -> None:
+    """Write ε(seed, name), cast to `out`'s dtype.
+
+    Args:
+        out: any shape if it is contiguous and no `part`, else one or two axes.
+        seed: 0 ... 2^63 - 1.
+        name: the parameter's Hugging Face name.
+        kind: distribution of the elements.
+        part: which part of the parameter `out` holds; all of it if None.
+
+    Raises:
+        ValueError: A seed, kind, part or tensor that does not fit.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
+    check_tensors(out)
+    runs, (rows,) = runs_of(part, out)
+    if out.numel() > 0:
+        seeds_S = torch.full((1,), seed, dtype=torch.int64, device=out.device)
+        strides = (0, rows.stride(0), rows.stride(1), 0)
+        launch_noise(rows, strides, runs, name, kind, seeds_S)
+
+
+def perturbed_into(
+    out: torch.Tensor,
+    centre: torch.Tensor,
+    name: str,
+    terms: DeviceTerms,
+    kind: NoiseKind = "gaussian",
+    part: Part | None = None,
+) -> None:
+    """Write cast(centre + Σ scale · ε(seed, name)), term after term, cast once at the end.
+
+    Args:
+        out: of the centre's shape and any floating dtype of 16 bits or more; may be the centre.
+        centre: float32; any shape if both are contiguous and no `part`, else one or two axes.
+        name: the parameter's Hugging Face name.
+        terms: of `dense_terms`.
+        kind: distribution of the noise.
+        part: which part of the parameter the two hold; all of it if None.
+
+    Raises:
+        ValueError: Terms, a kind, a part or tensors that do not fit.
+    """
+    if terms.rank is not None:
+        raise ValueError("dense noise needs terms of dense_terms, found those of low_rank_terms")
+    check_tensors(out, centre, terms.seeds_S)
+    if centre.dtype != torch.float32 or centre.shape != out.shape:
+        raise ValueError(
+            f"the centre must be float32 of shape {tuple(out.shape)}, found {centre.dtype} of "
+            f"shape {tuple(centre.shape)}"
+        )
+    runs, (target, source) = runs_of(part, out, centre)
+    if out.numel() == 0:
+        return
+    num_programs, tiles_across, settings = tiles_of(runs, kind)
+    launch(
+        triton_programs.dense_program,
+        (num_programs,),
+        target,
+        source,
+        table(out.device),
+        terms.seeds_S,
+        terms.scales_S,
+        len(terms.seeds_S),
+        key_of(name),
+        runs.start,
+        runs.pitch,
+        runs.length,
+        tiles_across,
+        *target.stride(),
+        *source.stride(),
+        **settings,
+    )
+
+
+def add_dense_(
+    weight: torch.Tensor,
+    name: str,
+    terms: DeviceTerms,
+    kind: NoiseKind = "gaussian",
+    part: Part | None = None,
+) -> None:
+    """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
+
+    Args:
+        weight: float32; any shape if it is contiguous and no `part`, else one or two axes.
+        name: the parameter's Hugging Face name.
+        terms: of `dense_terms`.
+        kind: distribution of the noise.
+        part: which part of the parameter `weight` holds; all of it if None.
+
+    Raises:
+        ValueError: Terms, a kind, a part or a tensor that does not fit.
+    """
+    perturbed_into(weight, weight, name, terms, kind, part)
+
+
+def add_low_rank_(
+    weight: torch.Tensor,
+    name: str,
+    terms: DeviceTerms,
+    kind: NoiseKind = "gaussian",
+    part: Part | None = None,
+) -> None:
+    """W <- W + (scale * A[:, k])[:, None] * B[:, k][None, :], as `LowRankSpace` adds terms.
+
+    For each term in order, and for each k in it. The factors of as many terms as fit into 64 MiB
+    are made first, each number once; then every element of W gains all of these.
+
+    Args:
+        weight: float32, two axes, any strides.
+        name: the weight's Hugging Face name; its factors are noise of `name` + ".A" and ".B".
+        terms: of `low_rank_terms`.
+        kind: distribution of the elements of A and B.
+        part: which part of the weight (out, in) this is; all of it if None.
+
+    Raises:
+        ValueError: Terms, a kind, a part or a tensor that does not fit.
+    """
+    rank = _rank(terms)
+    check_tensors(weight, terms.seeds_S)
+    if weight.dtype != torch.float32:
+        raise ValueError(f"exact arithmetic needs float32, found {weight.dtype}")
+    part = part_of(part, weight.shape)
+    num_rows, num_columns = weight.shape
+    if weight.numel() == 0:
+        return
+    at_once = _FACTORS_AT_ONCE // (rank * (num_rows + num_columns))
+    at_once = max(1, min(at_once, MAX_GRID))
+    tiles_down, tiles_across = -(-num_rows // _TILE_ROWS), -(-num_columns // _TILE_COLUMNS)
+    for first in range(0, len(terms.seeds_S), at_once):
+        seeds_S = terms.seeds_S[first : first + at_once]
+        scales_S = terms.scales_S[first : first + at_once]
+        columns_S = weight.new_empty(len(seeds_S), rank, num_rows)
+        rows_S = weight.new_empty(len(seeds_S), rank, num_columns)
+        _factor_into(columns_S.mT, part.row, f"{name}.A", kind, seeds_S, scales_S)
+        _factor_into(rows_S.mT, part.column, f"{name}.B", kind, seeds_S)
+        launch(
+            triton_programs.rank_one_program,
+            (tiles_down * tiles_across,),
+            weight,
+            columns_S,
+            rows_S,
+            len(seeds_S) * rank,
+            num_rows,
+            num_columns,
+            tiles_across,
+            *weight.stride(),
+            ROWS=_TILE_ROWS,
+            COLUMNS=_TILE_COLUMNS,
+        )
+
+
+def factors_into(
+    lora_a: torch.Tensor,
+    lora_b: torch.Tensor,
+    name: str,
+    terms: SlotTerms,
+    kind: NoiseKind = "gaussian",
+    part: Part | None = None,
+) -> None:
+    """Write the factors of many low-rank terms into LoRA slots: two launches for all of them.
+
+    A LoRA layer computes y += (x lora_aᵀ) lora_bᵀ, so a slot's `lora_a` is Bᵀ and its `lora_b` is
+    scale * A, rounded to float32 before it is cast. Slots without a term stay as they are. With one
+    slice of a layer's stacked tensors in vLLM:
+
+        factors_into(lora_a_stacked[i][:, 0, :rank], lora_b_stacked[i][:, 0, :, :rank], ...)
+
+    Where genomes have several terms, the next ones take the next ranks of the slot.
+
+    Args:
+        lora_a: (slots, rank, in), any strides.
+        lora_b: (slots, out, rank), any strides.
+        name: the weight's Hugging Face name; its factors are noise of `name` + ".A" and ".B".
+        terms: of `slot_terms`.
+        kind: distribution of the elements of A and B.
+        part: which part of the weight (out, in) these outputs and inputs are; all of it if None.
+
+    Raises:
+        ValueError: Terms, a kind, a part or tensors that do not fit.
+    """
+    rank = _rank(terms.terms)
+    check_tensors(lora_a, terms.slots_S)
+    check_tensors(lora_b, terms.slots_S)
+    shapes = tuple(lora_a.shape), tuple(lora_b.shape)
+    if lora_a.ndim != 3 or lora_b.ndim != 3 or (shapes[0][1], shapes[1][2]) != (rank, rank):
+        raise ValueError(
+            f"lora_a must be (slots, {rank}, in) and lora_b (slots, out, {rank}), found {shapes}"
+        )
+    if terms.num_slots > min(len(lora_a), len(lora_b), MAX_GRID):
+        raise ValueError(
+            f"a term has slot {terms.num_slots - 1}, which tensors of shape {shapes} lack"
+        )
+    part = part_of(part, (lora_b.shape[1], lora_a.shape[2]))
+    seeds_S, scales_S = terms.terms.seeds_S, terms.terms.scales_S
+    _factor_into(lora_b, part.row, f"{name}.A", kind, seeds_S, scales_S, terms.slots_S)
+    _factor_into(lora_a.mT, part.column, f"{name}.B", kind, seeds_S, slots_S=terms.slots_S)
+
+
+def _factor_into(
+    out: torch.Tensor,
+    first: int,
+    name: str,
+    kind: NoiseKind,
+    seeds_S: torch.Tensor,
+    scales_S: torch.Tensor | None = None,
+    slots_S: torch.Tensor | None = None,
+) -> None:
+    """Write rows `first` ... of every seed's factor to its slot of `out`: (slots, rows, rank)."""
+    num_rows, rank = out.shape[1:]
+    if num_rows > 0 and len(seeds_S) > 0:
+        runs = Runs(start=first * rank, pitch=0, count=1, length=num_rows * rank)
+        strides = (out.stride(0), 0, out.stride(1), out.stride(2))
+        launch_noise(out, strides, runs, name, kind, seeds_S, scales_S, slots_S, width=rank)
+
+
+def _upload(
+    scaled: Sequence[tuple[int, np.float32]], device: torch.device, rank: int | None
+) -> DeviceTerms:
+    seeds, scales = [seed for seed, _ in scaled], [float(scale) for _, scale in scaled]
+    return DeviceTerms(
+        seeds_S=torch.tensor(seeds, dtype=torch.int64, device=device),
+        scales_S=torch.tensor(scales, dtype=torch.float32, device=device),
+        rank=rank,
+    )
+
+
+def _low_rank_scale(term: Term, rank: int) -> np.float32:
+    return np.float32(term.coefficient / math.sqrt(rank))
+
+
+def _rank(terms: DeviceTerms) -> int:
+    if terms.rank is None:
+        raise ValueError("low-rank noise needs terms of low_rank_terms, found those of dense_terms")
+    return terms.rank

@@ -1,0 +1,212 @@
+"""From tensors to Triton programs: which elements a tensor holds, how they are tiled, the launch.
+
+A tensor may hold a whole parameter, a range of one, or a region of a matrix (a tensor-parallel
+shard); a `Part` says which. Its elements are then runs of neighbours in the parameter, and each run
+is cut into tiles of whole Philox blocks, a program a tile.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.noise import gaussian, philox, triton_programs
+from es_cookbook.evolution.noise.tensors import GAUSSIANS_PER_BLOCK, SIGNS_PER_BLOCK, NoiseKind
+
+MAX_GRID = 2**16 - 1
+"""Programs along any but the first axis of a CUDA grid."""
+_LANES = {"gaussian": GAUSSIANS_PER_BLOCK, "rademacher": SIGNS_PER_BLOCK}
+_TILE_BLOCKS = {"gaussian": 128, "rademacher": 16}
+"""Blocks that a program makes at most: 2,048 and 4,096 elements."""
+_MAX_STRIDE = 2**19
+"""Between neighbours in memory: offsets within a tile are 32-bit numbers."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of a parameter a tensor holds: where its first element is in the whole.
+
+    Attributes:
+        shape: (rows, columns) of the whole parameter; (1, n) for a range of a flattened one.
+        row: of the whole, where the tensor's first row is.
+        column: of the whole, where the tensor's first column is.
+    """
+
+    shape: tuple[int, int]
+    row: int = 0
+    column: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Runs:
+    """Elements of a parameter: `count` runs of `length`, run i from `start + i * pitch` on."""
+
+    start: int
+    pitch: int
+    count: int
+    length: int
+
+
+def part_of(part: Part | None, shape: Sequence[int]) -> Part:
+    """The part that a matrix of this shape is: the given one if it fits, or a whole parameter.
+
+    Raises:
+        ValueError: The shape has not two axes, or does not fit.
+    """
+    if len(shape) != 2:
+        raise ValueError(
+            "a part of a parameter, a linear weight, or a tensor that is not contiguous must have "
+            f"two axes, found shape {tuple(shape)}"
+        )
+    num_rows, num_columns = shape
+    if part is None:
+        return Part((num_rows, num_columns))
+    rows, columns = part.row + num_rows, part.column + num_columns
+    if min(part.row, part.column) < 0 or rows > part.shape[0] or columns > part.shape[1]:
+        raise ValueError(
+            f"a tensor of shape {tuple(shape)} at row {part.row} and column {part.column} is not "
+            f"within a parameter of shape {part.shape}"
+        )
+    return part
+
+
+def runs_of(part: Part | None, *tensors: torch.Tensor) -> tuple[Runs, list[torch.Tensor]]:
+    """The elements that tensors of one shape hold, and each of the tensors as (runs, length).
+
+    Raises:
+        ValueError: The part does not fit, or the tensors have neither two axes nor one run.
+    """
+    contiguous = all(tensor.is_contiguous() for tensor in tensors)
+    if tensors[0].ndim == 1 or (part is None and contiguous):
+        tensors = tuple(tensor.view(1, -1) for tensor in tensors)
+    part = part_of(part, tensors[0].shape)
+    num_rows, num_columns = tensors[0].shape
+    if any(tensor.stride(1) > _MAX_STRIDE for tensor in tensors):
+        raise ValueError(f"neighbours in a row may be at most {_MAX_STRIDE} elements apart")
+    start = part.row * part.shape[1] + part.column
+    if contiguous and num_columns == part.shape[1]:
+        tensors = tuple(tensor.view(1, -1) for tensor in tensors)
+        return Runs(start, 0, 1, num_rows * num_columns), list(tensors)
+    return Runs(start, part.shape[1], num_rows, num_columns), list(tensors)
+
+
+def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, int, dict[str, int]]:
+    """How runs are tiled.
+
+    Returns:
+        The number of programs, how many of them a run has, and the settings of one.
+
+    Raises:
+        ValueError: There is no such noise.
+    """
+    if kind not in _LANES:
+        raise ValueError(f"noise is 'gaussian' or 'rademacher', found {kind!r}")
+    lanes = _LANES[kind]
+    all_begin_alike = runs.count == 1 or runs.pitch % lanes == 0
+    skipped = runs.start % lanes if all_begin_alike else lanes - 1
+    run_blocks = -(-(skipped + runs.length) // lanes)
+    blocks = min(_TILE_BLOCKS[kind], 1 << (run_blocks - 1).bit_length())
+    tiles_across = -(-run_blocks // blocks)
+    settings = {
+        "GAUSSIAN": kind == "gaussian",
+        "LANES": lanes,
+        "BLOCKS": blocks,
+        "num_warps": max(1, min(4, blocks * lanes // 512)),
+    }
+    return tiles_across * runs.count, tiles_across, settings
+
+
+def launch_noise(
+    out: torch.Tensor,
+    strides: tuple[int, int, int, int],
+    runs: Runs,
+    name: str,
+    kind: NoiseKind,
+    seeds_S: torch.Tensor,
+    scales_S: torch.Tensor | None = None,
+    slots_S: torch.Tensor | None = None,
+    width: int = 0,
+) -> None:
+    """Start `noise_program`: every seed's noise, times its scale if there are any, into its slot.
+
+    Args:
+        out: where to write.
+        strides: in memory, of slots, of runs, of elements, and within an element's `width`.
+        runs: which elements.
+        name: of the noise.
+        kind: of the noise.
+        seeds_S: int64.
+        scales_S: float32; the noise is left as it is if None.
+        slots_S: int64; the seeds' slots are 0, 1, ... if None.
+        width: elements of a row, where a run of elements is a matrix; 0 where it is not.
+    """
+    num_programs, tiles_across, settings = tiles_of(runs, kind)
+    launch(
+        triton_programs.noise_program,
+        (num_programs, len(seeds_S)),
+        out,
+        table(out.device),
+        seeds_S,
+        scales_S,
+        slots_S,
+        key_of(name),
+        runs.start,
+        runs.pitch,
+        runs.length,
+        tiles_across,
+        *strides,
+        WIDTH=width,
+        **settings,
+    )
+
+
+def launch(
+    program: object, grid: tuple[int, ...], out: torch.Tensor, *arguments: object, **settings: int
+) -> None:
+    """Start a program on `out`'s device, on its current stream."""
+    launcher = cast("dict[tuple[int, ...], Callable[..., object]]", program)[grid]
+    with torch.cuda.device_of(out):
+        # The programs write their own products and sums; Triton warns unless it is told this too.
+        launcher(out, *arguments, **settings, enable_fp_fusion=False)
+
+
+@functools.cache
+def table(device: torch.device) -> torch.Tensor:
+    """Q on a device."""
+    on_device = torch.from_numpy(gaussian.table().copy()).to(device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # Other streams will read it too.
+    return on_device
+
+
+def key_of(name: str) -> int:
+    """`philox.name_key` as a signed number of the same bits: Triton then always takes 64."""
+    key = philox.name_key(name)
+    return key - 2**64 if key >= 2**63 else key
+
+
+def check_tensors(out: torch.Tensor, *others: torch.Tensor) -> None:
+    """Check that a program can write `out` from these others.
+
+    Raises:
+        ConfigError: There is no Triton.
+        ValueError: They are not on one CUDA device, or `out` has a dtype that is not written.
+    """
+    if not triton_programs.HAVE_TRITON:
+        raise ConfigError(
+            "noise on CUDA is made by the package triton, which is not installed; on Linux, "
+            "`pip install triton` installs it"
+        )
+    if not out.is_cuda and not triton_programs.INTERPRETED:
+        raise ValueError(f"the Triton twin needs tensors on CUDA, found one on {out.device}")
+    if out.dtype not in _DTYPES:
+        raise ValueError(f"noise is written as one of {_DTYPES}, found {out.dtype}")
+    for other in others:
+        if other.device != out.device:
+            raise ValueError(
+                f"tensors must be on one device, found {out.device} and {other.device}"
+            )

@@ -1,0 +1,279 @@
+"""What the GPU runs, as Triton programs: Philox words, noise, and noise added to weights.
+
+`es_cookbook.evolution.noise.triton_kernels` starts them and says what they are for; here is only
+what one program does. The steps are those of the NumPy definition: `philox` makes the four words of
+a block (block b is the published function at counter b + 1, see
+`es_cookbook.evolution.noise.philox`), `_noise` spreads them over the block's elements.
+
+A program's share is a *tile* of whole blocks, because a block is what Philox makes at once. Asked
+for are runs of `length` elements, of which run i begins at element `start + i * pitch`: one run for
+a range, a run a row for a region of a matrix. Runs may begin and end in the middle of a block; what
+a tile holds beyond them is masked.
+
+Exact arithmetic: every product and every sum is rounded to float32 by itself. A compiler may fuse
+`a * b + c` into one instruction that rounds once, and whether Triton lets it depends on its version
+(the default changes from 3.9 to 3.10) and on environment variables. So products and sums are
+written in PTX with a rounding modifier, `mul.rn.f32` and `add.rn.f32`: by the definition of PTX
+these are never contracted and, without `.ftz`, keep subnormal numbers. libdevice's `mul_rn` would
+not do, because Triton makes it flush them. Triton's interpreter has no PTX; it runs on NumPy, which
+rounds after every operation.
+"""
+
+# Annotations stay text, in which Triton finds the word constexpr: without it they have no values.
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+HAVE_TRITON = importlib.util.find_spec("triton") is not None
+"""torch for the CPU comes without it; this module can then be imported, and nothing in it run."""
+
+if TYPE_CHECKING:
+    # Triton's own types say what its Python functions return, which is not what programs compute.
+    triton: Any = None
+    tl: Any = None
+    tensor: TypeAlias = Any
+    constexpr: TypeAlias = Any
+elif HAVE_TRITON:
+    import triton
+    import triton.language as tl
+    from triton.language import constexpr, tensor
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+_ANY_VALUE = ("key", "num_terms", "num_updates", "tiles_across")
+"""Arguments that are not worth another compilation when they are 1 or a multiple of 16."""
+
+
+def _jit(function: _F) -> _F:
+    """`triton.jit`, typed as the function itself."""
+    if not HAVE_TRITON:
+        return function
+    return cast(_F, triton.jit(function, do_not_specialize=_ANY_VALUE))
+
+
+@_jit
+def philox(
+    c0: tensor, c1: tensor, c2: tensor, c3: tensor, k0: tensor, k1: tensor
+) -> tuple[tensor, tensor, tensor, tensor]:
+    """Philox4x64-10 (Salmon et al. 2011): counter and key, uint64, to the four words of a block."""
+    for _ in tl.static_range(10):
+        high0 = tl.umulhi(c0, 0xD2E7470EE14C6C93)
+        low0 = c0 * 0xD2E7470EE14C6C93
+        high1 = tl.umulhi(c2, 0xCA5A826395121157)
+        low1 = c2 * 0xCA5A826395121157
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 = k0 + 0x9E3779B97F4A7C15
+        k1 = k1 + 0xBB67AE8584CAA73B
+    return c0, c1, c2, c3
+
+
+@_jit
+def _noise(
+    block: tensor,
+    seed: tensor,
+    key: tensor,
+    table: tensor,
+    GAUSSIAN: constexpr,
+    LANES: constexpr,
+) -> tensor:
+    """Noise of whole blocks, one after the other: float32, LANES for each."""
+    counter = (block + 1).to(tl.uint64, bitcast=True)
+    zero = counter * 0
+    k0 = seed.to(tl.uint64, bitcast=True)
+    k1 = key.to(tl.int64).to(tl.uint64, bitcast=True)
+    w0, w1, w2, w3 = philox(counter, zero, zero, zero, k0, k1)
+    # Joining adds a last axis of two, so this is w0, w1, w2, w3 in order.
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    words = tl.reshape(words, (block.shape[0], 4, 1))
+    shifts = (tl.arange(0, LANES // 4) * (256 // LANES)).to(tl.uint64)
+    lanes = (words >> shifts[None, None, :]) & (2 ** (256 // LANES) - 1)
+    lanes = tl.reshape(lanes, (block.shape[0] * LANES,)).to(tl.int32)
+    return tl.load(table + lanes) if GAUSSIAN else tl.where(lanes == 0, -1.0, 1.0)
+
+
+@_jit
+def _tile(
+    start: tensor,
+    pitch: tensor,
+    length: tensor,
+    tiles_across: tensor,
+    LANES: constexpr,
+    BLOCKS: constexpr,
+) -> tuple[tensor, tensor, tensor, tensor]:
+    """What is this program's: BLOCKS blocks of one run.
+
+    Returns:
+        The numbers of its blocks; its run; the position in that run of the first block's first
+        element, not positive in a run's first tile; and which of the blocks' elements are asked
+        for.
+    """
+    tile = tl.program_id(0)
+    run = (tile // tiles_across).to(tl.int64)
+    run_start = start + run * pitch
+    first_block = run_start // LANES + tile % tiles_across * BLOCKS
+    position = first_block * LANES - run_start
+    # Numbers that count elements of a tile are small, and half the work in 32 bits.
+    element = tl.arange(0, BLOCKS * LANES)
+    stop = tl.minimum(length - position, BLOCKS * LANES).to(tl.int32)
+    asked = (element >= tl.maximum(-position, 0).to(tl.int32)) & (element < stop)
+    return first_block + tl.arange(0, BLOCKS), run, position, asked
+
+
+@_jit
+def _times(a: tensor, b: tensor) -> tensor:
+    """The product, rounded to float32 by itself."""
+    if INTERPRETED:
+        product = a * b
+    else:
+        product = tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, is_pure=True, pack=1
+        )
+    return product
+
+
+@_jit
+def _plus(a: tensor, b: tensor) -> tensor:
+    """The sum, rounded to float32 by itself."""
+    if INTERPRETED:
+        total = a + b
+    else:
+        total = tl.inline_asm_elementwise(
+            "add.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, is_pure=True, pack=1
+        )
+    return total
+
+
+if HAVE_TRITON:
+    INTERPRETED = tl.constexpr(not isinstance(_plus, triton.JITFunction))
+    """Whether this process was asked, by TRITON_INTERPRET=1, to run programs on the CPU."""
+
+
+@_jit
+def _rounded(value: tensor, dtype: constexpr) -> tensor:
+    """float32 in another dtype, to the nearest and to even, as torch and the GPU round."""
+    if dtype == tl.bfloat16:
+        # In integers, because the interpreter only cuts the lower half off.
+        bits = value.to(tl.uint32, bitcast=True)
+        upper = bits >> 16
+        lower = bits & 0xFFFF
+        up = (lower > 0x8000) | ((lower == 0x8000) & ((upper & 1) == 1))
+        upper = tl.where(value == value, upper + up.to(tl.uint32), upper | 0x40)
+        result = upper.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        result = value.to(dtype)
+    return result
+
+
+@_jit
+def noise_program(
+    out: tensor,
+    table: tensor,
+    seeds: tensor,
+    scales: tensor,
+    slots: tensor,
+    key: tensor,
+    start: tensor,
+    pitch: tensor,
+    length: tensor,
+    tiles_across: tensor,
+    slot_stride: tensor,
+    run_stride: tensor,
+    outer_stride: tensor,
+    inner_stride: tensor,
+    WIDTH: constexpr,
+    GAUSSIAN: constexpr,
+    LANES: constexpr,
+    BLOCKS: constexpr,
+) -> None:
+    """out[slot, run, position] = scale * noise, for the term that the grid's second axis names.
+
+    With a WIDTH, position p is split into two axes, p // WIDTH and p % WIDTH. Without `scales` the
+    noise is left as it is; without `slots`, term t has slot t.
+    """
+    t = tl.program_id(1)
+    block, run, position, asked = _tile(start, pitch, length, tiles_across, LANES, BLOCKS)
+    values = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
+    if scales is not None:
+        values = _times(values, tl.load(scales + t))
+    slot = t.to(tl.int64)
+    if slots is not None:
+        slot = tl.load(slots + t)
+    out += slot * slot_stride + run * run_stride
+    element = tl.arange(0, BLOCKS * LANES)
+    if WIDTH == 0:
+        at = out + position * outer_stride + element * outer_stride
+    else:
+        place = position + element
+        at = out + place // WIDTH * outer_stride + place % WIDTH * inner_stride
+    tl.store(at, _rounded(values, out.dtype.element_ty), mask=asked)
+
+
+@_jit
+def dense_program(
+    out: tensor,
+    centre: tensor,
+    table: tensor,
+    seeds: tensor,
+    scales: tensor,
+    num_terms: tensor,
+    key: tensor,
+    start: tensor,
+    pitch: tensor,
+    length: tensor,
+    tiles_across: tensor,
+    out_run_stride: tensor,
+    out_stride: tensor,
+    centre_run_stride: tensor,
+    centre_stride: tensor,
+    GAUSSIAN: constexpr,
+    LANES: constexpr,
+    BLOCKS: constexpr,
+) -> None:
+    """Store centre + Σ scale * noise over the terms in order; `out` may be `centre`."""
+    block, run, position, asked = _tile(start, pitch, length, tiles_across, LANES, BLOCKS)
+    element = tl.arange(0, BLOCKS * LANES)
+    source = centre + run * centre_run_stride + position * centre_stride
+    values = tl.load(source + element * centre_stride, mask=asked, other=0.0)
+    for t in range(num_terms):
+        noise = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
+        values = _plus(values, _times(noise, tl.load(scales + t)))
+    target = out + run * out_run_stride + position * out_stride
+    tl.store(target + element * out_stride, _rounded(values, out.dtype.element_ty), mask=asked)
+
+
+@_jit
+def rank_one_program(
+    weight: tensor,
+    columns: tensor,
+    rows: tensor,
+    num_updates: tensor,
+    num_rows: tensor,
+    num_columns: tensor,
+    tiles_across: tensor,
+    row_stride: tensor,
+    column_stride: tensor,
+    ROWS: constexpr,
+    COLUMNS: constexpr,
+) -> None:
+    """W <- W + columns[n][:, None] * rows[n][None, :], for each update n in order, in place.
+
+    `columns` is (updates, rows of W), `rows` is (updates, columns of W), both contiguous.
+    """
+    tile = tl.program_id(0)
+    i = (tile // tiles_across * ROWS).to(tl.int64) + tl.arange(0, ROWS)
+    j = (tile % tiles_across * COLUMNS).to(tl.int64) + tl.arange(0, COLUMNS)
+    inside = (i < num_rows)[:, None] & (j < num_columns)[None, :]
+    at = weight + i[:, None] * row_stride + j[None, :] * column_stride
+    values = tl.load(at, mask=inside, other=0.0)
+    for _ in range(num_updates):
+        column = tl.load(columns + i, mask=i < num_rows, other=0.0)
+        row = tl.load(rows + j, mask=j < num_columns, other=0.0)
+        values = _plus(values, _times(column[:, None], row[None, :]))
+        columns += num_rows
+        rows += num_columns
+    tl.store(at, values, mask=inside)

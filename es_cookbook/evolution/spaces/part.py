@@ -1,0 +1,47 @@
+"""A rectangle of one parameter: what a tensor-parallel rank holds of it.
+
+Noise and steps are functions of an element's place in the whole parameter, so a rank makes and
+moves just its part, and all ranks together have, bit for bit, what one alone would have.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Self
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Some neighbouring rows and columns of a parameter.
+
+    Rows are its first axis; all other axes together are its columns (one, for a vector or scalar).
+
+    Attributes:
+        rows: first row, and one past the last.
+        columns: first column, and one past the last.
+        width: columns of the whole parameter.
+    """
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    width: int
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Self:
+        """All of a parameter of this shape."""
+        width = math.prod(shape[1:])
+        return cls((0, math.prod(shape[:1])), (0, width), width)
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements it has."""
+        return (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
+
+    def spans(self) -> Iterator[range]:
+        """Its elements as places in the whole parameter, C order: runs as long as can be."""
+        first, last = self.columns
+        if (first, last) == (0, self.width):
+            yield range(self.rows[0] * self.width, self.rows[1] * self.width)
+            return
+        for row in range(*self.rows):
+            yield range(row * self.width + first, row * self.width + last)

@@ -1,0 +1,719 @@
+"""The planner: each formula on numbers worked out by hand, and against what engines really make."""
+
+import dataclasses
+import json
+import math
+import random
+import re
+import shlex
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from es_cookbook.cli import run_cli
+from es_cookbook.configs import config_from_json, config_to_json
+from es_cookbook.engines import plan as module
+from es_cookbook.engines.plan import GPUS, Plan, PlanConfig, check, read_architecture, report
+from es_cookbook.engines.plan_formulas import LORA_RANKS
+from es_cookbook.engines.population_layers import PopulationModel, cache_bytes_per_token
+from es_cookbook.engines.ray_pool import RayPoolBuilder
+from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.engines.wire import encode_genomes, encode_requests, encode_step
+from es_cookbook.errors import ModelError
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.history_store import Record, encode
+from es_cookbook.seeds import derive_seed
+from tests.engines.reference import request, running_engine, sample_all
+from tests.tiny_models import FAMILIES
+
+GUIDE = Path(__file__).parents[2] / "docs" / "multi_gpu.md"
+GIB = 1 << 30
+
+# Two layers of: q 8x8, k 4x8, v 4x8, o 8x8, gate 10x8, up 10x8, down 8x10, biases 8 + 4 + 4, norms
+# 8 + 8; a norm of 8 and a tied table 20x8. Linear: 2 x 432 = 864. All: 864 + 32 + 40 + 160 = 1,096.
+SMALL = {
+    "model_type": "qwen2",
+    "dtype": "bfloat16",
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 10,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+QWEN_7B = {
+    "model_type": "qwen2",
+    "dtype": "bfloat16",
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+"""Qwen/Qwen2.5-7B-Instruct's config.json, as far as it matters here."""
+
+
+def small_plan(engine: object, space: object = None, **options: Any) -> Plan:
+    """Eight genomes on two engines x three problems: 4 genomes and 12 requests an engine."""
+    settings: dict[str, Any] = {
+        "population_size": 8,
+        "num_engines": 2,
+        "problems_per_generation": 3,
+        "prompt_tokens": 5,
+        "sampled_tokens": 4,
+    }
+    config = PlanConfig(
+        model_name="small", engine=engine, search_space=space or LowRank(), **settings | options
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen2Config.from_dict(SMALL))
+    return Plan(config, model)
+
+
+def write_config(path: Path, values: Mapping[str, object]) -> str:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(values))
+    return str(path)
+
+
+TORCH, VLLM = TorchEngineBuilder(), VLLMEngineBuilder()
+TWO_GPUS = VLLMEngineBuilder(tensor_parallel_size=2)
+
+
+def test_weights_by_hand() -> None:
+    assert small_plan(VLLM).parameters() == 1096
+    # The base, and the linear layers once more for the centre: the tied table is one of them, norms
+    # are not. Dense genomes perturb all of it.
+    assert small_plan(TORCH).weight_bytes() == 2 * (1096 + 1056)
+    assert small_plan(TORCH, FullRank()).weight_bytes() == 2 * (1096 + 1096)
+    # The table has 64 rows in vLLM: 864 + 72 + 512.
+    assert small_plan(VLLM).weight_bytes() == 2 * 1448
+    assert small_plan(VLLMEngineBuilder(dtype="float32")).weight_bytes() == 4 * 1448
+    # Halves, but the one head of keys and values, norms and biases: 2 x 248 + 72 + 256.
+    assert small_plan(TWO_GPUS).weight_bytes() == 2 * 824
+
+
+def test_the_machine_holds_a_float32_centre_and_a_copy_of_the_base() -> None:
+    assert small_plan(VLLM).perturbed_elements() == 864
+    assert small_plan(VLLM).centre_bytes() == 4 * 864
+    assert small_plan(VLLM).base_copy_bytes() == 2 * 864
+    assert small_plan(VLLM, FullRank()).centre_bytes() == 4 * 1096
+
+
+@pytest.mark.parametrize(
+    ("rank", "terms", "slot_rank"), [(1, 1, 1), (2, 1, 8), (1, 9, 16), (257, 1, 320), (64, 8, 512)]
+)
+def test_slots_come_in_ranks_that_vllm_has(rank: int, terms: int, slot_rank: int) -> None:
+    engine = VLLMEngineBuilder(terms_per_genome=terms)
+    assert small_plan(engine, LowRank(rank=rank)).slot_rank() == slot_rank
+
+
+def test_genomes_by_hand() -> None:
+    # in + out of a layer: 16 + 12 + 12 + 16 + 18 + 18 + 18 = 110; two tables of 20 + 8.
+    assert small_plan(VLLM).genome_bytes() == 2 * (2 * 110 + 56)
+    assert small_plan(VLLM, LowRank(rank=2)).genome_bytes() == 8 * 2 * (2 * 110 + 56)
+    # On one of two GPUs: 12 + 12 + 12 + 12 + 13 + 13 + 13 = 87, and the tables whole.
+    assert small_plan(TWO_GPUS).genome_bytes() == 2 * (2 * 87 + 56)
+    # Computed together: q, k, v: 3 x (8 + 16); o 16; gate and up: 2 x (8 + 20); down 18.
+    assert small_plan(TORCH).genome_bytes() == 2 * 2 * 162
+    assert small_plan(TORCH, LowRank(rank=3)).genome_bytes() == 3 * 2 * 2 * 162
+    assert small_plan(TORCH, FullRank()).genome_bytes() == 2 * 1096
+    assert small_plan(VLLM, FullRank()).genome_bytes() == 0
+
+
+def test_genomes_that_do_not_fit_at_once_go_in_blocks() -> None:
+    for_two = TorchEngineBuilder(memory_gib=2 * 648 / GIB)
+    for_three = VLLMEngineBuilder(max_genomes=3)
+    for engine, space, resident, blocks, requests in (
+        (TORCH, LowRank(), 4, 1, 12),
+        (for_two, LowRank(), 2, 2, 6),
+        (for_three, LowRank(), 3, 2, 9),
+        (VLLM, FullRank(), 1, 4, 3),
+        (TORCH, FullRank(), 4, 4, 3),
+    ):
+        plan = small_plan(engine, space)
+        assert (plan.share(), plan.requests()) == (4, 12)
+        assert plan.resident() == resident
+        assert plan.blocks() == blocks
+        assert plan.block_requests() == requests
+    # Always one more than genomes, for the centre; vLLM's slots are all made.
+    assert small_plan(for_two).resident_bytes() == 3 * 648
+    assert small_plan(for_three).resident_bytes() == 4 * 552
+    assert small_plan(TORCH, FullRank()).resident_bytes() == 4 * 2192
+    assert small_plan(VLLM, FullRank()).resident_bytes() == 0
+    assert small_plan(VLLM, FullRank()).block_genomes() == 1
+    assert small_plan(VLLM, attempts=2).block_requests() == 24
+
+
+def test_the_cache_by_hand() -> None:
+    # Keys and values of one head of 4 in two layers; a head cannot be halved.
+    assert small_plan(VLLM).kv_bytes() == small_plan(TWO_GPUS).kv_bytes() == 2 * 2 * 4 * 2
+    assert small_plan(VLLM).request_tokens() == 9
+    assert small_plan(TORCH).request_tokens() == 64
+    assert small_plan(TORCH, prompt_tokens=61).request_tokens() == 96
+    assert small_plan(VLLM).context_bytes() == 512 * 32
+    assert small_plan(TORCH).context_bytes() == 16 * 512 * 32
+    assert small_plan(VLLM).rows() == 12
+    assert small_plan(VLLM).cache_bytes() == 12 * 9 * 32
+    # 0.5 GiB holds 262,144 requests of 64 tokens; max_batch_size of them are made.
+    assert small_plan(TORCH).slots() == 2048
+    assert small_plan(TORCH).cache_bytes() == 2048 * 64 * 32
+    holds_18 = TorchEngineBuilder(kv_cache_gib=18 * 64 * 32 / GIB)
+    assert small_plan(holds_18).slots() == 16
+    assert small_plan(holds_18, problems_per_generation=100).rows() == 16
+    assert small_plan(VLLMEngineBuilder(extra={"max_num_seqs": 5})).rows() == 5
+    holds_7 = VLLMEngineBuilder(kv_cache_gib=7 * 9 * 32 / GIB)
+    assert small_plan(holds_7).rows() == 7
+    assert (
+        small_plan(VLLM, problems_per_generation=500).rows() == small_plan(VLLM).max_rows() == 1024
+    )
+    assert small_plan(VLLM).pass_tokens() == 2048
+    assert small_plan(TORCH).pass_tokens() == 4096
+
+
+def test_what_remains_of_a_gpu_by_hand() -> None:
+    plan = small_plan(VLLM)
+    # Twice: 2,048 tokens x the widest layer (18) x 2 bytes, and 12 rows x 20 logits x 4 bytes.
+    assert plan.work_bytes() == 2 * (73_728 + 960)
+    assert plan.gathered_bytes() == 0
+    assert plan.usable_bytes() == 72_000_000_000 - GIB
+    assert plan.fixed_bytes() == 2896 + 65 * 552 + 149_376 == 188_152
+    assert plan.cache_room() == 70_926_258_176 - 188_152
+    assert plan.remaining_bytes() == 70_926_258_176 - 188_152 - 3456
+    assert plan.genomes_that_fit() == 64 + 128_489_251
+    assert plan.shortfall_bytes() == 188_152 + 16_384 - 70_926_258_176
+    given = small_plan(VLLMEngineBuilder(kv_cache_gib=1.0))
+    assert given.cache_room() == GIB
+    assert given.shortfall_bytes() == 188_152 + GIB - 70_926_258_176
+    assert small_plan(VLLM, FullRank()).genomes_that_fit() == 1
+    in_torch = small_plan(TORCH)
+    assert in_torch.usable_bytes() == 80_000_000_000 - GIB
+    # Blocks of 8 rows: (12 requests + 4,096 prompt tokens) / 8, rounded up.
+    assert in_torch.gathered_bytes() == 514 * 648
+    assert small_plan(TORCH, FullRank()).gathered_bytes() == 0
+
+
+def test_arithmetic_by_hand() -> None:
+    plan = small_plan(VLLM)
+    assert plan.factor_elements() == 220
+    assert plan.token_flops() == 2 * (864 + 220)
+    assert plan.head_flops() == 2 * 20 * 8
+    assert small_plan(VLLM, FullRank()).token_flops() == 2 * 864
+    # A prompt: 5 tokens, one row of logits, attention 2 x 2 layers x 2 heads x 4 x 5².
+    assert plan.prefill_flops() == 12 * (5 * 2168 + 320 + 800)
+    # Three more tokens each, at a mean length of 7: attention 4 x 2 x 2 x 4 x 7.
+    assert plan.decode_flops() == 12 * 3 * (2168 + 320 + 448)
+
+
+def test_memory_traffic_by_hand() -> None:
+    plan = small_plan(VLLM)
+    assert plan.read_bytes() == 2 * (864 + 160)
+    assert plan.prefill_traffic() == 2048 + 12 * 5 * 32
+    assert plan.decode_steps() == 3
+    assert plan.factor_bytes() == 4 * 2 * 220
+    assert plan.decode_traffic() == 3 * (2048 + 1760) + 12 * 3 * 7 * 32
+    five_rows = small_plan(VLLMEngineBuilder(extra={"max_num_seqs": 5}))
+    assert five_rows.decode_steps() == 3 * 3
+    short_passes = small_plan(VLLMEngineBuilder(extra={"max_num_batched_tokens": 16}))
+    assert short_passes.prefill_traffic() == 4 * 2048 + 12 * 5 * 32
+    assert small_plan(VLLM, LowRank(rank=2)).factor_bytes() == 4 * 2 * 8 * 220
+    assert small_plan(TORCH).factor_bytes() == 2 * 648
+    dense = small_plan(VLLM, FullRank())
+    assert (dense.decode_steps(), dense.factor_bytes()) == (4 * 3, 0)
+    assert dense.prefill_traffic() == 4 * 2048 + 12 * 5 * 32
+
+
+def test_the_slower_of_arithmetic_and_memory_counts() -> None:
+    plan = small_plan(VLLM, gpu_tflops=1.0, gpu_bandwidth=1.0)
+    assert plan.seconds(2e12, 1e9) == (2.0, "arithmetic")
+    assert plan.seconds(1e12, 3e9) == (3.0, "memory traffic")
+    shared = small_plan(TWO_GPUS, gpu_tflops=1.0, gpu_bandwidth=1.0)
+    assert shared.seconds(2e12, 1e9) == (1.0, "arithmetic")
+
+
+def test_loading_and_moving_by_hand() -> None:
+    plan = small_plan(VLLM)
+    assert plan.terms() == 4
+    assert plan.load_seconds() == pytest.approx(110 * 4 / 5e8)
+    assert small_plan(TORCH).load_seconds() == pytest.approx(110 * 4 / (5e8 * 8))
+    slow_link = small_plan(VLLM, host_bandwidth=1.0)
+    assert slow_link.load_seconds() == pytest.approx(552 * 4 / 1e9)
+    assert plan.step_seconds() == pytest.approx(864 * 14 / 25e9)
+    assert small_plan(VLLM, cores=1).step_seconds() == pytest.approx(864 * 4 / 2e9)
+    assert small_plan(VLLM, LowRank(rank=2), cores=1).step_seconds() == pytest.approx(
+        864 * 4 * 2 / 2e9
+    )
+    dense = small_plan(VLLM, FullRank())
+    assert dense.load_seconds() == pytest.approx(1096 * 4 / 5e8)
+    assert dense.step_seconds() == pytest.approx(1096 * 4 / (5e8 * 8))
+    shared = small_plan(TWO_GPUS, FullRank())
+    assert shared.load_seconds() == pytest.approx(1096 * 4 / (5e8 * 2))
+
+
+def test_tokens_and_bytes_by_hand() -> None:
+    config = PlanConfig(model_name="x", attempts=2, prompt_tokens=10)
+    assert config.rollouts() == 64 * 32 * 2
+    assert module.prompt_tokens(config) == 4096 * 10
+    assert module.sampled_tokens(config) == 4096 * 32
+    assert module.genome_message_bytes(8, 64) == 32 + 64 * 20
+    assert module.step_message_bytes(8, 32) == 8 * (12 + 512)
+    assert module.prompt_message_bytes(8, 200, 1, 150) == 8 * (300 + 200 * (20 + 20 + 750))
+    assert module.history_bytes(32, 64) == 150 + 1248 + 1280
+
+
+def test_a_gpu_is_the_tables_where_nothing_else_is_said() -> None:
+    config = PlanConfig(model_name="x", gpu="a100-80gb", gpu_bandwidth=1935.0)
+    sixteen_bits = config.hardware(2)
+    assert (sixteen_bits.memory, sixteen_bits.tflops(2)) == (80, 312)
+    assert (sixteen_bits.bandwidth, config.hardware(4).tflops(4)) == (1935.0, 19.5)
+    own = PlanConfig(model_name="x", gpu_memory=16.0, gpu_tflops=65.0).hardware(4)
+    assert (own.memory, own.tflops(4), own.bandwidth) == (16.0, 65.0, 3350)
+
+
+# What engines really make.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: str) -> None:
+    path = tiny_model(family)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    plan = Plan(PlanConfig(model_name=str(path)), read_architecture(str(path)))
+    assert plan.parameters() == sum(parameter.numel() for parameter in model.parameters())
+    real = cache_bytes_per_token(PopulationModel(model), torch.device("cpu"))
+    assert plan.kv_bytes() == real
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
+async def test_a_torch_engine_has_the_bytes_that_were_planned(
+    tiny_model: Callable[[str], Path], family: str
+) -> None:
+    path = tiny_model(family)
+    builder = TorchEngineBuilder(num_lanes=1, memory_gib=0.001, kv_cache_gib=0.02)
+    config = PlanConfig(
+        model_name=str(path),
+        engine=builder,
+        search_space=LowRank(rank=2),
+        population_size=4,
+        problems_per_generation=2,
+        prompt_tokens=50,
+        sampled_tokens=40,
+    )
+    plan = Plan(config, read_architecture(str(path)))
+    options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02}
+    async with running_engine(path, LowRank(rank=2), **options) as engine:
+        assert engine.capacity == int(0.001 * GIB) // plan.genome_bytes()
+        await engine.load([Genome((Term(g, 0.1),)) for g in range(4)])
+        await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
+        weights = engine._weights
+        tables = [table for table in weights.model.tables or [] if table is not None]
+        assert plan.resident_bytes() == _bytes_of(
+            [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]
+        )
+        of_a_batch = weights.model.gather(torch.zeros(3, dtype=torch.int64))
+        gathered = [t for pair in of_a_batch or [] if pair is not None for t in pair]
+        assert _bytes_of(gathered) == 3 * plan.genome_bytes()
+        cache = engine._lanes[0]._cache
+        layers = [tensor for pair in cache._layers.values() for tensor in pair]
+        assert plan.cache_bytes() == _bytes_of(layers)
+        parameters = [*weights._base.parameters(), *weights.model.module.parameters()]
+        assert plan.weight_bytes() == _bytes_of(parameters)
+        assert plan.centre_bytes() == _bytes_of(weights.centre.weights.values())
+
+
+def _bytes_of(tensors: typing.Iterable[torch.Tensor]) -> int:
+    """Of all that they are, memory that they share counted once."""
+    once = {tensor.data_ptr(): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.element_size() for tensor in once.values())
+
+
+def slots_of_rank(worker: Any) -> tuple[int, int, float, int, int]:
+    """Run in vLLM's worker: bytes of slots, of weights, of a token's cache; rows and tokens."""
+    stacked = ("lora_a_stacked", "lora_b_stacked")
+    model, cache = worker.model_runner.model, worker.model_runner.kv_caches
+    found = [getattr(m, name) for m in model.modules() for name in stacked if hasattr(m, name)]
+    slots = [t for entry in found for t in ([entry] if torch.is_tensor(entry) else entry)]
+    tokens = worker.cache_config.num_gpu_blocks * worker.cache_config.block_size
+    scheduler = worker.model_runner.scheduler_config
+    sizes = [
+        sum(t.numel() * t.element_size() for t in of_kind)
+        for of_kind in (slots, list(model.parameters()), cache)
+    ]
+    rows = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    return sizes[0], sizes[1], sizes[2] / tokens, *rows
+
+
+@pytest.mark.anyio
+@pytest.mark.xdist_group("vllm")
+async def test_vllm_has_the_slots_weights_and_cache_that_were_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
+    import cloudpickle
+
+    from tests.integration.vllm_models import make_vllm_model
+
+    path = make_vllm_model("llama", tmp_path / "llama")
+    builder = VLLMEngineBuilder(
+        max_genomes=3,
+        tensor_parallel_size=2,
+        kv_cache_gib=0.05,
+        gpu_memory_utilization=0.3,
+        extra={"block_size": 32},
+    )
+    config = PlanConfig(
+        model_name=str(path), engine=builder, population_size=4, search_space=LowRank(rank=2)
+    )
+    plan = Plan(config, read_architecture(str(path)))
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    engine = await builder(model_name=str(path), search_space=LowRank(rank=2))
+    try:
+        ranks = await engine._running().collective_rpc(slots_of_rank)
+    finally:
+        await engine.close()
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    expected = (
+        *(plan.resident_bytes(), plan.weight_bytes(), plan.kv_bytes()),
+        *(plan.max_rows(), plan.pass_tokens()),
+    )
+    assert [tuple(rank) for rank in ranks] == [expected, expected]
+
+
+def test_the_ranks_of_slots_are_vllms() -> None:
+    lora = pytest.importorskip("vllm.config.lora", reason="vLLM is not installed")
+    assert typing.get_args(lora.MaxLoRARanks) == LORA_RANKS
+
+
+def test_messages_have_the_bytes_that_were_planned() -> None:
+    genomes_G = [Genome((Term(derive_seed(0, "x", g), 0.1),)) for g in range(64)]
+    sent = sum(len(encode_genomes(genomes_G[e * 8 : e * 8 + 8])) for e in range(8))
+    assert sent == module.genome_message_bytes(8, 64)
+    step = Step(tuple(genome.terms[0] for genome in genomes_G[:32]))
+    assert 8 * len(encode_step(step)) == module.step_message_bytes(8, 32)
+    rng = random.Random(0)
+    for problems, attempts, tokens in ((1, 1, 12), (32, 1, 12), (50, 4, 150)):
+        batch, _ = encode_requests(
+            [
+                request_
+                for p in range(problems)
+                for prompt in [Observation(tuple(rng.randrange(150_000) for _ in range(tokens)))]
+                for k in range(attempts)
+                for request_ in _asked_of_eight(prompt, derive_seed(0, "seed", p, k))
+            ]
+        )
+        planned = module.prompt_message_bytes(1, problems, attempts, tokens)
+        assert 0.6 * planned < len(batch.questions) + len(batch.who) <= planned
+
+
+_SAMPLING = SamplingParams(max_tokens=32)
+
+
+def _asked_of_eight(prompt: Observation, seed: int) -> list[Any]:
+    return [
+        dataclasses.replace(request(g, [1]), observation=prompt, params=_SAMPLING, seed=seed)
+        for g in range(8)
+    ]
+
+
+@pytest.mark.parametrize("genomes", [30, 64])
+def test_a_line_of_the_history_is_as_long_as_planned(genomes: int) -> None:
+    rng = random.Random(1)
+    seeds = [derive_seed(0, "genome", g) for g in range(genomes // 2)]
+    step = Step(tuple(Term(seed, 0.02 / genomes * rng.gauss(0, 1.4)) for seed in seeds))
+    fitness_G = tuple(rng.gauss(0, 1) for _ in range(genomes))
+    line = encode(Record(7, step, fitness_G, 8, 2**63 + 5))
+    assert module.history_bytes(genomes // 2, genomes) == pytest.approx(len(line), rel=0.02)
+
+
+def test_what_is_not_given_is_the_main_job() -> None:
+    config, job = PlanConfig(model_name=str(BUNDLED_MODEL)), CLIConfig()
+    assert isinstance(job.optimizer, ES) and isinstance(job.dataset, CountdownDatasetBuilder)
+    assert config.engine == job.engine
+    assert config.search_space == job.search_space
+    assert config.population_size == job.optimizer.population_size
+    assert config.problems_per_generation == job.dataset.problems_per_generation
+    assert config.attempts == job.attempts
+    assert config.sampled_tokens == job.sampling.max_tokens
+    assert job.optimizer.antithetic, "a mirrored pair is one term"
+
+
+# What is read, printed and refused.
+
+
+def test_a_directory_needs_no_more_than_its_config(tmp_path: Path) -> None:
+    assert (
+        Plan(
+            PlanConfig(model_name="x"), read_architecture(write_config(tmp_path, SMALL))
+        ).parameters()
+        == 1096
+    )
+
+
+def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    """The exit code, and what was printed and said."""
+    code = 0
+    try:
+        run_cli(module.main, PlanConfig, options)
+    except SystemExit as stop:
+        code = typing.cast(int, stop.code)
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("options", [(), ("engine=vllm",), ("search_space=full_rank",)])
+def test_it_prints_a_page_that_adds_up(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    code, page, said = run(capsys, f"model_name={BUNDLED_MODEL}", "num_engines=4", *options)
+    assert (code, said) == (0, "")
+    assert max(map(len, page.splitlines())) <= max(100, len(page.splitlines()[0]))
+    memory = page.split("Memory of each GPU\n")[1].split("\n\n")[0].splitlines()
+    units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
+    sizes = [float(line.split()[-2].replace(",", "")) * units[line.split()[-1]] for line in memory]
+    assert sum(sizes[:-1]) == pytest.approx(sizes[-1], rel=1e-3)
+    times = re.findall(r"([\d,.]+) (m?)s$", page.split("Least time")[1], re.MULTILINE)
+    seconds = [float(text.replace(",", "")) / (1000 if milli else 1) for text, milli in times]
+    assert len(seconds) == 5
+    assert sum(seconds[:-1]) == pytest.approx(seconds[-1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        ("gpu=h10", 1, "gpu=h10 is not in the table: did you mean 'h100'?.*gpu_memory, gpu_tflops"),
+        ("engine=vlm", 2, "did you mean 'vllm'? Accepted: torch, vllm"),
+        ("engine=ray", 2, "unknown name 'ray': accepted: torch, vllm"),
+        ("search_space=lowrank", 2, "did you mean 'low_rank'? Accepted: full_rank, low_rank"),
+        ("num_engine=8", 2, "did you mean 'num_engines'?"),
+        ("cores=0", 1, "cores must be positive, found 0"),
+        ("gpu_memory=-1", 1, "gpu_memory must be positive, found -1.0"),
+        ("num_engines=65", 1, "num_engines=65 is more than population_size=64"),
+        (
+            "engine=vllm engine.tensor_parallel_size=3",
+            1,
+            "engine.tensor_parallel_size=3 does not divide this model's 28 attention heads, 4 key "
+            "and value heads .*; accepted: 1, 2, 4",
+        ),
+        ("sampled_tokens=4096", 1, "= 4108 is more than the engine's context of 4096 tokens"),
+        (
+            "engine.max_model_len=1024",
+            1,
+            "engine.kv_cache_gib=0.5 is too little for a context of 1024 tokens; raise it to 0.875,"
+            ".*this plan needs 44",
+        ),
+        ("engine=vllm search_space.rank=513", 1, "= 513, .* a rank of at most 512"),
+        ("engine=vllm engine.quantization=awq", 1, "engine.quantization: quantised weights"),
+        ("search_space.exclude=nothing*", 1, "search_space.exclude pattern 'nothing*' matches no"),
+        (
+            "engine=vllm gpu_memory=15",
+            1,
+            "does not fit: each GPU would need .* GiB and can give 11.57 GiB, .* GiB too "
+            "little; what would do: engine.tensor_parallel_size=2, or gpu=a10$",
+        ),
+        (
+            "engine=vllm engine.max_genomes=10000 population_size=10000 num_engines=100",
+            1,
+            "does not fit: .*what would do: .*engine.max_genomes=100$",
+        ),
+        ("engine=vllm gpu_memory=1", 1, "what would do: gpu=a10$"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+    code: int,
+    sentence: str,
+) -> None:
+    path = write_config(tmp_path, QWEN_7B)
+    found, page, said = run(capsys, f"model_name={path}", *options.split())
+    assert (found, page, said.count("\n")) == (code, "", 1)
+    assert re.search(sentence.replace("?", r"\?").replace("*' ", r"\*' "), said), said
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "has quantization_config"),
+        ({"model_type": "qwen2_moe", "num_experts": 4}, "has num_experts"),
+        ({"model_type": "no-such-model"}, "cannot read"),
+        ({"hidden_size": "wide"}, "cannot read"),
+    ],
+)
+def test_a_model_that_is_not_counted_is_refused(
+    tmp_path: Path, change: Mapping[str, object], sentence: str
+) -> None:
+    path = write_config(tmp_path, {**SMALL, **change})
+    with pytest.raises(ModelError, match=sentence) as raised:
+        read_architecture(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_the_torch_engine_cannot_run_is_refused(tmp_path: Path) -> None:
+    bloom = {"model_type": "bloom", "vocab_size": 20, "hidden_size": 8, "n_layer": 1, "n_head": 2}
+    path = write_config(tmp_path, bloom)
+    plan = Plan(PlanConfig(model_name=path), read_architecture(path))
+    with pytest.raises(ModelError, match="no attention hook"):
+        check(plan)
+
+
+def test_a_directory_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(capsys, "model_name=./nowhere")
+    assert (code, said) == (1, "model_name: there is no directory './nowhere'\n")
+
+
+def test_the_config_round_trips_through_json() -> None:
+    config = PlanConfig(model_name="x", engine=TWO_GPUS, gpu="h200")
+    assert config_from_json(config_to_json(config)) == config
+
+
+def test_planning_takes_no_memory_for_weights(tmp_path: Path) -> None:
+    model = read_architecture(write_config(tmp_path, QWEN_7B))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    config = PlanConfig(model_name="x", engine=VLLM)
+    assert "7,615,616,512 parameters in bfloat16" in report(Plan(config, model))
+    check(Plan(config, model))
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_the_table_is_in_its_units(name: str) -> None:
+    gpu = GPUS[name]
+    assert 24 <= gpu.memory <= 180
+    assert 1 < gpu.tflops_16 / gpu.tflops_32 < 40
+    assert 300 <= gpu.bandwidth <= 8000
+    assert math.isclose(gpu.tflops(2), gpu.tflops_16) and math.isclose(gpu.tflops(4), gpu.tflops_32)
+
+
+# The guide.
+
+RAY_JOB_FIELDS = {
+    *("activeDeadlineSeconds", "backoffLimit", "clusterSelector", "deletionStrategy", "entrypoint"),
+    *("entrypointNumCpus", "entrypointNumGpus", "entrypointResources", "jobId", "managedBy"),
+    *("metadata", "rayClusterSpec", "runtimeEnvYAML", "shutdownAfterJobFinishes"),
+    *("submissionMode", "submitterConfig", "submitterPodTemplate", "suspend"),
+    "ttlSecondsAfterFinished",
+}
+"""`spec` of ray.io/v1 RayJob, as ray-operator/apis/ray/v1/rayjob_types.go of KubeRay has it."""
+CLUSTER_FIELDS = {
+    *("autoscalerOptions", "enableInTreeAutoscaling", "headGroupSpec", "headServiceAnnotations"),
+    *("rayVersion", "suspend", "workerGroupSpecs"),
+}
+HEAD_FIELDS = {"enableIngress", "headService", "rayStartParams", "serviceType", "template"}
+WORKER_FIELDS = {
+    *("groupName", "maxReplicas", "minReplicas", "numOfHosts", "rayStartParams", "replicas"),
+    *("scaleStrategy", "template"),
+}
+"""The same of raycluster_types.go."""
+
+
+def blocks(language: str) -> list[str]:
+    """The guide's code blocks of a language."""
+    text = GUIDE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_guide_shows_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(tmp_path / "Qwen" / "Qwen2.5-7B-Instruct", QWEN_7B)
+    monkeypatch.chdir(tmp_path)
+    examples = blocks("console")
+    assert len(examples) == 3
+    for example in examples:
+        command, _, page = re.sub(r" \\\n\s+", " ", example).partition("\n")
+        command, _, grep = command.partition(" | ")
+        start, options = shlex.split(command)[:4], shlex.split(command)[4:]
+        assert start == ["$", "python", "-m", "es_cookbook.engines.plan"]
+        _, printed, said = run(capsys, *options)
+        shown = (printed or said).strip()
+        if grep:
+            first = page.partition("\n")[0]
+            assert grep == f"grep -A {page.strip().count(chr(10)) + 1} '{first[:10]}'"
+            assert page.strip() in shown
+        else:
+            assert page.strip() == shown
+
+
+def recipe_options(script: str) -> list[list[str]]:
+    joined = re.sub(r" \\\n\s+", " ", script)
+    found = re.findall(r"-m es_cookbook\.recipes\.countdown\.train_cli (.*)$", joined, re.MULTILINE)
+    return [shlex.split(options) for options in found]
+
+
+def parsed(options: list[str]) -> RayPoolBuilder:
+    """The pool of one of the guide's commands, each option of which the recipe has to know."""
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    assert isinstance(seen[0].engine, RayPoolBuilder)
+    return seen[0].engine
+
+
+def test_the_guides_commands_are_runs_that_divide_their_gpus() -> None:
+    pools = [parsed(options) for options in recipe_options("\n".join(blocks("sh")))]
+    assert len(pools) == 3
+    for pool in pools:
+        assert isinstance(pool.engine, VLLMEngineBuilder)
+        assert pool.num_gpus == pool.engine.tensor_parallel_size
+        assert pool.num_engines * pool.engine.max_genomes == 64, "the population, and no empty slot"
+        assert (pool.num_engines * pool.num_gpus) % 8 == 0
+
+
+def test_the_manifest_has_kuberays_fields_and_room_for_its_engines() -> None:
+    (manifest,) = map(yaml.safe_load, blocks("yaml"))
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    job, cluster = manifest["spec"], manifest["spec"]["rayClusterSpec"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert job.keys() <= RAY_JOB_FIELDS
+    assert cluster.keys() <= CLUSTER_FIELDS
+    assert head.keys() <= HEAD_FIELDS and {"rayStartParams", "template"} <= head.keys()
+    assert workers.keys() <= WORKER_FIELDS and {"groupName", "template"} <= workers.keys()
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    for group in (head, workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container.keys() == {"name", "image", "resources", "volumeMounts"}
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+    constraints = (GUIDE.parents[1] / "constraints.txt").read_text(encoding="utf-8")
+    assert f"\nray=={cluster['rayVersion']}\n" in constraints
+
+    (options,) = recipe_options(f"{job['entrypoint']}\n")
+    pool = parsed(options)
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    engines = pool.num_engines // workers["replicas"]
+    assert pool.address == "auto"
+    assert engines * (pool.num_gpus or 0) == int(limits["nvidia.com/gpu"])
+    assert engines * (pool.num_cpus or 0) <= int(limits["cpu"])
+    assert engines * 36.5 < int(limits["memory"].removesuffix("Gi")), "centres and base copies"
+
+
+def test_the_guide_names_what_there_is() -> None:
+    formulas = GUIDE.read_text(encoding="utf-8").split("## Memory and time, by formula")[1]
+    rows = re.findall(r"^\|.*\| ([^|]*) \|$", formulas, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(named) >= 15
+    assert [name for name in named if not hasattr(Plan, name) and not hasattr(module, name)] == []
+    for path in re.findall(r"`((?:es_cookbook|tests|docs)/[\w/.]+)`", formulas):
+        assert (GUIDE.parents[1] / path).exists()

@@ -1,0 +1,333 @@
+"""What a pool does when engines die at the wrong moment, without Ray: actors in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.ray_cluster import Cluster, Needs
+from es_cookbook.engines.ray_member import DisagreementError, PoolSettings
+from es_cookbook.engines.ray_pool import RayPool, RayPoolBuilder
+from es_cookbook.errors import ConfigError, EngineError, ModelError
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Observation, SamplingParams
+from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder, NearCluster
+
+pytestmark = pytest.mark.anyio
+GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(4)]
+STEPS = [Step((Term(7, 0.25),)), Step((Term(8, -0.5),), decay=0.5)]
+
+
+@asynccontextmanager
+async def near_pool(
+    cluster: NearCluster, engines: int = 1, **fields: Any
+) -> AsyncIterator[RayPool]:
+    settings: dict[str, Any] = {
+        "builder": LightEngineBuilder(),
+        "max_restarts": 2,
+        "request_timeout": 0.4,
+        "start_timeout": 5.0,
+    }
+    most = fields.pop("most", engines)
+    made = PoolSettings(
+        model_name="none",
+        search_space=LowRank(),
+        cluster=cast(Cluster, cluster),
+        needs=Needs(1, 0, {}),
+        **settings | fields,
+    )
+    pool = RayPool(made, "PACK", most)
+    try:
+        await pool.add_engines(engines)
+        yield pool
+    finally:
+        await pool.close()
+
+
+def asked(target: Any, count: int = 8) -> list[SampleRequest]:
+    return [SampleRequest(target, Observation((p + 1,)), SamplingParams(), p) for p in range(count)]
+
+
+async def texts(engine: Any, requests: Sequence[SampleRequest]) -> list[str]:
+    return [action.text for action in await asyncio.gather(*map(engine.sample, requests))]
+
+
+async def expected(steps: Sequence[Step], target: Any) -> list[str]:
+    engine = LightEngine("", "")
+    await engine.restore(steps)
+    await engine.load(GENOMES)
+    return await texts(engine, asked(target))
+
+
+@pytest.mark.parametrize(
+    "dies_in",
+    [
+        ["load"],
+        ["apply"],
+        ["fetch"],
+        ["load", "hello"],
+        ["apply", "build"],
+        ["apply", "restore"],
+        ["fetch", "load"],
+        ["load", "fetch"],
+    ],
+    ids="+".join,
+)
+async def test_whenever_an_engine_dies_the_answers_are_the_same(dies_in: list[str]) -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster) as pool:
+        cluster.dies_in = list(dies_in)
+        fingerprint = await pool.apply(STEPS[0])
+        async with pool.lend() as host:
+            await host.load(GENOMES)
+            assert await texts(host, asked(2)) == await expected(STEPS[:1], 2)
+        assert fingerprint == await LightEngine("", "").restore(STEPS[:1])
+        assert await pool.apply(STEPS[1]) == await LightEngine("", "").restore(STEPS)
+        assert await texts(pool, asked("centre")) == await expected(STEPS, "centre")
+        assert cluster.dies_in == []
+        assert pool.stats()["restarted"] == len(dies_in)
+
+
+async def test_requests_of_one_turn_of_the_loop_go_together() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster) as pool:
+        await texts(pool, asked("centre", 50))
+        assert cluster.calls.count("submit") == 1
+        assert cluster.calls.count("fetch") <= 3
+
+
+async def test_requests_wait_while_the_engine_is_being_changed_and_changes_for_requests() -> None:
+    async with near_pool(NearCluster()) as pool, pool.lend() as host:
+        await host.load(GENOMES)
+        before = asyncio.create_task(texts(host, asked(1)))
+        await asyncio.sleep(0)
+        applying = asyncio.create_task(pool.apply(STEPS[0]))
+        await asyncio.sleep(0)
+        after = asyncio.create_task(texts(pool, asked("centre")))
+        assert await before == await expected([], 1)
+        await applying
+        assert await after == await expected(STEPS[:1], "centre")
+
+
+async def test_restarts_are_counted_from_step_to_step() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster) as pool:
+        for step in STEPS * 2:
+            cluster.dies_in = ["fetch", "fetch"]
+            await texts(pool, asked("centre"))
+            await pool.apply(step)
+        assert pool.stats()["restarted"] == 8
+        cluster.dies_in = ["fetch"] * 3
+        with pytest.raises(EngineError) as caught:
+            await texts(pool, asked("centre"))
+        assert str(caught.value) == (
+            "no engine of the pool is left (engine 0 of the pool is lost: its process died "
+            "(engine.max_restarts=2)); what a run has recorded stays, and it can be resumed"
+        )
+        with pytest.raises(EngineError, match="no engine of the pool is left"):
+            await pool.apply(STEPS[0])
+
+
+async def test_whoever_waits_for_an_engine_is_told_when_none_is_left() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster, max_restarts=0) as pool, pool.lend() as host:
+
+        async def wait() -> None:
+            async with pool.lend():
+                pass
+
+        waiting = [asyncio.create_task(wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        cluster.dies_in = ["load"]
+        with pytest.raises(EngineError, match="no engine of the pool is left"):
+            await host.load(GENOMES)
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, EngineError)
+
+
+async def test_a_block_moves_while_others_keep_their_engines() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster, engines=3, max_restarts=0) as pool:
+        async with pool.lend() as first, pool.lend() as second:
+            await first.load(GENOMES)
+            await second.load(GENOMES[::-1])
+            cluster.dies_in = ["fetch"]
+            both = await asyncio.gather(texts(first, asked(0)), texts(second, asked(3)))
+            assert both == [await expected([], 0)] * 2
+        assert pool.num_engines == 2
+
+
+async def test_a_restarted_engine_that_is_not_where_the_others_are_stops_the_run() -> None:
+    async def build(**_: Any) -> LightEngine:
+        engine = LightEngine("", "")
+        engine.drifts_on = cluster.calls.count("build") > 2
+        return engine
+
+    cluster = NearCluster()
+    async with near_pool(cluster, engines=2, builder=build) as pool, pool.lend() as host:
+        await pool.apply(STEPS[0])
+        cluster.dies_in = ["fetch"]
+        with pytest.raises(DisagreementError, match="need the same model files"):
+            await texts(host, asked("centre"))
+
+
+@pytest.mark.parametrize("engines", [2, 3, 5])
+async def test_an_engine_that_differs_is_restored_and_named_if_it_differs_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engines: int
+) -> None:
+    right = await LightEngine("", "").restore(STEPS[:1])
+    once = LightEngineBuilder(fault="drift", flag=str(tmp_path / "once"))
+    async with near_pool(NearCluster(), engines=engines, builder=once) as pool:
+        assert await pool.apply(STEPS[0]) == right
+        # Of two nobody knows which is right; of more, most are.
+        assert caplog.text.count("it is restored") == (2 if engines == 2 else 1)
+        assert await texts(pool, asked("centre")) == await expected(STEPS[:1], "centre")
+    again = LightEngineBuilder(fault="drifts on", flag=str(tmp_path / "again"))
+    async with near_pool(NearCluster(), engines=engines, builder=again) as pool:
+        with pytest.raises(DisagreementError) as caught:
+            await pool.apply(STEPS[0])
+        wrong = await LightEngine("", "").restore(STEPS[:1] * 2)
+        assert f"{right:016x}" in str(caught.value) and f"{wrong:016x}" in str(caught.value)
+
+
+async def test_an_engine_that_joins_takes_the_steps_made_meanwhile() -> None:
+    may_restore = asyncio.Event()
+
+    class Slow(LightEngine):
+        async def restore(self, steps: Any) -> int:
+            fingerprint = await super().restore(steps)
+            await may_restore.wait()
+            return fingerprint
+
+    async def build(**_: Any) -> LightEngine:
+        return (LightEngine if cluster.calls.count("build") == 1 else Slow)("", "")
+
+    cluster = NearCluster()
+    async with near_pool(cluster, builder=build) as pool:
+        joining = asyncio.create_task(pool.add_engines(1))
+        while "restore" not in cluster.calls[4:]:
+            await asyncio.sleep(0)
+        for step in STEPS:
+            await pool.apply(step)
+        assert pool.num_engines == 1
+        may_restore.set()
+        await joining
+        async with pool.lend(), pool.lend() as newcomer:
+            await newcomer.load(GENOMES)
+            assert await texts(newcomer, asked(1)) == await expected(STEPS, 1)
+
+
+async def test_places_that_are_free_are_filled_after_a_step() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster, engines=1, most=4) as pool:
+        await pool.apply(STEPS[0])
+        with anyio.fail_after(5):
+            while pool.num_engines < 4:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert pool.num_engines == 4
+        await pool.apply(STEPS[1])
+
+
+async def test_an_engine_that_hangs_while_it_loads_is_replaced() -> None:
+    class Hangs(LightEngine):
+        async def load(self, genomes_G: Any) -> None:
+            await anyio.sleep_forever()
+
+    async def build(**_: Any) -> LightEngine:
+        return (Hangs if cluster.calls.count("build") == 1 else LightEngine)("", "")
+
+    cluster = NearCluster()
+    async with near_pool(cluster, builder=build) as pool, pool.lend() as host:
+        await host.load(GENOMES)
+        assert await texts(host, asked(3)) == await expected([], 3)
+        assert pool.stats()["restarted"] == 1
+
+
+async def test_an_engine_that_cannot_join_by_itself_is_tried_once_a_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def build(**_: Any) -> LightEngine:
+        if cluster.calls.count("build") > 1:
+            raise ModelError("the disk is gone")
+        return LightEngine("", "")
+
+    cluster = NearCluster()
+    async with near_pool(cluster, builder=build, most=3) as pool:
+        for num_steps in (1, 2):
+            await pool.apply(STEPS[0])
+            await asyncio.sleep(0.02)
+            assert caplog.text.count("could not join the pool: the disk is gone") <= 2 * num_steps
+        assert pool.num_engines == 1
+
+
+async def test_an_engine_that_cannot_join_gives_its_place_back() -> None:
+    async def build(**_: Any) -> LightEngine:
+        if cluster.calls.count("build") > 1:
+            raise ModelError("the disk is gone")
+        return LightEngine("", "")
+
+    cluster = NearCluster()
+    async with near_pool(cluster, builder=build) as pool:
+        with pytest.raises(ModelError, match=r"^the disk is gone$"):
+            await pool.add_engines(1)
+        assert cluster.calls.count("release") == 1
+        assert await texts(pool, asked("centre")) == await expected([], "centre")
+
+
+async def test_closing_ends_requests_in_flight_and_twice_is_harmless() -> None:
+    async with near_pool(NearCluster(), request_timeout=60) as pool:
+        never = SampleRequest("centre", Observation((NEVER,)), SamplingParams())
+        waiting = asyncio.create_task(pool.sample(never))
+        await asyncio.sleep(0.01)
+        await pool.close()
+        with pytest.raises(EngineError, match="closed while this request was in flight"):
+            await waiting
+        await pool.close()
+        for use in (pool.sample(never), pool.apply(STEPS[0])):
+            with pytest.raises(EngineError, match=r"^the engine is closed$"):
+                await use
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_engines": 0}, "engine.num_engines must be positive, found 0"),
+        ({"num_cpus": -1.0}, "engine.num_cpus must be positive, found -1.0"),
+        ({"request_timeout": 0.0}, "engine.request_timeout must be positive, found 0.0"),
+        ({"max_restarts": -1}, "engine.max_restarts must be 0 or more, found -1"),
+        (
+            {"num_engines": 3, "max_engines": 2},
+            "engine.max_engines must be at least engine.num_engines=3, found 2",
+        ),
+        (
+            {"num_gpus": 1.5},
+            "engine.num_gpus must be 0, a share of one GPU or a whole number, found 1.5",
+        ),
+        (
+            {"engine": RayPoolBuilder()},
+            "engine.engine must be an engine, not a pool again; accepted: torch, vllm",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RayPoolBuilder(**fields)
+    assert str(caught.value) == sentence
+
+
+async def test_without_ray_the_user_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError) as caught:
+        await RayPoolBuilder()(model_name="none", search_space=LowRank())
+    assert str(caught.value) == (
+        "engine=ray needs Ray, which is not installed: pip install 'ray>=2.50'"
+    )

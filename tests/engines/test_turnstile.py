@@ -1,0 +1,102 @@
+"""Only one set of weights is ever in use, and everybody's turn comes."""
+
+import asyncio
+from collections.abc import Hashable
+
+import pytest
+
+from es_cookbook.engines.turnstile import Turnstile
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Weights:
+    """Says who used what while which set was there."""
+
+    def __init__(self) -> None:
+        self.there: Hashable = None
+        self.switches: list[Hashable] = []
+        self.inside = 0
+        self.turnstile = Turnstile(self.switch)
+
+    async def switch(self, weights: Hashable) -> None:
+        assert self.inside == 0
+        await asyncio.sleep(0)
+        assert self.inside == 0
+        self.there = weights
+        self.switches.append(weights)
+
+    async def use(self, weights: Hashable, turns: int = 1) -> None:
+        async with self.turnstile.using(weights):
+            self.inside += 1
+            for _ in range(turns):
+                assert self.there == weights
+                await asyncio.sleep(0)
+            self.inside -= 1
+
+
+async def test_those_who_need_the_same_set_share_it_and_the_others_wait() -> None:
+    weights = Weights()
+    names = ["a", "b", "a", "c", "b", "a"] * 5
+    await asyncio.gather(*[weights.use(name, turns=i % 4) for i, name in enumerate(names)])
+    assert weights.switches == ["a", "b", "c"]
+
+
+async def test_the_set_that_is_there_is_not_brought_in_again() -> None:
+    weights = Weights()
+    await weights.use("a")
+    await weights.use("a")
+    assert weights.switches == ["a"]
+    await weights.use("b")
+    await weights.use("a")
+    assert weights.switches == ["a", "b", "a"]
+
+
+async def test_whoever_is_cancelled_holds_nobody_up() -> None:
+    weights = Weights()
+    inside = asyncio.create_task(weights.use("a", turns=10**6))
+    await asyncio.sleep(0.01)
+    waiting = asyncio.create_task(weights.use("b"))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    behind = asyncio.create_task(weights.use("c"))
+    await asyncio.sleep(0.01)
+    inside.cancel()
+    weights.inside = 0
+    await behind
+    assert weights.switches == ["a", "c"]
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_cancelled_at_any_moment_it_lets_the_next_in(turns: int) -> None:
+    weights = Weights()
+    first = asyncio.create_task(weights.use("a"))
+    second = asyncio.create_task(weights.use("b", turns=3))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    weights.inside = 0
+    await asyncio.wait_for(weights.use("c"), timeout=5)
+    assert weights.there == "c"
+
+
+async def test_a_set_that_cannot_be_brought_in_is_an_error_for_those_who_wait_for_it() -> None:
+    weights = Weights()
+
+    async def switch(wanted: Hashable) -> None:
+        if wanted == "broken":
+            raise RuntimeError("no such weights")
+        await Weights.switch(weights, wanted)
+
+    weights.turnstile = Turnstile(switch)
+    results = await asyncio.gather(
+        *[weights.use(name) for name in ("broken", "a", "broken")], return_exceptions=True
+    )
+    assert [type(result) for result in results] == [RuntimeError, type(None), RuntimeError]
+    assert weights.switches == ["a"]

@@ -1,0 +1,88 @@
+"""What crosses to another process comes back as it was, and a population costs next to nothing."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.wire import (
+    Request,
+    decode_answers,
+    decode_genomes,
+    decode_requests,
+    decode_steps,
+    encode_answers,
+    encode_genomes,
+    encode_requests,
+    encode_step,
+)
+from es_cookbook.errors import RequestError
+from es_cookbook.evolution.genome import MAX_SEED, Genome, Step, Term
+from es_cookbook.rl.types import Action, Observation, SamplingParams
+
+terms = st.builds(Term, st.integers(0, MAX_SEED), st.floats(allow_nan=False, allow_infinity=False))
+genomes = st.builds(Genome, st.lists(terms, max_size=3).map(tuple))
+steps = st.builds(Step, st.lists(terms, max_size=5).map(tuple), st.sampled_from([0.0, 0.25]))
+
+PARAMS = [SamplingParams(max_tokens=24), SamplingParams(temperature=0.7, logprobs=True)]
+tokens = st.sampled_from([(1,), (2, 3), (4, 5, 6)])
+targets = st.sampled_from(["base", "centre", 0, 1, 2, 3, 7])
+requests = st.lists(
+    st.builds(
+        SampleRequest,
+        targets,
+        st.builds(Observation, tokens, st.sampled_from([(), ("stop",)])),
+        st.sampled_from(PARAMS),
+        st.integers(0, 2),
+    )
+    | st.builds(LogprobsRequest, targets, tokens, tokens),
+    max_size=30,
+)
+
+
+@given(st.lists(genomes, max_size=5))
+def test_genomes_come_back(genomes_G: list[Genome]) -> None:
+    data = encode_genomes(genomes_G)
+    assert decode_genomes(data) == genomes_G
+    num_terms = sum(len(genome.terms) for genome in genomes_G)
+    assert len(data) == 4 + 4 * len(genomes_G) + 16 * num_terms
+
+
+@given(st.lists(steps, max_size=4))
+def test_steps_come_back_one_after_the_other(steps: list[Step]) -> None:
+    assert list(decode_steps(b"".join(map(encode_step, steps)))) == steps
+
+
+@given(requests)
+def test_every_request_comes_back_once(requests: list[Request]) -> None:
+    batch, order = encode_requests(requests)
+    assert list(decode_requests(batch)) == [requests[i] for i in order]
+    assert sorted(order) == list(range(len(requests)))
+
+
+@pytest.mark.parametrize("num_genomes", [1, 64])
+def test_a_population_that_is_asked_the_same_things_is_one_rectangle(num_genomes: int) -> None:
+    prompts = [Observation((p, *range(100))) for p in range(32)]
+    asked = [
+        SampleRequest(g, prompt, PARAMS[0], seed)
+        for seed, prompt in enumerate(prompts)
+        for g in range(num_genomes)
+    ]
+    batch, order = encode_requests(asked)
+    assert len(batch.who) == 16
+    assert order == list(range(len(asked)))
+    once = pickle.dumps([(prompt, PARAMS[0], 1) for prompt in prompts])
+    assert len(batch.questions) <= len(once)
+
+
+def test_answers_and_errors_come_back() -> None:
+    answers = [
+        (7, Action((1, 2), "ab", "stop")),
+        (3, Action((3,), "", "length", (-0.5,))),
+        (4, [-1.0, -2.5]),
+    ]
+    assert decode_answers(encode_answers(answers)) == answers
+    ((number, error),) = decode_answers(encode_answers([(5, RequestError("too long"))]))
+    assert (number, type(error), str(error)) == (5, RequestError, "too long")

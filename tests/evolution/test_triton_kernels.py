@@ -1,0 +1,371 @@
+"""The Triton twin makes NumPy's noise, and moves weights as the search spaces do, bit for bit.
+
+`TestPrograms` runs on CUDA where there is a GPU, and in Triton's interpreter where there is none.
+The interpreter has to be asked for before Triton is first imported and then stays with the process,
+so this file runs itself once more, in a process of its own.
+"""
+
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import harness, triton_noise
+from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.noise import NoiseKind, noise, noise_range, triton_programs
+from es_cookbook.evolution.noise import triton_kernels as twin
+from es_cookbook.evolution.noise.triton_kernels import Part
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+INTERPRETING = bool(triton_programs.INTERPRETED)
+RUNS_HERE = INTERPRETING or torch.cuda.is_available()
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ROOT = Path(__file__).parents[2]
+
+KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+TERMS = [Term(2**63 - 1, 0.03), Term(5, -1.7), Term(6, 0.0), Term(5, 1e-3), Term(0, 1e-50)]
+"""Of these, two have scale 0."""
+
+# Random123's kat_vectors for philox4x64-10: counter and key, answer.
+KNOWN_ANSWERS = [
+    (
+        [0] * 6,
+        [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B],
+    ),
+    (
+        [2**64 - 1] * 6,
+        [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0],
+    ),
+    (
+        [
+            *(0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89),
+            *(0x452821E638D01377, 0xBE5466CF34E90C6C),
+        ],
+        [0xA528F45403E61D95, 0x38C72DBD566E9788, 0xA5A1610E72FD18B5, 0x57BD43B5E52B7FE6],
+    ),
+]
+
+philox = triton_programs.philox
+
+
+@triton.jit
+def philox_program(answer, given):  # noqa: ANN001, ANN201
+    c0, c1, c2, c3 = philox(
+        tl.load(given + 0),
+        tl.load(given + 1),
+        tl.load(given + 2),
+        tl.load(given + 3),
+        tl.load(given + 4),
+        tl.load(given + 5),
+    )
+    tl.store(answer + 0, c0)
+    tl.store(answer + 1, c1)
+    tl.store(answer + 2, c2)
+    tl.store(answer + 3, c3)
+
+
+def on_device(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.copy()).to(DEVICE)
+
+
+def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Also of zeros' signs."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
+    found, expected = found.cpu().contiguous(), expected.cpu().contiguous()
+    return found.dtype == expected.dtype and torch.equal(found.view(bits), expected.view(bits))
+
+
+def start_of(shape: tuple[int, ...]) -> torch.Tensor:
+    """A weight to move, on the CPU, with zeros of both signs in it."""
+    weight = torch.from_numpy(0.5 * noise(1, "start", shape))
+    weight.view(-1)[::7] = 0.0
+    weight.view(-1)[::14] = -0.0
+    return weight
+
+
+class TestPrograms:
+    __test__ = RUNS_HERE
+
+    @pytest.mark.parametrize(("counter_and_key", "expected"), KNOWN_ANSWERS)
+    def test_published_answers(self, counter_and_key: list[int], expected: list[int]) -> None:
+        answer = torch.zeros(4, dtype=torch.uint64, device=DEVICE)
+        given = on_device(np.array(counter_and_key, np.uint64))
+        philox_program[(1,)](answer, given, enable_fp_fusion=False)
+        assert answer.tolist() == expected
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (3, 5, 7), (4099,), (64, 64)])
+    def test_whole_tensors(
+        self, kind: NoiseKind, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> None:
+        out = torch.full(shape, math.nan, dtype=dtype, device=DEVICE)
+        twin.noise_into(out, 11, "model.weight", kind)
+        expected = torch.from_numpy(noise(11, "model.weight", shape, kind))
+        assert same_bits(out, expected.to(dtype))
+
+    @given(st.sampled_from(KINDS), st.integers(0, 2**63 - 1), st.integers(0, 2**45), st.data())
+    @settings(max_examples=15)
+    def test_any_range(self, kind: NoiseKind, seed: int, start: int, data: st.DataObject) -> None:
+        length = data.draw(st.integers(1, 5000))
+        out = torch.empty(length, device=DEVICE)
+        twin.noise_into(out, seed, "w", kind, Part((1, start + length), column=start))
+        assert same_bits(out, torch.from_numpy(noise_range(seed, "w", start, start + length, kind)))
+
+    @given(st.sampled_from(KINDS), st.integers(1, 9), st.integers(1, 600), st.data())
+    @settings(max_examples=15)
+    def test_any_region_and_nothing_beside_it(
+        self, kind: NoiseKind, num_rows: int, num_columns: int, data: st.DataObject
+    ) -> None:
+        shape = (num_rows, num_columns)
+        top, bottom = sorted(data.draw(st.lists(st.integers(0, num_rows), min_size=2, max_size=2)))
+        left, right = sorted(
+            data.draw(st.lists(st.integers(0, num_columns), min_size=2, max_size=2))
+        )
+        region = slice(top, bottom), slice(left, right)
+        out = torch.full(shape, math.nan, device=DEVICE)
+        twin.noise_into(out[region], 3, "w", kind, Part(shape, top, left))
+        expected = torch.full(shape, math.nan)
+        expected[region] = torch.from_numpy(noise(3, "w", shape, kind))[region]
+        assert torch.equal(out.cpu().nan_to_num(9.0), expected.nan_to_num(9.0))
+
+    def test_a_tensor_of_any_strides_is_written(self) -> None:
+        shape = (37, 130)
+        expected = torch.from_numpy(noise(3, "w", shape))
+        transposed = torch.empty(130, 37, device=DEVICE).mT
+        twin.noise_into(transposed, 3, "w")
+        assert same_bits(transposed, expected)
+        every_other = torch.zeros(37, 260, device=DEVICE)
+        twin.noise_into(every_other[:, ::2], 3, "w")
+        assert same_bits(every_other[:, ::2], expected)
+        assert not every_other[:, 1::2].any()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_a_genomes_own_weights(self, kind: NoiseKind, dtype: torch.dtype) -> None:
+        shape = (23, 190)
+        expected = start_of(shape)
+        FullRankSpace({"w": shape}, kind).add_terms_("w", expected, TERMS)
+        terms = twin.dense_terms(TERMS, DEVICE)
+        centre = start_of(shape).to(DEVICE)
+        out = torch.empty(shape, dtype=dtype, device=DEVICE)
+        twin.perturbed_into(out, centre, "w", terms, kind)
+        assert same_bits(out, expected.to(dtype))
+        assert same_bits(centre, start_of(shape))
+        shard = torch.empty(9, 64, dtype=dtype, device=DEVICE)
+        twin.perturbed_into(shard, centre[5:14, 100:164], "w", terms, kind, Part(shape, 5, 100))
+        assert same_bits(shard, expected.to(dtype)[5:14, 100:164])
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_weights_are_rounded_as_torch_rounds(self, dtype: torch.dtype) -> None:
+        ties = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 1 + 2.0**-8 + 2.0**-23, 255.99]
+        small = [0.0, -0.0, 1e-45, -1e-40, 1.18e-38, 6e-8, 3e-8, 9.2e-41]
+        large = [65504.0, 3.3895e38, 3.4028235e38, -3.4028235e38, math.inf, -math.inf]
+        centre = torch.tensor([*ties, *small, *large])
+        centre = torch.cat([centre, start_of((5000,))])
+        out = torch.empty(centre.shape, dtype=dtype, device=DEVICE)
+        with np.errstate(over="ignore", invalid="ignore"):
+            twin.perturbed_into(out, centre.to(DEVICE), "w", twin.dense_terms([], DEVICE))
+            assert same_bits(out, centre.to(dtype))
+            nans = torch.tensor([0x7FC00000, 0x7F800001, -1], dtype=torch.int32, device=DEVICE)
+            twin.perturbed_into(
+                out[:3], nans.view(torch.float32), "w", twin.dense_terms([], DEVICE)
+            )
+        assert out[:3].isnan().all()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("shape", [(5000,), (23, 190), (2, 3, 5)])
+    def test_a_dense_step(self, kind: NoiseKind, shape: tuple[int, ...]) -> None:
+        expected, found = start_of(shape), start_of(shape).to(DEVICE)
+        FullRankSpace({"w": shape}, kind).add_terms_("w", expected, TERMS)
+        twin.add_dense_(found, "w", twin.dense_terms(TERMS, DEVICE), kind)
+        assert same_bits(found, expected)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("shape", "rank"), [((70, 190), 1), ((33, 129), 3), ((1, 5), 8)])
+    def test_a_low_rank_step(self, kind: NoiseKind, shape: tuple[int, int], rank: int) -> None:
+        expected, found = start_of(shape), start_of(shape).to(DEVICE)
+        LowRankSpace({"w": shape}, rank, kind).add_terms_("w", expected, TERMS)
+        twin.add_low_rank_(found, "w", twin.low_rank_terms(TERMS, rank, DEVICE), kind)
+        assert same_bits(found, expected)
+
+    def test_terms_whose_scale_is_0_leave_every_bit(self) -> None:
+        nothing = [term for term in TERMS if np.float32(term.coefficient) == 0]
+        weight = torch.full((9, 20), -0.0, device=DEVICE)
+        twin.add_dense_(weight, "w", twin.dense_terms(nothing, DEVICE))
+        twin.add_low_rank_(weight, "w", twin.low_rank_terms(nothing, 2, DEVICE))
+        assert same_bits(weight, torch.full((9, 20), -0.0))
+
+    def test_a_step_of_more_terms_than_are_held_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(twin, "_FACTORS_AT_ONCE", 2 * 3 * (20 + 30))  # Two terms.
+        shape, terms = (20, 30), [Term(seed, 0.1 * (seed + 1)) for seed in range(5)]
+        expected, found = start_of(shape), start_of(shape).to(DEVICE)
+        LowRankSpace({"w": shape}, 3).add_terms_("w", expected, terms)
+        twin.add_low_rank_(found, "w", twin.low_rank_terms(terms, 3, DEVICE))
+        assert same_bits(found, expected)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_shards_move_as_the_whole_does(self, kind: NoiseKind) -> None:
+        shape = (30, 150)
+        dense, low_rank = start_of(shape), start_of(shape)
+        FullRankSpace({"w": shape}, kind).add_terms_("w", dense, TERMS)
+        LowRankSpace({"w": shape}, 3, kind).add_terms_("w", low_rank, TERMS)
+        for rows, columns in [((0, 30), (40, 150)), ((7, 30), (0, 150)), ((8, 9), (3, 4))]:
+            region = slice(*rows), slice(*columns)
+            part = Part(shape, rows[0], columns[0])
+            found = start_of(shape).to(DEVICE)
+            twin.add_dense_(found[region], "w", twin.dense_terms(TERMS, DEVICE), kind, part)
+            assert same_bits(found[region], dense[region])
+            found = start_of(shape).to(DEVICE)
+            terms = twin.low_rank_terms(TERMS, 3, DEVICE)
+            twin.add_low_rank_(found[region], "w", terms, kind, part)
+            assert same_bits(found[region], low_rank[region])
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("rank", [1, 3])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("part", [None, Part((260, 150), row=100), Part((70, 300), column=77)])
+    def test_lora_slots(
+        self, kind: NoiseKind, rank: int, dtype: torch.dtype, part: Part | None
+    ) -> None:
+        num_out, num_in, slots = 70, 150, [4, 0, 2, 5, 1]
+        lora_a = torch.full((6, 1, 8, num_in), 9.0, dtype=dtype, device=DEVICE)
+        lora_b = torch.full((6, 1, num_out, 8), 9.0, dtype=dtype, device=DEVICE)
+        expected_a, expected_b = lora_a.to("cpu", copy=True), lora_b.to("cpu", copy=True)
+        space = LowRankSpace({"w": part.shape if part else (num_out, num_in)}, rank, kind)
+        rows, columns = (part.row, part.column) if part else (0, 0)
+        for term, slot in zip(TERMS, slots, strict=True):
+            a, b = space.factors("w", term.seed)
+            scaled = torch.from_numpy(a * space.scale(term.coefficient))
+            expected_b[slot, 0, :, :rank] = scaled[rows : rows + num_out].to(dtype)
+            of_columns = torch.from_numpy(b)[columns : columns + num_in]
+            expected_a[slot, 0, :rank] = of_columns.mT.to(dtype)
+        terms = twin.slot_terms(TERMS, slots, rank, DEVICE)
+        twin.factors_into(lora_a[:, 0, :rank], lora_b[:, 0, :, :rank], "w", terms, kind, part)
+        assert same_bits(lora_a, expected_a)
+        assert same_bits(lora_b, expected_b)
+
+    def test_the_benchmark_measures_every_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(triton_noise, "SLOTS", 2)
+        rows = triton_noise.measured(DEVICE, side=16, calls=1, repeats=1)
+        assert [row.unit for row in rows] == ["GB/s", *["GB/s", "x"] * 14]
+        assert all(row.value > 0 for row in rows)
+
+    def test_what_does_not_fit_is_refused(self) -> None:
+        weight = torch.zeros(4, 6, device=DEVICE)
+        dense = twin.dense_terms(TERMS, DEVICE)
+        low_rank = twin.low_rank_terms(TERMS, 2, DEVICE)
+        with pytest.raises(ValueError, match="63-bit"):
+            twin.noise_into(weight, 2**63, "w")
+        with pytest.raises(ValueError, match="gaussian"):
+            twin.noise_into(weight, 1, "w", "normal")  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValueError, match=r"found torch\.int64"):
+            twin.noise_into(weight.to(torch.int64), 1, "w")
+        with pytest.raises(ValueError, match=r"row 1 and column 0 is not within"):
+            twin.noise_into(weight, 1, "w", part=Part((4, 6), row=1))
+        with pytest.raises(ValueError, match="two axes"):
+            twin.noise_into(torch.zeros(2, 3, 4, device=DEVICE).mT, 1, "w")
+        with pytest.raises(ValueError, match="dense_terms, found those of low_rank_terms"):
+            twin.add_dense_(weight, "w", low_rank)
+        with pytest.raises(ValueError, match="low_rank_terms, found those of dense_terms"):
+            twin.add_low_rank_(weight, "w", dense)
+        with pytest.raises(ValueError, match="float32"):
+            twin.add_low_rank_(weight.to(torch.bfloat16), "w", low_rank)
+        with pytest.raises(ValueError, match=r"float32 of shape \(4, 6\), found"):
+            twin.perturbed_into(weight, weight[:2], "w", dense)
+        with pytest.raises(ValueError, match="a slot of its own"):
+            twin.slot_terms(TERMS, [0, 1, 2, 3, 3], 2, DEVICE)
+        slots = twin.slot_terms(TERMS, [0, 1, 2, 3, 4], 2, DEVICE)
+        a, b = torch.zeros(5, 2, 6, device=DEVICE), torch.zeros(5, 4, 2, device=DEVICE)
+        with pytest.raises(ValueError, match="slot 4"):
+            twin.factors_into(a[:4], b[:4], "w", slots)
+        with pytest.raises(ValueError, match=r"\(slots, 2, in\)"):
+            twin.factors_into(a[:, :1], b, "w", slots)
+
+
+@pytest.mark.skipif(RUNS_HERE, reason="the programs run in this process")
+def test_the_programs_in_tritons_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert re.search(r"\d\d passed", done.stdout), done.stdout
+
+
+@pytest.mark.skipif(RUNS_HERE, reason="here the programs run on what they are given")
+def test_tensors_on_the_cpu_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs tensors on CUDA, found one on cpu"):
+        twin.noise_into(torch.zeros(4), 1, "w")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it measures")
+def test_the_benchmark_writes_nothing_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    triton_noise.main()
+    assert "CUDA device" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+TILE = {"start": "i64", "pitch": "i64", "length": "i64", "tiles_across": "i32", "key": "i64"}
+TERMS_ARGUMENTS = {"table": "*fp32", "seeds": "*i64", "scales": "*fp32", "num_terms": "i32"}
+STRIDES = dict.fromkeys(
+    ["out_run_stride", "out_stride", "centre_run_stride", "centre_stride"], "i32"
+)
+COMPILED = {
+    "dense_program": (
+        {"out": "*bf16", "centre": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES},
+        {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128},
+    ),
+    "rank_one_program": (
+        {
+            **dict.fromkeys(["weight", "columns", "rows"], "*fp32"),
+            **dict.fromkeys(["num_updates", "num_rows", "num_columns", "tiles_across"], "i32"),
+            **dict.fromkeys(["row_stride", "column_stride"], "i32"),
+        },
+        {"ROWS": 32, "COLUMNS": 128},
+    ),
+}
+
+
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_programs_neither_fuse_nor_flush(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Needs no GPU: Triton brings a compiler for each of NVIDIA's. Even when asked to fuse...
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    arguments, constants = COMPILED[name]
+    types = {**arguments, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(getattr(triton_programs, name), types, constants)
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True}
+    )
+    ptx = compiled.asm["ptx"]
+    floats = re.findall(r"\b((?:mul|add|sub|fma|mad)\.[a-z.]*f32)", ptx)
+    assert set(floats) == {"mul.rn.f32", "add.rn.f32"}
+    assert floats.count("mul.rn.f32") == floats.count("add.rn.f32") >= 16

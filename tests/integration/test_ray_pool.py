@@ -1,0 +1,382 @@
+"""A pool of engines in processes of their own gives what one engine in this process gives.
+
+Whatever is done to the processes meanwhile: killed, hung, made to fail or to disagree.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, SampleRequest
+from es_cookbook.engines.ray_member import Member
+from es_cookbook.engines.ray_pool import RayPool, RayPoolBuilder
+from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+# As the pool sets it for a Ray of its own, before Ray is imported: listen on 127.0.0.1 only.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[2]
+CPUS = 6
+"""More than there are: engines of these tests mostly wait."""
+GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(4)]
+STEP = Step((Term(7, 0.25),))
+WARM = SamplingParams(max_tokens=4, temperature=1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_ray() -> Iterator[None]:
+    """One Ray for all pools of this module, on this machine alone."""
+    ray.init(
+        address="local",
+        num_cpus=CPUS,
+        include_dashboard=False,
+        object_store_memory=128 << 20,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
+
+
+@asynccontextmanager
+async def light_pool(**settings: Any) -> AsyncIterator[RayPool]:
+    """A pool of two light engines, unless settings say otherwise."""
+    fields = {"num_engines": 2, "engine": LightEngineBuilder(), "request_timeout": 30.0} | settings
+    pool = await RayPoolBuilder(**fields)(model_name="none", search_space=LowRank())
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def members(pool: RayPool) -> list[Member]:
+    return pool._roster.members
+
+
+def requests(target: Any, count: int = 12) -> list[SampleRequest]:
+    return [SampleRequest(target, Observation((p % 5 + 1,)), WARM, p) for p in range(count)]
+
+
+async def texts(engine: Any, asked: Sequence[SampleRequest]) -> list[str]:
+    return [action.text for action in await asyncio.gather(*map(engine.sample, asked))]
+
+
+async def expected(steps: Sequence[Step], target: Any, genomes_G: Sequence[Genome]) -> list[str]:
+    """What an engine in this process says."""
+    engine = LightEngine("", "")
+    await engine.restore(steps)
+    await engine.load(genomes_G)
+    return await texts(engine, requests(target))
+
+
+# Whole runs with the torch engine.
+
+
+@chz.chz
+class PoolBuilder(RayPoolBuilder):
+    """Remembers its pools."""
+
+    made: ClassVar[list[RayPool]] = []
+
+    async def __call__(self, **where: Any) -> RayPool:
+        pool = await super().__call__(**where)
+        self.made.append(pool)
+        return pool
+
+
+async def history(log_path: Path, model: Path, engine: EngineBuilder, **fields: Any) -> bytes:
+    settings: dict[str, Any] = {
+        "model_name": str(model),
+        "log_path": str(log_path),
+        "engine": engine,
+        "num_generations": 4,
+        "eval_every": 3,
+        "trackers": JsonlTrackerBuilder(),
+        "behavior_if_log_dir_exists": "resume",
+    }
+    await train.main(TinyConfig(**settings | fields))
+    return (log_path / "history.jsonl").read_bytes()
+
+
+def metric(log_path: Path, key: str) -> list[float]:
+    return [row[key] for row in read_metrics(log_path / "metrics.jsonl") if key in row]
+
+
+async def test_a_run_on_a_pool_is_the_run_on_one_engine_even_if_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    torch_engine = TorchEngineBuilder(num_lanes=1)
+    alone = await history(tmp_path / "alone", model, torch_engine)
+    pool = PoolBuilder(num_engines=2, engine=torch_engine)
+
+    async def kill_one() -> None:
+        """In the middle of the third generation, a process with requests."""
+        while not (PoolBuilder.made and PoolBuilder.made[-1]._ledger.steps[1:]):
+            await asyncio.sleep(0.001)
+        victim = members(PoolBuilder.made[-1])[1]
+        while not victim.mailbox.num_unanswered:
+            await asyncio.sleep(0.0001)
+        os.kill(victim.traits.pid, signal.SIGKILL)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(kill_one)
+        assert await history(tmp_path / "pool", model, pool) == alone
+    for key in ("test/env/all/correct", "reward/mean", "progress/tokens"):
+        assert metric(tmp_path / "pool", key) == metric(tmp_path / "alone", key)
+    assert metric(tmp_path / "alone", "engines/restarted") == [0, 0, 0, 0]
+    assert metric(tmp_path / "pool", "engines/restarted") == [0, 0, 1, 0]
+
+
+# Faults, with engines that need no model.
+
+
+@pytest.mark.parametrize("fault", ["crash", "fail", "hang", "unforeseen"])
+async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
+    tmp_path: Path, fault: str
+) -> None:
+    engine = LightEngineBuilder(fault=fault, flag=str(tmp_path / "flag"))
+    async with light_pool(engine=engine, request_timeout=0.5) as pool, pool.lend() as host:
+        await pool.apply(STEP)
+        await host.load(GENOMES)
+        assert await texts(host, requests(1)) == await expected([STEP], 1, GENOMES)
+        assert pool.stats()["restarted"] == 1
+        fingerprint = await pool.apply(STEP)
+        assert fingerprint == await LightEngine("", "").restore([STEP, STEP])
+
+
+async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> None:
+    async with light_pool() as pool:
+        await pool.apply(STEP)
+        assert await texts(pool, requests("centre")) == await expected([STEP], "centre", [])
+        asked = LogprobsRequest("base", (1, 2), (3, 4))
+        assert await pool.logprobs(asked) == await LightEngine("", "").logprobs(asked)
+        many = [asyncio.create_task(pool.sample(r)) for r in requests("base", 40)]
+        await asyncio.sleep(0)
+        assert [host.mailbox.num_unanswered for host in members(pool)] == [20, 20]
+        await asyncio.gather(*many)
+        with pytest.raises(RequestError, match="genome 1 was asked of a pool"):
+            await texts(pool, requests(1))
+        with pytest.raises(EngineError, match="use its `lend`"):
+            await pool.load(GENOMES)
+        assert (pool.capacity, pool.num_engines, pool.context_length) == (4, 2, 64)
+        assert pool.stats()["requests"] == 53
+
+
+async def test_what_is_sent_is_at_most_64_bytes_a_genome_beside_the_questions() -> None:
+    genomes_G = [Genome((Term(1 + g // 2, (-1) ** g * 0.01),)) for g in range(8)]
+    async with light_pool() as pool:
+        before = pool.stats()
+        for first in (0, 4):
+            async with pool.lend() as host:
+                await host.load(genomes_G[first : first + 4])
+                await texts(host, [r for g in range(4) for r in requests(g, 32)])
+        await pool.apply(Step(tuple(Term(1 + s, 0.01) for s in range(4))))
+        sent, questions = (
+            pool.stats()[key] - before[key] for key in ("sent_bytes", "question_bytes")
+        )
+        assert 16 * 8 + 2 * 16 * 4 <= sent - questions <= 64 * 8
+        assert questions < 32 * 64 * 2
+
+
+async def test_a_cancelled_rollout_is_cancelled_where_it_runs() -> None:
+    never = SampleRequest("centre", Observation((NEVER,)), WARM)
+    async with light_pool(num_engines=1) as pool, pool.lend() as host:
+        for _ in range(3):
+            waiting = [asyncio.create_task(host.sample(never)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await host.load(GENOMES)  # The engine refuses while requests are in flight.
+        assert await texts(host, requests(2)) == await expected([], 2, GENOMES)
+        assert pool.stats()["restarted"] == 0
+
+
+async def test_an_engine_whose_centre_drifts_is_restored_and_stops_the_run_if_it_drifts_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = await LightEngine("", "").restore([STEP])
+    once = LightEngineBuilder(fault="drift", flag=str(tmp_path / "once"))
+    async with light_pool(engine=once) as pool:
+        assert await pool.apply(STEP) == right
+        assert await texts(pool, requests("centre")) == await expected([STEP], "centre", [])
+        assert "it is restored" in caplog.text
+        assert pool.stats()["restarted"] == 0
+    again = LightEngineBuilder(fault="drifts on", flag=str(tmp_path / "again"))
+    async with light_pool(engine=again) as pool:
+        with pytest.raises(EngineError, match=r"engine \d of the pool was restored from the base"):
+            await pool.apply(STEP)
+
+
+async def test_errors_arrive_as_themselves() -> None:
+    too_long = SampleRequest("centre", Observation((1,) * 65), WARM)
+    async with light_pool() as pool:
+        with pytest.raises(RequestError, match=r"^the prompt is too long$"):
+            await pool.sample(too_long)
+        assert pool.stats()["restarted"] == 0
+    with pytest.raises(ModelError, match=r"^none has no weights$"):
+        async with light_pool(engine=LightEngineBuilder(fault="model")):
+            pass
+    with pytest.raises(EngineError, match="the engine is closed"):
+        await pool.sample(requests("centre")[0])
+
+
+async def test_a_block_goes_to_another_engine_if_its_own_cannot_be_brought_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = LightEngineBuilder(fault="crash", flag=str(tmp_path / "flag"))
+    async with light_pool(engine=engine, max_restarts=0) as pool:
+        async with pool.lend() as host:
+            await host.load(GENOMES)
+            assert await texts(host, requests(3)) == await expected([], 3, GENOMES)
+            assert pool.num_engines == 1
+        assert "engines left: 1" in caplog.text
+        await pool.apply(STEP)  # From here on its place is filled again.
+        with anyio.fail_after(20):
+            while pool.num_engines < 2:
+                await asyncio.sleep(0.01)
+        async with pool.lend(), pool.lend() as second:
+            await second.load(GENOMES)
+            assert await texts(second, requests(0)) == await expected([STEP], 0, GENOMES)
+
+
+@chz.chz
+class KillingBuilder(TrackerBuilder):
+    """Builds a tracker that kills all engines after the third generation."""
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Killing()
+
+
+class Killing(Tracker):
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        if generation == 2:
+            for host in members(PoolBuilder.made[-1]):
+                os.kill(host.traits.pid, signal.SIGKILL)
+
+    def log_rollouts(self, *_: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+async def test_when_all_engines_are_lost_the_run_stops_and_can_be_resumed(tmp_path: Path) -> None:
+    light = LightEngineBuilder()
+    fields: dict[str, Any] = {"num_generations": 6, "eval_every": 0}
+    whole = await history(tmp_path / "whole", tmp_path, light, **fields)
+
+    pool = PoolBuilder(num_engines=2, engine=light, max_restarts=0)
+    with pytest.raises(EngineError, match=r"no engine of the pool is left .* can be resumed"):
+        await history(tmp_path / "lost", tmp_path, pool, trackers=KillingBuilder(), **fields)
+    assert (tmp_path / "lost" / "history.jsonl").read_bytes().count(b"\n") == 3
+    assert await history(tmp_path / "lost", tmp_path, pool, **fields) == whole
+
+
+# Joining, and clusters that are not what was asked for.
+
+
+async def test_engines_join_a_running_pool(tmp_path: Path) -> None:
+    async with light_pool(num_engines=1) as pool:
+        await pool.apply(STEP)
+        await pool.add_engines(1)
+        assert pool.num_engines == 2
+        async with pool.lend(), pool.lend() as newcomer:
+            await newcomer.load(GENOMES)
+            assert await texts(newcomer, requests(2)) == await expected([STEP], 2, GENOMES)
+
+
+async def test_engines_join_by_themselves_when_the_cluster_has_room() -> None:
+    others = ray.util.placement_group([{"CPU": CPUS - 1}])
+    ray.get(others.ready())
+    async with light_pool(num_engines=1, max_engines=2, num_cpus=1) as pool:
+        await pool.apply(STEP)
+        await asyncio.sleep(0.5)
+        assert pool.num_engines == 1, "no room yet"
+        ray.util.remove_placement_group(others)
+        with anyio.fail_after(20):
+            while pool.num_engines < 2:
+                await pool.apply(STEP)
+                await asyncio.sleep(0.05)
+        assert await pool.apply(STEP)
+
+
+async def test_a_cluster_without_room_is_named_with_what_it_has() -> None:
+    with pytest.raises(ConfigError) as caught:
+        async with light_pool(num_gpus=1, start_timeout=1):
+            pass
+    assert str(caught.value) == (
+        "within engine.start_timeout=1 s there was no room on the Ray cluster for 2 engines with "
+        f"CPU 1 and GPU 1 each; it has CPU {CPUS} and GPU 0 in all"
+    )
+
+
+ALONE = """
+import asyncio
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.ray_pool import RayPoolBuilder
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Observation, SamplingParams
+from tests.ray_fakes import LightEngineBuilder
+
+async def use(**settings):
+    builder = RayPoolBuilder(num_engines=2, engine=LightEngineBuilder(), **settings)
+    pool = await builder(model_name="none", search_space=LowRank())
+    await pool.sample(SampleRequest("centre", Observation((1,)), SamplingParams()))
+    return pool
+
+for settings in ({"address": "127.0.0.1:1"}, {"address": "auto"}, {"num_gpus": 1000}):
+    try:
+        asyncio.run(use(**settings))
+    except ConfigError as error:
+        print(error)
+pools = [asyncio.run(use()), asyncio.run(use())]
+print([pool.num_engines for pool in pools])
+raise RuntimeError("none of them is closed")
+"""
+
+
+def test_in_a_process_of_its_own_a_pool_says_what_is_missing_and_starts_and_ends_its_ray() -> None:
+    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:2"}
+    command = [sys.executable, "-c", ALONE]
+    said = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    given, from_environment, no_gpus, at_last = said.stdout.splitlines()
+    assert given.startswith(
+        "engine.address=127.0.0.1:1: no Ray cluster can be used there ([Errno 111] Connection "
+        "refused); start one with `ray start --head`, "
+    )
+    assert from_environment.startswith("engine.address=auto (127.0.0.1:2): no Ray cluster can be")
+    assert re.fullmatch(
+        r"engine.num_engines=2 with engine.num_gpus=1000 needs 2000 GPUs, and this machine has "
+        r"\d+; lower one of them \(engines can share a GPU: 0.5\), or join a cluster that has more "
+        "with engine.address",
+        no_gpus,
+    )
+    assert at_last == "[2, 2]", "the Ray outlives the event loop in which it was started"
+    assert said.stderr.endswith("RuntimeError: none of them is closed\n")

@@ -1,0 +1,72 @@
+"""Two vLLM engines in Ray actors: one is killed under way, and nothing shows but the time."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from es_cookbook.engines.ray_pool import RayPoolBuilder
+from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Action
+from tests.engines.reference import Reference, request
+from tests.integration.vllm_models import make_vllm_model
+
+pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
+pytest.importorskip("ray", reason="Ray is not installed, and could not be: see the Makefile")
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("vllm")]
+
+STEPS = (Step((Term(1, 0.02), Term(2, -0.03))), Step((Term(4, 0.05),), decay=0.25))
+PROMPTS = ((5, 7, 9), (11,), (5, 7, 9, 12, 30))
+
+
+async def test_a_killed_engine_changes_no_answer_and_no_fingerprint(tmp_path: Path) -> None:
+    path = make_vllm_model("qwen2", tmp_path / "model")
+    reference = Reference(path, LowRank())
+    engine = VLLMEngineBuilder(max_genomes=3, kv_cache_gib=0.05, gpu_memory_utilization=0.3)
+    builder = RayPoolBuilder(
+        num_engines=2,
+        num_cpus=1,
+        engine=engine,
+        env={"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
+    )
+    pool = await builder(model_name=str(path), search_space=LowRank())
+    try:
+        assert await pool.apply(STEPS[0]) == reference.centre.apply(STEPS[0])
+        blocks = [
+            [Genome((Term(seed, 0.05),)) for seed in seeds] for seeds in ((1, 2, 3), (4, 5, 6))
+        ]
+        answers: dict[int, list[tuple[Any, Action]]] = {0: [], 1: []}
+
+        async def block(b: int, started: Callable[[], None]) -> None:
+            async with pool.lend() as host:
+                await host.load(blocks[b])
+                asked = [request(g, prompt, max_tokens=40) for g in range(3) for prompt in PROMPTS]
+                tasks = [asyncio.create_task(host.sample(one)) for one in asked]
+                await asyncio.sleep(0.05)
+                started()
+                answers[b] = list(zip(asked, await asyncio.gather(*tasks), strict=True))
+
+        def kill() -> None:
+            os.kill(pool._roster.members[0].traits.pid, signal.SIGKILL)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(block, 0, kill)
+            tasks.start_soon(block, 1, lambda: None)
+        for b, genomes_G in enumerate(blocks):
+            for g, genome in enumerate(genomes_G):
+                of_genome = [pair for pair in answers[b] if pair[0].target == g]
+                reference.check_greedy(genome, of_genome)
+        assert pool.stats()["restarted"] == 1
+        assert await pool.apply(STEPS[1]) == reference.centre.apply(STEPS[1])
+        centre = [request("centre", prompt) for prompt in PROMPTS]
+        found = await asyncio.gather(*map(pool.sample, centre))
+        reference.check_greedy(Genome(), list(zip(centre, found, strict=True)))
+    finally:
+        await pool.close()

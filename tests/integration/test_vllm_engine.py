@@ -1,0 +1,408 @@
+"""Real vLLM on real (tiny) models, held against transformers and against the torch engine."""
+
+import asyncio
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Action
+from tests.engines.reference import Reference, request
+from tests.integration.vllm_models import CONTEXT, make_vllm_model
+from tests.tiny_models import EOS, make_tiny_model
+
+pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
+psutil = pytest.importorskip("psutil")  # comes with vLLM
+pytestmark = pytest.mark.xdist_group("vllm")
+
+STEPS = (
+    Step((Term(1, 0.02), Term(2, -0.03), Term(3, 0.1))),
+    Step(),
+    Step((Term(4, 0.05),), decay=0.25),
+)
+PROMPTS = ((5, 7, 9), (11,), tuple(range(3, 30)), (5, 7, 9, 12, 30))
+
+
+class Running:
+    """An engine on an event loop of its own, for plain test functions."""
+
+    # Their own dtype is float32, and that it is kept shows in every comparison.
+    def __init__(self, path: Path, space: SearchSpaceBuilder, **options: object) -> None:
+        self.path, self.space = path, space
+        settings: dict[str, Any] = {"max_genomes": 5, "kv_cache_gib": 0.05}
+        # Blocks of 32 tokens, so that short prompts have some to share.
+        settings |= {"extra": {"block_size": 32}, "gpu_memory_utilization": 0.3}
+        self.builder = VLLMEngineBuilder(**settings | options)
+
+    def __enter__(self) -> "Running":
+        self._context = start_blocking_portal("asyncio")
+        self.portal: BlockingPortal = self._context.__enter__()
+        try:
+            self.engine = self.portal.call(
+                lambda: self.builder(model_name=str(self.path), search_space=self.space)
+            )
+        except BaseException:
+            self._context.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.portal.call(self.engine.close)
+        self._context.__exit__(None, None, None)
+
+    def load(self, genomes_G: Sequence[Genome]) -> None:
+        self.portal.call(self.engine.load, genomes_G)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Action]:
+        return self.portal.call(_all, self.engine.sample, requests)
+
+    def score(self, requests: Sequence[LogprobsRequest]) -> list[list[float]]:
+        return self.portal.call(_all, self.engine.logprobs, requests)
+
+
+async def _all(method: Callable[[Any], Any], requests: Sequence[Any]) -> list[Any]:
+    return list(await asyncio.gather(*map(method, requests)))
+
+
+def genomes(count: int, first: int = 100) -> list[Genome]:
+    """Mirrored pairs, and one that is the centre at the end."""
+    pairs = [Genome((Term(first + i // 2, 0.05 * (1 - 2 * (i % 2))),)) for i in range(count - 1)]
+    return [*pairs, Genome()]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("vllm")
+    return lambda family: (
+        path if (path := root / family).exists() else make_vllm_model(family, path)
+    )
+
+
+@pytest.fixture(scope="module")
+def low_rank(model: Callable[[str], Path]) -> Iterator[Running]:
+    with Running(model("qwen2"), LowRank()) as running:
+        yield running
+
+
+SPACES = {
+    "qwen2, rank 1": ("qwen2", LowRank(), {}),
+    "llama, rank 3, two terms, untied": ("llama", LowRank(rank=3), {"terms_per_genome": 2}),
+    "qwen3, dense": ("qwen3", FullRank(), {}),
+    "llama, adapters": ("llama", Adapter(rank=3, exclude=("*up_proj*", "lm_head*")), {}),
+}
+
+
+@pytest.mark.parametrize("which", SPACES)
+def test_every_target_answers_as_its_merged_weights_would(
+    model: Callable[[str], Path], which: str
+) -> None:
+    family, space, options = SPACES[which]
+    reference = Reference(model(family), space)
+    with Running(model(family), space, **options) as running:
+        capacity = running.engine.capacity
+        moved = [Step(), *STEPS]
+        answers: list[Action] = []
+        for generation, step in enumerate(moved):
+            if generation:
+                expected = reference.centre.apply(step)
+                assert running.portal.call(running.engine.apply, step) == expected
+            genomes_G = genomes(capacity, 100 * (generation + 1))
+            if "two terms" in which:
+                genomes_G[0] = Genome((*genomes_G[0].terms, Term(7, -0.02)))
+            running.load(genomes_G)
+            # The same prompts in each generation: nothing may come from the others' cache.
+            targets = ["centre", *range(capacity), "base"]
+            asked = [request(t, prompt) for prompt in PROMPTS for t in targets]
+            answers = running.sample(asked)
+            pairs = list(zip(asked, answers, strict=True))
+            for target in targets:
+                of_target = [pair for pair in pairs if pair[0].target == target]
+                who = genomes_G[target] if isinstance(target, int) else Genome()
+                reference.check_greedy("base" if target == "base" else who, of_target)
+        assert len({answer.tokens_T for answer in answers}) > len(PROMPTS)
+        restored = running.portal.call(running.engine.restore, STEPS[:2])
+        assert restored == reference.centre.restore(STEPS[:2])
+        reference.check_greedy(
+            Genome(), [(r := request("centre", PROMPTS[0]), running.sample([r])[0])]
+        )
+
+
+def test_logprobs_of_a_continuation_up_to_the_full_context(low_rank: Running) -> None:
+    genomes_G = genomes(3)
+    low_rank.portal.call(low_rank.engine.restore, [])
+    low_rank.load(genomes_G)
+    reference = Reference(low_rank.path, low_rank.space)
+    full = tuple(3 + i % 30 for i in range(CONTEXT - 10))
+    cases = [((5,), (6,)), ((5, 6, 7), (8, 9, 10, 11)), (full, tuple(range(3, 13)))]
+    for target, who in ((0, genomes_G[0]), ("centre", Genome()), ("base", "base")):
+        reference.become(who)
+        found = low_rank.score([LogprobsRequest(target, *case) for case in cases])
+        for case, logprobs in zip(cases, found, strict=True):
+            reference.check_logprobs(*case, logprobs)
+
+
+def test_prefixes_are_cached_and_no_longer_than_they_hold(low_rank: Running) -> None:
+    engine = low_rank.engine
+    low_rank.portal.call(engine.restore, [])
+    prompt = tuple(3 + i % 35 for i in range(50))
+
+    def cached_by(asked: SampleRequest) -> float:
+        before = engine.stats()["cached_tokens"]
+        low_rank.sample([asked])
+        return engine.stats()["cached_tokens"] - before
+
+    low_rank.load(genomes(2))
+    assert [cached_by(request(0, prompt)) for _ in range(2)] == [0, 32]
+    assert cached_by(request(1, prompt)) == 0
+    assert [cached_by(request("base", prompt)) for _ in range(2)] == [0, 32]
+    low_rank.load(genomes(2, first=500))
+    assert cached_by(request(0, prompt)) == 0
+    low_rank.portal.call(engine.apply, STEPS[0])
+    assert cached_by(request("centre", prompt)) == 0
+    assert cached_by(request("base", prompt)) == 32  # The base is the base, whatever moved.
+
+
+def test_sampling_is_a_function_of_the_seed(low_rank: Running) -> None:
+    low_rank.load(genomes(2))
+    hot = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 20}
+    asked = [request(0, PROMPTS[0], seed=seed, **hot) for seed in (1, 2, 2**63 - 1, 1)]
+    first = [answer.tokens_T for answer in low_rank.sample(asked)]
+    assert [answer.tokens_T for answer in low_rank.sample(asked[::-1])] == first[::-1]
+    assert first[0] == first[3]
+    assert len(set(first)) == 3
+
+
+def test_how_an_action_ends(low_rank: Running) -> None:
+    decode = functools.partial(low_rank.engine.tokenizer.decode, skip_special_tokens=True)
+    low_rank.load(genomes(2))
+    (long,) = low_rank.sample([request(0, PROMPTS[0], max_tokens=8)])
+    assert (len(long.tokens_T), long.stop_reason) == (8, "length")
+    assert long.text == decode(list(long.tokens_T))
+    stop = decode([long.tokens_T[3]])
+    at = long.tokens_T.index(long.tokens_T[3])
+    by_string, by_token = low_rank.sample(
+        [
+            request(0, PROMPTS[0], stop=(stop,)),
+            request(0, PROMPTS[0], stop_token_ids=(long.tokens_T[3],)),
+        ]
+    )
+    for stopped in (by_string, by_token):
+        assert stopped.tokens_T == long.tokens_T[: at + 1]
+        assert stopped.stop_reason == "stop"
+    assert by_string.text == decode(list(long.tokens_T[: at + 1]))
+    room = CONTEXT - 5
+    filled = request(0, tuple(3 + i % 30 for i in range(room)), max_tokens=50)
+    (at_the_end,) = low_rank.sample([filled])
+    assert (len(at_the_end.tokens_T), at_the_end.stop_reason) == (5, "length")
+    hot = [request(0, (5,), seed=i, temperature=2.0, max_tokens=90) for i in range(40)]
+    ended = [answer for answer in low_rank.sample(hot) if answer.stop_reason == "stop"]
+    assert ended
+    assert all(answer.tokens_T[-1] == EOS and "<eos>" not in answer.text for answer in ended)
+
+
+def test_a_cancelled_request_is_aborted_in_vllm(low_rank: Running) -> None:
+    engine = low_rank.engine
+    low_rank.load(genomes(2))
+
+    async def cancel() -> None:
+        asked = request(0, (5,), max_tokens=CONTEXT - 1)
+        tasks = [asyncio.create_task(engine.sample(asked)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in done)
+        assert engine._llm is not None
+        assert engine._llm.output_processor.get_num_unfinished_requests() == 0
+
+    low_rank.portal.call(cancel)
+    low_rank.load(genomes(2))  # Nothing is in flight any more.
+
+
+def test_weights_do_not_change_under_a_request(low_rank: Running) -> None:
+    engine = low_rank.engine
+    low_rank.load(genomes(2))
+
+    async def change_under_way() -> None:
+        running = asyncio.create_task(engine.sample(request(0, (5,), max_tokens=60)))
+        await asyncio.sleep(0)
+        for change in (engine.load([]), engine.apply(Step()), engine.restore([])):
+            with pytest.raises(EngineError, match="while 1 requests are in flight"):
+                await change
+        await running
+
+    low_rank.portal.call(change_under_way)
+
+
+def test_the_saved_centre_is_the_centre(low_rank: Running, tmp_path: Path) -> None:
+    fingerprint = low_rank.portal.call(low_rank.engine.restore, STEPS)
+    low_rank.portal.call(low_rank.engine.save, tmp_path / "saved")
+
+    async def base_fingerprint() -> int:
+        builder = TorchEngineBuilder(device="cpu")
+        model_name = str(tmp_path / "saved")
+        engine: Engine = await builder(model_name=model_name, search_space=LowRank())
+        found = await engine.restore([])
+        await engine.close()
+        return found
+
+    assert low_rank.portal.call(base_fingerprint) == fingerprint
+    with pytest.raises(EngineError, match="exists already"):
+        low_rank.portal.call(low_rank.engine.save, tmp_path / "saved")
+
+
+def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running) -> None:
+    low_rank.load(genomes(2))
+    with pytest.raises(EngineError, match=r"6 genomes do not fit.*hosts 5.*engine\.max_genomes"):
+        low_rank.load(genomes(6))
+    two_terms = Genome((Term(1, 0.1), Term(2, 0.1)))
+    with pytest.raises(EngineError, match=r"1 genomes of rank 2 do not fit.*terms_per_genome"):
+        low_rank.load([two_terms])
+    low_rank.load(genomes(2))
+    for target in (2, -1):
+        with pytest.raises(RequestError, match=f"no genome {target}: 2 are loaded"):
+            low_rank.sample([request(target, (5,))])
+    with pytest.raises(RequestError, match=f"leaves no room .* {CONTEXT} tokens"):
+        low_rank.sample([request(0, (5,) * CONTEXT)])
+    with pytest.raises(RequestError, match=r"vLLM refuses a request: temperature .* got 3\.0"):
+        low_rank.sample([request(0, (5,), temperature=3.0)])
+    assert low_rank.sample([request(0, (5,), max_tokens=1)])
+
+
+def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has(
+    model: Callable[[str], Path],
+) -> None:
+    reference = Reference(model("qwen2"), LowRank())
+    options = {"tensor_parallel_size": 2, "max_genomes": 3}
+    with Running(model("qwen2"), LowRank(), **options) as running:
+        fingerprints = [running.portal.call(running.engine.apply, step) for step in STEPS]
+        assert fingerprints == [reference.centre.apply(step) for step in STEPS]
+        genomes_G = genomes(3)
+        running.load(genomes_G)
+        asked = [request(g, prompt) for prompt in PROMPTS for g in range(3)]
+        answers = list(zip(asked, running.sample(asked), strict=True))
+        for g, genome in enumerate(genomes_G):
+            reference.check_greedy(genome, [pair for pair in answers if pair[0].target == g])
+
+
+def test_when_vllm_dies_it_is_one_sentence(model: Callable[[str], Path]) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with Running(model("qwen2"), LowRank(), max_genomes=1) as running:
+        running.load([Genome()])
+        started = set(psutil.Process().children(recursive=True)) - before
+        vllms = [p for p in started if "EngineCore" in "".join(p.cmdline()) or _is_vllm(p)]
+        assert vllms
+
+        async def kill_under_way() -> None:
+            tasks = [
+                asyncio.create_task(running.engine.sample(request(0, (5,), max_tokens=90)))
+                for _ in range(4)
+            ]
+            await asyncio.sleep(0.02)
+            for process in vllms:
+                os.kill(process.pid, signal.SIGKILL)
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, EngineError)
+                assert "\n" not in str(result)
+
+        running.portal.call(kill_under_way)
+        with pytest.raises(EngineError):
+            running.sample([request(0, (5,))])
+
+
+def _is_vllm(process: Any) -> bool:
+    return "VLLM" in process.name()
+
+
+def test_a_closed_engine_says_so(model: Callable[[str], Path]) -> None:
+    with Running(model("qwen2"), LowRank(), max_genomes=1) as running:
+
+        async def close_under_way() -> None:
+            asked = request("centre", (5,), max_tokens=90)
+            running_request = asyncio.create_task(running.engine.sample(asked))
+            await asyncio.sleep(0.02)
+            await running.engine.close()
+            with pytest.raises(EngineError):
+                await running_request
+            await running.engine.close()
+
+        running.portal.call(close_under_way)
+        with pytest.raises(EngineError, match="the engine is closed"):
+            running.sample([request("centre", (5,))])
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpus_lora_arithmetic(rank: int, dtype: torch.dtype) -> None:
+    from es_cookbook.engines import vllm_cpu
+
+    torch.manual_seed(0)
+    x, y = torch.randn(50, 33).to(dtype), torch.randn(50, 60).to(dtype)
+    a, b = torch.randn(7, rank, 33).to(dtype), torch.randn(7, 41, rank).to(dtype)
+    slot_T = torch.randint(-1, 7, (50,))
+    expected = y.float()
+    for token, slot in enumerate(slot_T.tolist()):
+        if slot >= 0:
+            expected[token, 9:50] += 0.5 * b[slot].float() @ (a[slot].float() @ x[token].float())
+    vllm_cpu.add_product(y, 9, x, a, b, slot_T, 0.5)
+    torch.testing.assert_close(
+        y.float(), expected, atol=2e-5 if dtype == torch.float32 else 0.5, rtol=0
+    )
+    untouched = torch.tensor([slot < 0 for slot in slot_T.tolist()])
+    assert untouched.any()
+    assert torch.equal(y[untouched].float(), expected[untouched])
+
+
+async def _start(path: object, space: SearchSpaceBuilder, **options: object) -> None:
+    engine = await VLLMEngineBuilder(**options)(model_name=str(path), search_space=space)
+    await engine.close()
+
+
+@pytest.mark.anyio
+async def test_a_space_that_no_slot_can_hold_is_refused_before_vllm_starts(
+    model: Callable[[str], Path],
+) -> None:
+    with pytest.raises(ConfigError, match=r"slots of rank 600 .*terms_per_genome.*at most 512"):
+        await _start(model("qwen2"), LowRank(rank=300), terms_per_genome=2)
+    with pytest.raises(ConfigError, match="matches no parameter"):
+        await _start(model("qwen2"), LowRank(include=("nothing*",)))
+
+
+@pytest.mark.anyio
+async def test_an_argument_that_vllm_does_not_have_is_named(model: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.extra.*'max_num_sequences'.*max_num_seqs"):
+        await _start(model("qwen2"), LowRank(), extra={"max_num_sequences": 3})
+
+
+@pytest.mark.anyio
+async def test_a_model_that_vllm_cannot_give_slots_to_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises((EngineError, ModelError), match=r"LoRA|vLLM") as raised:
+        await _start(make_tiny_model("gpt_neox", tmp_path / "neox"), LowRank(), kv_cache_gib=0.05)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.anyio
+async def test_without_vllm_it_says_what_to_install(
+    model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in sys.modules if n == "vllm" or n.startswith("vllm.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ConfigError, match=r"pip install 'es-cookbook\[vllm\]'"):
+        await _start(model("qwen2"), LowRank())

@@ -1,0 +1,50 @@
+"""Tiny models that vLLM's CPU attention takes: heads of 32 dimensions."""
+
+from pathlib import Path
+
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tests.tiny_models import BOS, EOS, PAD, VOCABULARY, save_with_tokenizer
+
+CONTEXT = 96
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "bos_token_id": BOS,
+}
+
+
+def make_vllm_model(family: str, path: Path) -> Path:
+    """Write a model of a family and its tokenizer; gives the path."""
+    save_with_tokenizer(_build(family), path)
+    return path
+
+
+def _build(family: str) -> PreTrainedModel:
+    match family:
+        case "qwen2":
+            sizes = {**_SIZES, "hidden_size": 128}
+            return Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
+        case "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**_SIZES, tie_word_embeddings=True))
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**_SIZES))
+        case _:
+            raise ValueError(f"no model of family {family!r}")

@@ -1,0 +1,206 @@
+"""For the pool's tests: an engine without a model that fails on purpose, and a cluster in here."""
+
+import asyncio
+import os
+import pickle
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
+from es_cookbook.engines.ray_actor import EngineActor
+from es_cookbook.engines.ray_cluster import ActorLostError, Place
+from es_cookbook.errors import EngineError, ModelError, RequestError
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.rl.types import Action
+from es_cookbook.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+
+NEVER = 99
+"""A prompt of this token is never answered."""
+
+
+def digest(*parts: object) -> int:
+    """A number that is a pure function of its arguments."""
+    return derive_seed(0, repr(parts))
+
+
+class Letters:
+    """A tokenizer, as much as a run needs."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(token + 32) for token in tokens)
+
+
+@chz.chz
+class LightEngineBuilder(EngineBuilder):
+    """Builds a `LightEngine`."""
+
+    fault: str = chz.field(default="", doc="what goes wrong")
+    flag: str = chz.field(default="", doc="a file; the first process to write it has the fault")
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        if self.fault == "model":
+            raise ModelError(f"{model_name} has no weights")
+        return LightEngine(self.fault, self.flag)
+
+
+class LightEngine(Engine):
+    """Answers with digits that depend on genome, centre, prompt and seed; four genomes fit."""
+
+    def __init__(self, fault: str, flag: str) -> None:
+        self.fault = fault
+        self.flag = flag
+        self.genomes: Sequence[Genome] = ()
+        self.steps: list[Step] = []
+        self.num_requests = 0
+        self.drifts_on = False
+
+    capacity = 4
+    context_length = 64
+
+    @property
+    def tokenizer(self) -> Any:
+        return Letters()
+
+    def goes_wrong(self, fault: str) -> bool:
+        """True once for a fault, over all processes; always for one that has no flag."""
+        if fault != self.fault:
+            return False
+        try:
+            return not self.flag or bool(Path(self.flag).open("x"))
+        except FileExistsError:
+            return False
+
+    async def load(self, genomes_G: Sequence[Genome]) -> None:
+        if self.num_requests:
+            raise EngineError(f"cannot load while {self.num_requests} requests are in flight")
+        self.genomes = genomes_G
+
+    async def sample(self, request: SampleRequest) -> Action:
+        self.num_requests += 1
+        try:
+            await asyncio.sleep(0.002)
+            if self.goes_wrong("crash"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.goes_wrong("fail"):
+                raise EngineError("out of memory")
+            if self.goes_wrong("unforeseen"):
+                raise KeyError("a bug")
+            if self.goes_wrong("hang") or request.observation.tokens_T == (NEVER,):
+                await asyncio.sleep(10_000)
+            if len(request.observation.tokens_T) > self.context_length:
+                raise RequestError("the prompt is too long")
+            text = str(self.digest(request.target, request.observation, request.seed) % 1000)
+            return Action(tuple(ord(c) - 32 for c in text), text, "stop")
+        finally:
+            self.num_requests -= 1
+
+    def digest(self, target: Any, *question: Any) -> int:
+        who = self.genomes[target] if isinstance(target, int) else target
+        return digest(who, [] if who == "base" else self.steps, *question)
+
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        return [-(self.digest(request.target, t) % 100) / 10 for t in request.continuation_T]
+
+    async def apply(self, step: Step) -> int:
+        self.steps.append(step)
+        self.drifts_on = self.drifts_on or self.goes_wrong("drifts on")
+        if self.drifts_on or self.goes_wrong("drift"):
+            self.steps.append(step)
+        return digest(self.steps)
+
+    async def restore(self, steps: Iterable[Step]) -> int:
+        self.steps = list(steps)
+        if self.drifts_on:
+            self.steps.append(self.steps[0])
+        return digest(self.steps)
+
+    async def save(self, path: Path) -> None:
+        path.mkdir()
+
+    def stats(self) -> Mapping[str, float]:
+        return {}
+
+    async def close(self) -> None:
+        pass
+
+
+class NearActor:
+    """Stands in for `Actor`: the same calls, in this process, and it dies when it is told to."""
+
+    def __init__(self, cluster: "NearCluster") -> None:
+        self.cluster = cluster
+        self.inside = EngineActor()
+        self.died = asyncio.Event()
+
+    async def call(self, method: str, *arguments: object, timeout: float | None) -> object:
+        self.cluster.calls.append(method)
+        if self.cluster.dies_in and method == self.cluster.dies_in[0]:
+            self.cluster.dies_in.pop(0)
+            self.kill()
+        call = asyncio.ensure_future(self.inside.call(method, *arguments))
+        death = asyncio.ensure_future(self.died.wait())
+        try:
+            both = {call, death}
+            await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if self.died.is_set():
+                raise ActorLostError("its process died")
+            if not call.done():
+                raise TimeoutError
+            was_done, outcome = pickle.loads(call.result())
+        finally:
+            call.cancel()
+            death.cancel()
+        if not was_done:
+            raise outcome
+        return outcome
+
+    def send(self, method: str, *arguments: object) -> None:
+        self.cluster.calls.append(method)
+        if not self.died.is_set():
+            self.cluster.tasks.append(asyncio.create_task(self.inside.call(method, *arguments)))
+
+    async def close(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self.died.set()
+
+
+class NearCluster:
+    """Stands in for `Cluster`.
+
+    Attributes:
+        calls: methods of actors, in order.
+        dies_in: the next actor that is asked for the first of these methods dies.
+    """
+
+    is_private = True
+
+    def __init__(self, dies_in: Sequence[str] = ()) -> None:
+        self.calls: list[str] = []
+        self.dies_in = list(dies_in)
+        self.tasks: list[asyncio.Task[bytes]] = []
+
+    async def start(self, place: Any, needs: Any) -> NearActor:
+        actor = NearActor(self)
+        await actor.call("hello", timeout=None)
+        return actor
+
+    async def reserve(self, count: int, needs: Any, strategy: str) -> list[Place]:
+        return [Place(None, index) for index in range(count)]
+
+    def resources(self) -> dict[str, float]:
+        return {"CPU": 1}
+
+    def release(self, places: Sequence[Place]) -> None:
+        self.calls.append("release")
+
+    async def close(self) -> None:
+        pass
