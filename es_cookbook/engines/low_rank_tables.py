@@ -14,7 +14,12 @@ from typing import TypeAlias
 import torch
 
 from es_cookbook.engines.genome_terms import GenomeTerms
-from es_cookbook.engines.population_layers import LinearGroup, LowRankTable, PopulationModel
+from es_cookbook.engines.population_layers import (
+    LinearGroup,
+    LowRankTable,
+    PopulationModel,
+    padded,
+)
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
@@ -63,8 +68,9 @@ class GenomeTables(ABC):
         """Bytes of the row of a genome (a low-rank one: with one term), over all tables."""
         total = 0
         for group, members in self._groups:
-            ranks = self._rank * len(members)
-            total += ranks * (group.in_features + sum(group.sizes)) * group.weight.element_size()
+            ranks = padded(self._rank * len(members))
+            sizes = group.in_features + padded(sum(group.sizes))
+            total += ranks * sizes * group.weight.element_size()
         return total
 
     def _fill(self, num_rows: int, rank: int, fill_weight: _Fill) -> Tables:
@@ -73,8 +79,8 @@ class GenomeTables(ABC):
 
         def fill(perturbed: tuple[LinearGroup, list[tuple[str, int]]]) -> None:
             group, members = perturbed
-            ranks = rank * len(members)
-            a_G_R_N = torch.zeros(num_rows, ranks, sum(group.sizes))
+            ranks = padded(rank * len(members))
+            a_G_R_N = torch.zeros(num_rows, ranks, padded(sum(group.sizes)))
             b_G_K_R = torch.zeros(num_rows, group.in_features, ranks)
             sizes = dict(zip(group.offsets, group.sizes, strict=True))
             for m, (name, start) in enumerate(members):

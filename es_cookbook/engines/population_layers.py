@@ -17,8 +17,9 @@ of genomes. What the layers need to know about the rows is the `Batch` of the ca
 Bit for bit, a row must not depend on its neighbours. On the CPU the BLAS behind torch gives a row
 of a matmul the same bits at every height of at least `MIN_ROWS` when it runs on one thread; so
 smaller batches are padded, every lane runs on one thread, and batched matmuls never have a single
-member (which takes another code path). Tests split, shuffle and pad batches to hold this to
-account.
+member (which takes another code path). Rows of a member that are not a whole number of registers
+long may get other kernels depending on where they begin, so tables are `padded`. Tests split,
+shuffle and pad batches to hold this to account.
 
 Left out: experts stored as three-dimensional parameters and transposed linear layers (GPT-2's
 Conv1D) are not perturbed; attention variants without a custom-attention hook in transformers are
@@ -42,11 +43,21 @@ ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""
 MIN_ROWS = 16
 """Fewest rows of a matmul for which a row's bits are known not to depend on the number of rows."""
+_REGISTER = 4
+"""Numbers of a shortest vector register: what begins at a multiple of it is aligned."""
 ATTENTION = "es_cookbook"
 """Name under which the attention function is registered with transformers."""
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one parent that read the same input, in all Llama-like models."""
+
+
+def padded(size: int) -> int:
+    """How long a table makes ranks or outputs of this number, so that bits depend on no position.
+
+    Sizes that no kernel of the BLAS cuts into registers stay as they are.
+    """
+    return size if size <= _REGISTER else -(-size // _REGISTER) * _REGISTER
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,7 +66,7 @@ class LowRankTable:
 
     Attributes:
         a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
-            all of them.
+            all of them and N = outputs, both `padded` with zeros.
         b_G_K_R: B factors.
     """
 
@@ -149,7 +160,11 @@ class LinearGroup:
             a, b = factors
             height = num_rows // a.shape[0]
             x_blocks = rows[:num_rows].view(-1, height, self.in_features)
-            y[:num_rows].view(-1, height, y.shape[-1]).baddbmm_(torch.bmm(x_blocks, b), a)
+            y_blocks = y[:num_rows].view(-1, height, y.shape[-1])
+            if a.shape[-1] == y.shape[-1]:
+                y_blocks.baddbmm_(torch.bmm(x_blocks, b), a)
+            else:
+                y_blocks += torch.bmm(torch.bmm(x_blocks, b), a)[..., : y.shape[-1]]
         return y[:num_rows].view(*x.shape[:-1], -1)
 
 

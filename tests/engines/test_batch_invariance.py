@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
@@ -12,7 +13,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.reference import request, running_engine, sample_all, score_all
-from tests.tiny_models import FIRST_CHARACTER, VOCABULARY
+from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +71,24 @@ async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
             await engine.load(GENOMES_G)
             actions = dict(zip(shuffled, await sample_all(engine, shuffled), strict=True))
             assert actions == expected, options
+
+
+@pytest.mark.parametrize("rank", [*range(1, 13), 16])
+async def test_an_answer_does_not_depend_on_its_place_in_the_batch(
+    tmp_path: Path, rank: int
+) -> None:
+    # 43 outputs: rows of a matmul that begin at every alignment there is.
+    sizes = {"hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=43, max_position_embeddings=CONTEXT, **sizes, **heads)
+    save_with_tokenizer(LlamaForCausalLM(config), tmp_path / "model")
+    others = [request(g, [7] * n, max_tokens=n) for n in range(1, 9) for g in (0, 2)]
+    same = [request(1, [5, 6, 7], max_tokens=12)] * 30
+    async with running_engine(tmp_path / "model", LowRank(rank=rank), num_lanes=1) as engine:
+        await engine.load(GENOMES_G)
+        answers = await sample_all(engine, [*same[:5], *others, *same[5:]])
+    found = set(answers[:5] + answers[5 + len(others) :])
+    assert len(found) == 1, found
 
 
 async def test_scores_do_not_depend_on_the_batch(tiny_model: Callable[[str], Path]) -> None:
