@@ -2,7 +2,8 @@
 
 `TestPrograms` runs on CUDA where there is a GPU, and in Triton's interpreter where there is none.
 The interpreter has to be asked for before Triton is first imported and then stays with the process,
-so this file runs itself once more, in a process of its own.
+so this file runs itself once more, in a process of its own, and with it the tests of centres and
+engines that a GPU would run by these programs.
 """
 
 import importlib.util
@@ -273,7 +274,8 @@ class TestPrograms:
     def test_the_benchmark_measures_every_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_noise, "SLOTS", 2)
         rows = triton_noise.measured(DEVICE, side=16, calls=1, repeats=1)
-        assert [row.unit for row in rows] == ["GB/s", *["GB/s", "x"] * 14]
+        rows += triton_noise.whole_steps(DEVICE, side=16, repeats=1)
+        assert [row.unit for row in rows] == ["GB/s", *["GB/s", "x"] * 14, *["s", "s", "x"] * 2]
         assert all(row.value > 0 for row in rows)
 
     def test_what_does_not_fit_is_refused(self) -> None:
@@ -310,15 +312,37 @@ class TestPrograms:
             twin.factors_into(a, b, "w", slots, part=Part((0, 4), (0, 5), 6))
 
 
+_CENTRE, _ENGINES = "tests/evolution/test_centre.py", "tests/engines"
+INTERPRETED = {
+    "programs": [__file__, f"{_ENGINES}/test_genome_terms.py"],
+    # The pinned fingerprints are NumPy's.
+    "centre": [
+        f"{_CENTRE}::test_known_steps",
+        f"{_CENTRE}::test_restoring_equals_having_taken_the_steps",
+        f"{_CENTRE}::test_a_perturbed_weight_is_the_centre_plus_its_terms",
+        f"{_CENTRE}::test_ranks_that_hold_parts_have_together_what_one_alone_has[builder0]",
+    ],
+    "engines": [
+        f"{_ENGINES}/test_centre_in_engine.py::"
+        "test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same",
+        f"{_ENGINES}/test_adapters_in_engine.py::"
+        "test_every_target_answers_as_its_merged_weights_would[llama]",
+    ],
+}
+"""In the interpreter centres and engines do with the programs all that they do with them on a GPU."""
+
+
 @pytest.mark.skipif(RUNS_HERE, reason="the programs run in this process")
-def test_the_programs_in_tritons_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+@pytest.mark.parametrize("what", INTERPRETED)
+def test_in_tritons_interpreter(what: str) -> None:
+    tests = INTERPRETED[what]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert re.search(r"\d\d passed", done.stdout), done.stdout
+    assert re.search(r"\d passed", done.stdout), done.stdout
 
 
 @pytest.mark.skipif(RUNS_HERE, reason="here the programs run on what they are given")
