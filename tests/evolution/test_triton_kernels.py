@@ -329,7 +329,7 @@ INTERPRETED = {
         "test_every_target_answers_as_its_merged_weights_would[llama]",
     ],
 }
-"""In the interpreter centres and engines do with the programs all that they do with them on a GPU."""
+"""There, centres and engines do with the programs all that they do with them on a GPU."""
 
 
 @pytest.mark.skipif(RUNS_HERE, reason="the programs run in this process")
