@@ -58,6 +58,7 @@ class LightEngine(Engine):
         self.flag = flag
         self.genomes: Sequence[Genome] = ()
         self.steps: list[Step] = []
+        self.snapshots: list[Path | None] = []
         self.num_requests = 0
         self.drifts_on = False
 
@@ -115,7 +116,8 @@ class LightEngine(Engine):
             self.steps.append(step)
         return digest(self.steps)
 
-    async def restore(self, steps: Iterable[Step]) -> int:
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        self.snapshots.append(snapshot)
         self.steps = list(steps)
         if self.drifts_on:
             self.steps.append(self.steps[0])

@@ -159,8 +159,8 @@ async def test_a_run_that_is_over_stays_as_it_is(tmp_path: Path) -> None:
 
 
 class OtherModel(FakeEngine):
-    async def restore(self, steps: Any) -> int:
-        return await super().restore(steps) + 1
+    async def restore(self, steps: Any, snapshot: Path | None = None) -> int:
+        return await super().restore(steps, snapshot) + 1
 
 
 async def test_another_model_is_noticed_by_its_fingerprint(

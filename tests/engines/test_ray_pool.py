@@ -200,8 +200,8 @@ async def test_an_engine_that_joins_takes_the_steps_made_meanwhile() -> None:
     may_restore = asyncio.Event()
 
     class Slow(LightEngine):
-        async def restore(self, steps: Any) -> int:
-            fingerprint = await super().restore(steps)
+        async def restore(self, steps: Any, snapshot: Path | None = None) -> int:
+            fingerprint = await super().restore(steps, snapshot)
             await may_restore.wait()
             return fingerprint
 
