@@ -58,7 +58,6 @@ class LightEngine(Engine):
         self.flag = flag
         self.genomes: Sequence[Genome] = ()
         self.steps: list[Step] = []
-        self.snapshots: list[Path | None] = []
         self.num_requests = 0
         self.drifts_on = False
 
@@ -117,7 +116,6 @@ class LightEngine(Engine):
         return digest(self.steps)
 
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        self.snapshots.append(snapshot)
         self.steps = list(steps)
         if self.drifts_on:
             self.steps.append(self.steps[0])
