@@ -5,8 +5,8 @@ the same history wherever and however often it is interrupted. A generation coun
 line is on the disk; whatever comes before that line (rollouts, the step on the engine, metrics) is
 simply done again after a crash.
 
-Left out: snapshots of the weights. The history is the checkpoint: base model and steps give them
-back bit for bit.
+The history is the checkpoint: base model and steps give the weights back bit for bit. Snapshots of
+the centre, where they are asked for, follow from it and only save time.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.history_store import HistoryStore, Record, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
 from es_cookbook.runs.run_directory import HISTORY, METRICS, open_run_directory
+from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
@@ -51,8 +52,8 @@ _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
 _FITNESS = Names(FITNESS_NAMES, default="zscore")
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers")
-"""What a resumed run may change: where it is kept and how it is shown, not what it is."""
+_MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers", "snapshot_every")
+"""What a resumed run may change: where and how it is kept and shown, not what it is."""
 
 
 @chz.chz
@@ -87,6 +88,10 @@ class Config:
         default=20,
         doc="generations between held-out evaluations; 0: before the first and after the last only",
     )
+    snapshot_every: int = chz.field(
+        default=0,
+        doc="generations between snapshots of the centre, which shorten a replay; 0: none",
+    )
     seed: int = chz.field(default=0, doc="everything random derives from it")
     rollout_timeout: float = chz.field(
         default=600.0, doc="seconds for which one rollout's Env may have control"
@@ -108,8 +113,9 @@ class Config:
         for name in ("attempts", "num_generations"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {value}")
-        if self.eval_every < 0:
-            raise ConfigError(f"eval_every must be 0 or more, found {self.eval_every}")
+        for name in ("eval_every", "snapshot_every"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} must be 0 or more, found {value}")
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(
                 f"max_failed_fraction must be in [0, 1], found {self.max_failed_fraction}"
@@ -147,7 +153,9 @@ async def main(config: Config) -> None:
         stack.callback(run.history.close)
         start = run.history.next_generation
         progress = Progress(run.path / METRICS)
-        await _replay(run.history, engine, optimizer, progress)
+        await _replay(run.path, run.history, engine, optimizer, progress)
+        snapshots = SnapshotWriter(run.path, config.snapshot_every)
+        stack.callback(snapshots.close)
         tracker = config.trackers(
             RunInfo(run.path, config_json, config.seed, config.num_generations, start)
         )
@@ -194,10 +202,12 @@ async def main(config: Config) -> None:
             run.history.append(
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
+            snapshots.recorded(generation + 1)
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
+        await asyncio.to_thread(snapshots.finish)
 
 
 @contextlib.contextmanager
@@ -220,10 +230,11 @@ def rare_garbage_collection() -> Generator[None]:
 
 
 async def _replay(
-    history: HistoryStore, engine: Engine, optimizer: Optimizer, progress: Progress
+    log_path: Path, history: HistoryStore, engine: Engine, optimizer: Optimizer, progress: Progress
 ) -> None:
     """Bring everybody to where the history ends, and check that they got there."""
     record: Record | None = None
+    fingerprints: list[int] = []
     for record in history.records():
         genomes_G = optimizer.ask(record.generation)
         step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
@@ -233,9 +244,13 @@ async def _replay(
                 "step any more; resume with the version of es_cookbook that began the run"
             )
         progress.moved(step)
+        fingerprints.append(record.fingerprint)
     if record is None:
         return
-    fingerprint = await engine.restore(history.steps())
+    from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
+
+    snapshot = await asyncio.to_thread(latest_snapshot, log_path, fingerprints)
+    fingerprint = await engine.restore(history.steps(), snapshot and snapshot.path)
     if fingerprint != record.fingerprint:
         raise HistoryError(
             f"after generation {record.generation} the centre had fingerprint "

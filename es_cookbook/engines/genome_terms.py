@@ -7,7 +7,6 @@ made for each of them, straight into its place.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from es_cookbook.evolution.devices import on_gpu
@@ -80,8 +79,7 @@ class GenomeTerms:
         if self._sent_t is not None and isinstance(rows, slice) and isinstance(columns, slice):
             self._write_there(self._sent_t, name, lora_a, lora_b, rows, columns)
             return
-        factors_S = [self._space.factors(name, seed) for seed in self._seeds]
-        a_S, b_S = (torch.from_numpy(np.stack(of_S)) for of_S in zip(*factors_S, strict=True))
+        a_S, b_S = map(torch.from_numpy, self._space.factors_S(name, self._seeds))
         a_S, b_S = a_S[:, rows], b_S[:, columns]
         pairs = zip(self._place_t_G, self._scale_t_G, strict=True)
         for t, (place_G, scale_G) in enumerate(pairs):

@@ -27,7 +27,6 @@ from transformers import PreTrainedTokenizerBase
 from es_cookbook import errors
 from es_cookbook.configs import config_to_json
 from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.model_loading import load_causal_lm, save_model
 from es_cookbook.engines.request_checks import check_logprobs, check_sample
 from es_cookbook.engines.turnstile import Turnstile
 from es_cookbook.engines.usage import Usage
@@ -37,6 +36,7 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.model_files import load_causal_lm, save_model
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
@@ -212,12 +212,13 @@ class VLLMEngine(Engine):
             self._steps.append(step)
             return fingerprint
 
-    async def restore(self, steps: Iterable[Step]) -> int:
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
         """See `Engine.restore`."""
         with self._usage.changing("restore the centre"):
             self._steps = list(steps)
             plain = [(_plain(step.terms), step.decay) for step in self._steps]
-            return await self._move("genomes_restore", plain)
+            path = None if snapshot is None else str(snapshot.absolute())
+            return await self._move("genomes_restore", plain, path)
 
     async def save(self, path: Path) -> None:
         """See `Engine.save`. Made anew from the base model and the steps: weights never travel."""
@@ -260,8 +261,8 @@ class VLLMEngine(Engine):
                     parameters[name].copy_(weight)
         save_model(model, self._tokenizer, path)
 
-    async def _move(self, method: str, argument: object) -> int:
-        pieces = await self._call(method, argument)
+    async def _move(self, method: str, *arguments: object) -> int:
+        pieces = await self._call(method, *arguments)
         self._num_loaded = 0
         self._version += 1
         self._turnstile.current = self._weights_of("centre")

@@ -108,15 +108,27 @@ class Centre:
         move = self._mover([step])
         return self._each_tensor(move)
 
-    def restore(self, steps: Iterable[Step]) -> int:
-        """Set the centre to the base moved by these steps, from anywhere. Gives the fingerprint."""
-        move = self._mover(_merge(steps))
+    def restore(
+        self, steps: Iterable[Step], start: Mapping[str, torch.Tensor] | None = None
+    ) -> int:
+        """Set the centre to the base moved by these steps, from anywhere. Gives the fingerprint.
 
-        def from_base(name: str) -> None:
-            self.weights[name].copy_(self._base[name])
+        Args:
+            steps: in order.
+            start: a centre to move in place of the base: whole parameters by name. The base is
+                still what decay goes towards.
+        """
+        move = self._mover(merge_steps(steps))
+
+        def from_start(name: str) -> None:
+            weight = self.weights[name]
+            if start is None:
+                weight.copy_(self._base[name])
+            else:
+                weight.copy_(_part_of(start[name], self.parts[name]).reshape(weight.shape))
             move(name)
 
-        return self._each_tensor(from_base)
+        return self._each_tensor(from_start)
 
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
         """A genome's own value of one parameter: a new float32 tensor, centre + terms."""
@@ -131,22 +143,15 @@ class Centre:
     def _adder(self, terms: tuple[Term, ...]) -> AddTerms:
         if self._on_gpu:
             return self._space.device_adder(terms, self._device)
-        return lambda name, weight, part: self._space.add_terms_(name, weight, terms, part)
+        return _adder(self._space, terms)
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
         """What moves one tensor by these steps."""
         moves = [(step.decay, self._adder(step.terms) if step.terms else None) for step in steps]
-        decay_of_device_ = device_decay_ if self._on_gpu else decay_
-
-        def move(name: str) -> None:
-            weight = self.weights[name]
-            for decay, add_terms_ in moves:
-                if decay:
-                    decay_of_device_(weight, self._base[name], decay)
-                if add_terms_ is not None:
-                    add_terms_(name, weight, self.parts[name])
-
-        return move
+        decay = device_decay_ if self._on_gpu else decay_
+        return lambda name: _move_(
+            name, self.weights[name], self._base[name], self.parts[name], moves, decay
+        )
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
         """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
@@ -162,7 +167,32 @@ class Centre:
         return sum(found) % MODULUS
 
 
-def _merge(steps: Iterable[Step]) -> list[Step]:
+def moved(
+    name: str,
+    base: torch.Tensor,
+    space: SearchSpace,
+    steps: Sequence[Step],
+    start: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One parameter of the centre alone: where the base, or `start`, comes to by these steps.
+
+    Args:
+        name: one of the space's.
+        base: the parameter in the base model.
+        space: what the steps' terms mean.
+        steps: in order; `merge_steps` makes them cheaper.
+        start: the parameter in a centre, to move in place of the base.
+
+    Returns:
+        A new float32 tensor.
+    """
+    weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
+    moves = [(step.decay, _adder(space, step.terms) if step.terms else None) for step in steps]
+    _move_(name, weight, base, Part.whole(tuple(weight.shape)), moves, decay_)
+    return weight
+
+
+def merge_steps(steps: Iterable[Step]) -> list[Step]:
     """The same movement in as few steps as can be, so that a weight is read once for many."""
     merged: list[tuple[float, list[Term]]] = [(0.0, [])]
     for step in steps:
@@ -170,3 +200,26 @@ def _merge(steps: Iterable[Step]) -> list[Step]:
             merged.append((step.decay, []))
         merged[-1][1].extend(step.terms)
     return [Step(terms=tuple(terms), decay=decay) for decay, terms in merged]
+
+
+def _adder(space: SearchSpace, terms: Sequence[Term]) -> AddTerms:
+    return lambda name, weight, part: space.add_terms_(name, weight, terms, part)
+
+
+def _move_(
+    name: str,
+    weight: torch.Tensor,
+    base: torch.Tensor,
+    part: Part,
+    moves: "Sequence[tuple[float, AddTerms | None]]",
+    decay_: Callable[[torch.Tensor, torch.Tensor, float], None],
+) -> None:
+    for decay, add_terms_ in moves:
+        if decay:
+            decay_(weight, base, decay)
+        if add_terms_ is not None:
+            add_terms_(name, weight, part)
+
+
+def _part_of(whole: torch.Tensor, part: Part) -> torch.Tensor:
+    return whole.reshape(-1, part.width)[slice(*part.rows), slice(*part.columns)]

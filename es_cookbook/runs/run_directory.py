@@ -32,9 +32,9 @@ CONFIG = "config.json"
 HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
-_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS} | {
+SNAPSHOTS = "snapshots"
+_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, SNAPSHOTS} | {
     "optimizer",
-    "snapshots",
     "report.html",
     "wandb",
     "wandb_id",
