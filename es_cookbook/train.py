@@ -42,7 +42,7 @@ from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, me
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.history_store import HistoryStore, Record, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
-from es_cookbook.runs.run_directory import HISTORY, METRICS, open_run_directory
+from es_cookbook.runs.run_directory import HISTORY, METRICS, locked, open_run_directory
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
@@ -126,6 +126,8 @@ async def main(config: Config) -> None:
     """
     config_json = config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
+        # Locked first: a second writer is refused before it loads a model beside the first one's.
+        stack.enter_context(locked(Path(config.log_path)))
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
         decode = cast(Decode, engine.tokenizer.decode)

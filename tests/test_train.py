@@ -269,12 +269,31 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
         "behavior_if_log_dir_exists=resume to go on\n"
     )
     assert out == ""
+    assert not (tmp_path / "lock").exists()
     resumed = chz.replace(
         load_config(tmp_path / "config.json", TinyConfig), behavior_if_log_dir_exists="resume"
     )
     with anyio.move_on_after(0.3):
         await train.main(resumed)
     assert len(list(read_history(tmp_path / "history.jsonl"))) > recorded
+
+
+async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_model(
+    tmp_path: Path,
+) -> None:
+    options = ("model_name=none", "engine=tests.fakes:FakeEngineBuilder", "num_generations=100000")
+    run = started(tmp_path, 1, *options)
+    before = len(FakeEngineBuilder.made)
+    with pytest.raises(RunDirectoryError, match=rf"being written by process {run.pid} on .* since"):
+        await train.main(config(tmp_path, behavior_if_log_dir_exists="delete"))
+    assert len(FakeEngineBuilder.made) == before
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    recorded = (tmp_path / "history.jsonl").read_bytes()
+    again = load_config(tmp_path / "config.json", TinyConfig)
+    with anyio.move_on_after(0.2):
+        await train.main(chz.replace(again, behavior_if_log_dir_exists="resume"))
+    assert (tmp_path / "history.jsonl").read_bytes().startswith(recorded)
 
 
 async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:

@@ -12,18 +12,20 @@ files; those generations are run again, come out the same, and are written again
 with the lines of an unbroken run.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.errors import RunDirectoryError
 from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory, replace_file
 from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.lock import LOCK, RunLock
 
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 """What to do about a directory that already holds a run."""
@@ -60,13 +62,33 @@ class RunDirectory:
     warnings: tuple[str, ...] = ()
 
 
+@contextlib.contextmanager
+def locked(log_path: Path) -> Generator[None]:
+    """Inside, this process alone writes the run directory; it is made where there is none.
+
+    Raises:
+        RunDirectoryError: Not a directory, not a run directory, not writable, or another process is
+            writing it (says who).
+    """
+    is_new = not log_path.exists()
+    _check_is_run_directory(log_path, _names(log_path))
+    lock = RunLock(log_path)
+    try:
+        yield
+    finally:
+        lock.release()
+        if is_new:
+            with contextlib.suppress(OSError):  # Only where nothing was begun: it is empty.
+                log_path.rmdir()
+
+
 def open_run_directory(
     log_path: Path,
     config_json: str,
     behavior: Behavior,
     may_differ: Collection[str] = (),
 ) -> RunDirectory:
-    """Open or make the directory of a run.
+    """Open or make the directory of a run; the caller has it `locked`.
 
     Args:
         log_path: made with its parents where there is none.
@@ -81,21 +103,8 @@ def open_run_directory(
             every field that differs), or a run is there and `behavior` refuses.
         HistoryError: The history is damaged.
     """
-    try:
-        log_path.mkdir(parents=True, exist_ok=True)
-        names = {entry.name for entry in log_path.iterdir()}
-    except FileExistsError as error:
-        raise RunDirectoryError(f"log_path {log_path} must be a directory, found a file") from error
-    except OSError as error:
-        raise RunDirectoryError(
-            f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
-        ) from error
-    names = {name for name in names if not name.endswith(PARTIAL_SUFFIX)}
-    if names and CONFIG not in names:
-        raise RunDirectoryError(
-            f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "
-            "so it is not a run directory; give a new or empty directory"
-        )
+    names = _names(log_path)
+    _check_is_run_directory(log_path, names)
     resumed = False
     if names and not _is_unused(log_path, names):
         differences = _differences(log_path / CONFIG, config_json, may_differ)
@@ -121,6 +130,28 @@ def open_run_directory(
         if warning := _drop_unrecorded(log_path / name, key, history.next_generation):
             warnings.append(warning)
     return RunDirectory(log_path, history, resumed, tuple(warnings))
+
+
+def _names(log_path: Path) -> set[str]:
+    """What is in the directory of a run, which is made where there is none."""
+    try:
+        log_path.mkdir(parents=True, exist_ok=True)
+        names = {entry.name for entry in log_path.iterdir()}
+    except FileExistsError as error:
+        raise RunDirectoryError(f"log_path {log_path} must be a directory, found a file") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
+        ) from error
+    return {name for name in names if not name.endswith(PARTIAL_SUFFIX) and name != LOCK}
+
+
+def _check_is_run_directory(log_path: Path, names: set[str]) -> None:
+    if names and CONFIG not in names:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "
+            "so it is not a run directory; give a new or empty directory"
+        )
 
 
 def _is_unused(log_path: Path, names: set[str]) -> bool:
