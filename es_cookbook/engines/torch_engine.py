@@ -25,12 +25,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
 from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.lane import Lane, Result
-from es_cookbook.engines.model_loading import (
-    end_of_sequence_ids,
-    load_causal_lm,
-    load_tokenizer,
-    parameter_infos,
-)
 from es_cookbook.engines.population_layers import (
     MIN_ROWS,
     cache_bytes_per_token,
@@ -43,6 +37,12 @@ from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
 from es_cookbook.errors import ConfigError, EngineError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.model_files import (
+    end_of_sequence_ids,
+    load_causal_lm,
+    load_tokenizer,
+    parameter_infos,
+)
 from es_cookbook.rl.types import Action
 
 _GIB = 1 << 30
