@@ -213,10 +213,12 @@ async def main(config: Config) -> None:
             run.history.append(
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
+            tracker.recorded(generation)
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
+        tracker.recorded(config.num_generations)
 
 
 @contextlib.contextmanager
