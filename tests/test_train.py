@@ -27,7 +27,7 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[1]
@@ -43,13 +43,6 @@ def config(log_path: Path, **fields: Any) -> TinyConfig:
         "behavior_if_log_dir_exists": "raise",
     }
     return TinyConfig(**settings | fields)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """A JSONL file without the numbers that no two runs share."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    varying = ("time/", "throughput/")
-    return [{k: v for k, v in row.items() if not k.startswith(varying)} for row in rows]
 
 
 async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_path: Path) -> None:
@@ -92,7 +85,7 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
     row = rows[3]
     parts = row["time/load"] + row["time/sample"] + row["time/apply"]
     assert 0 < row["time/score"] < row["time/sample"] < parts <= row["time/total"]
-    assert len(lines(tmp_path / "rollouts.jsonl")) == 12 * 4
+    assert len(untimed(tmp_path / "rollouts.jsonl")) == 12 * 4
 
 
 async def test_the_config_in_the_run_directory_rebuilds_the_run(tmp_path: Path) -> None:
@@ -151,16 +144,19 @@ async def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
         await train.main(broken)
     await train.main(config(tmp_path / "broken", behavior_if_log_dir_exists="resume"))
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert lines(tmp_path / "broken" / name) == lines(tmp_path / "unbroken" / name)
+        assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
     history = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")]
     assert history[0] == history[1]
 
 
 async def test_a_run_that_is_over_stays_as_it_is(tmp_path: Path) -> None:
     await train.main(config(tmp_path, num_generations=2))
-    before = lines(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()
+    before = untimed(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()
     await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
-    assert (lines(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()) == before
+    assert (
+        untimed(tmp_path / "metrics.jsonl"),
+        (tmp_path / "history.jsonl").read_bytes(),
+    ) == before
 
 
 class OtherModel(FakeEngine):
@@ -321,13 +317,30 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
     await train.main(chz.replace(recorded_config, behavior_if_log_dir_exists="resume"))
     await train.main(chz.replace(recorded_config, log_path=str(tmp_path / "unbroken")))
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert lines(tmp_path / "killed" / name) == lines(tmp_path / "unbroken" / name)
+        assert untimed(tmp_path / "killed" / name) == untimed(tmp_path / "unbroken" / name)
     histories = [
         (tmp_path / name / "history.jsonl").read_bytes() for name in ("killed", "unbroken")
     ]
     assert histories[0] == histories[1]
     fitness = [record.fitness_G for record in read_history(tmp_path / "unbroken" / "history.jsonl")]
     assert any(any(fitness_G) for fitness_G in fitness), "there was something to get wrong"
+
+
+def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
+    tmp_path: Path,
+) -> None:
+    """Ten kills, in a process of its own; `python -m benchmarks.kills` has many more."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kills", str(tmp_path), "10"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] == sum(found["moments"].values()) == 10 and found["runs"] >= 1
+    assert len(found["moments"]) > 1, "kills came at different moments"
+    assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
 
 
 # What a resumed run may change, and what it may not.
@@ -350,7 +363,7 @@ async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_anothe
     await train.main(again)
     histories = [(tmp_path / d / "history.jsonl").read_bytes() for d in ("moved", "unbroken")]
     assert histories[0] == histories[1]
-    rows = [lines(tmp_path / directory / "metrics.jsonl") for directory in ("moved", "unbroken")]
+    rows = [untimed(tmp_path / directory / "metrics.jsonl") for directory in ("moved", "unbroken")]
     assert rows[0] == rows[1]
     assert load_config(tmp_path / "moved" / "config.json", TinyConfig) == again
 
@@ -433,7 +446,7 @@ async def test_a_run_of_an_older_version_goes_on_to_what_it_would_have_become(
         read_history(Path("now/history.jsonl"))
     )
     for name in ("metrics.jsonl", "rollouts.jsonl"):
-        assert lines(Path("run_v1") / name) == lines(Path("now") / name)
+        assert untimed(Path("run_v1") / name) == untimed(Path("now") / name)
 
 
 def test_importing_the_loop_imports_no_engine() -> None:
