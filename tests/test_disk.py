@@ -171,7 +171,7 @@ CASES = {"config.json": 700, "rollouts.jsonl": 2_000, "history.jsonl": 6_000}
 
 def limited_config(log_path: Path, file_name: str) -> TinyConfig:
     """A run in which this file grows fastest."""
-    made = config(log_path, num_generations=40, behavior_if_log_dir_exists="resume")
+    made = config(log_path, num_generations=10, behavior_if_log_dir_exists="resume")
     if file_name != "history.jsonl":
         return made
     return chz.replace(
