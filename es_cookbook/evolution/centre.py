@@ -143,15 +143,22 @@ class Centre:
     def _adder(self, terms: tuple[Term, ...]) -> AddTerms:
         if self._on_gpu:
             return self._space.device_adder(terms, self._device)
-        return _adder(self._space, terms)
+        return lambda name, weight, part: self._space.add_terms_(name, weight, terms, part)
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
         """What moves one tensor by these steps."""
         moves = [(step.decay, self._adder(step.terms) if step.terms else None) for step in steps]
-        decay = device_decay_ if self._on_gpu else decay_
-        return lambda name: _move_(
-            name, self.weights[name], self._base[name], self.parts[name], moves, decay
-        )
+        decay_of_device_ = device_decay_ if self._on_gpu else decay_
+
+        def move(name: str) -> None:
+            weight = self.weights[name]
+            for decay, add_terms_ in moves:
+                if decay:
+                    decay_of_device_(weight, self._base[name], decay)
+                if add_terms_ is not None:
+                    add_terms_(name, weight, self.parts[name])
+
+        return move
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
         """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
@@ -174,7 +181,7 @@ def moved(
     steps: Sequence[Step],
     start: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One parameter of the centre alone: where the base, or `start`, comes to by these steps.
+    """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
 
     Args:
         name: one of the space's.
@@ -187,8 +194,11 @@ def moved(
         A new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
-    moves = [(step.decay, _adder(space, step.terms) if step.terms else None) for step in steps]
-    _move_(name, weight, base, Part.whole(tuple(weight.shape)), moves, decay_)
+    for step in steps:
+        if step.decay:
+            decay_(weight, base, step.decay)
+        if step.terms:
+            space.add_terms_(name, weight, step.terms)
     return weight
 
 
@@ -200,25 +210,6 @@ def merge_steps(steps: Iterable[Step]) -> list[Step]:
             merged.append((step.decay, []))
         merged[-1][1].extend(step.terms)
     return [Step(terms=tuple(terms), decay=decay) for decay, terms in merged]
-
-
-def _adder(space: SearchSpace, terms: Sequence[Term]) -> AddTerms:
-    return lambda name, weight, part: space.add_terms_(name, weight, terms, part)
-
-
-def _move_(
-    name: str,
-    weight: torch.Tensor,
-    base: torch.Tensor,
-    part: Part,
-    moves: "Sequence[tuple[float, AddTerms | None]]",
-    decay_: Callable[[torch.Tensor, torch.Tensor, float], None],
-) -> None:
-    for decay, add_terms_ in moves:
-        if decay:
-            decay_(weight, base, decay)
-        if add_terms_ is not None:
-            add_terms_(name, weight, part)
 
 
 def _part_of(whole: torch.Tensor, part: Part) -> torch.Tensor:
