@@ -40,6 +40,7 @@ from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBui
 from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.background_push import HubPush
 from es_cookbook.runs.history_store import HistoryStore, Record, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
 from es_cookbook.runs.run_directory import HISTORY, METRICS, open_run_directory
@@ -51,7 +52,7 @@ _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
 _FITNESS = Names(FITNESS_NAMES, default="zscore")
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers")
+_MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers", "hub")
 """What a resumed run may change: where it is kept and how it is shown, not what it is."""
 
 
@@ -98,6 +99,9 @@ class Config:
         default_factory=StandardTrackersBuilder,
         blueprint_unspecified=StandardTrackersBuilder,
         doc="where metrics and rollouts go",
+    )
+    hub: HubPush | None = chz.field(
+        default=None, doc="pushes the run to the Hugging Face Hub while it goes on: hub.repo_id=..."
     )
     behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
         default="ask", doc="what to do where log_path already holds a run"
@@ -152,6 +156,9 @@ async def main(config: Config) -> None:
             RunInfo(run.path, config_json, config.seed, config.num_generations, start)
         )
         stack.callback(tracker.close)
+        hub = config.hub and config.hub(run.path)
+        if hub:
+            stack.callback(hub.close)
         stack.enter_context(rare_garbage_collection())
 
         restarted_so_far = 0.0
@@ -189,15 +196,23 @@ async def main(config: Config) -> None:
                 "throughput/tokens_per_second": count_tokens(groups_P) / (ended - began),
             }
             restarted_so_far += metrics["engines/restarted"]
+            if hub:
+                metrics |= hub.metrics()
             tracker.log_rollouts(generation, groups_P, decode)
             tracker.log(generation, metrics)
             run.history.append(
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
+            if hub:
+                hub.recorded(generation + 1)
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
+        if hub:
+            await anyio.to_thread.run_sync(
+                hub.finish, config.num_generations, abandon_on_cancel=True
+            )
 
 
 @contextlib.contextmanager
