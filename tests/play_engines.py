@@ -1,0 +1,43 @@
+"""Engines that no test could make a real model be: one that attacks, one that never answers."""
+
+from typing import TYPE_CHECKING
+
+import anyio
+import chz
+
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.rl.types import Action
+from tests.fakes import FakeEngine
+
+if TYPE_CHECKING:
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+
+HOSTILE = "two\nlines \\ \x1b[2J\x1b]0;title\x07\x9b1A \u202egnp.exe\u2028\r\x7f\ud800 end"
+
+
+def hostile_answer(who: Genome | str, request: SampleRequest) -> str:
+    return HOSTILE
+
+
+@chz.chz
+class HostileBuilder(EngineBuilder):
+    """Builds an engine whose answers are escape sequences."""
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return FakeEngine(answer=hostile_answer)
+
+
+class SilentEngine(FakeEngine):
+    async def sample(self, request: SampleRequest) -> Action:
+        if request.target != "base":
+            await anyio.sleep_forever()
+        return await super().sample(request)
+
+
+@chz.chz
+class SilentBuilder(EngineBuilder):
+    """Builds an engine of which only the base ever answers."""
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return SilentEngine()
