@@ -1,11 +1,14 @@
-"""Engines that no test could make a real model be: one that attacks, one that never answers."""
+"""Engines that no test could make a real model be: one attacks, one repeats, one keeps silent."""
 
-from typing import TYPE_CHECKING
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import chz
 
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.request_checks import check_sample
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.rl.types import Action
 from tests.fakes import FakeEngine
@@ -26,6 +29,26 @@ class HostileBuilder(EngineBuilder):
 
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
         return FakeEngine(answer=hostile_answer)
+
+
+class EchoEngine(FakeEngine):
+    """Whose tokens are the codes of characters."""
+
+    @property
+    def tokenizer(self) -> Any:
+        return SimpleNamespace(chat_template=None, encode=lambda text: [ord(c) for c in text])
+
+    async def sample(self, request: SampleRequest) -> Action:
+        check_sample(request, self.context_length, sys.maxunicode)
+        return Action((0,), "".join(map(chr, request.observation.tokens_T)), "stop")
+
+
+@chz.chz
+class EchoBuilder(EngineBuilder):
+    """Builds an engine that answers with the prompt."""
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return EchoEngine()
 
 
 class SilentEngine(FakeEngine):
