@@ -181,4 +181,4 @@ class Pipe(Console):
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.split("\n"))
+    return "\n".join(f"  {line}" for line in text.removesuffix("\n").split("\n"))
