@@ -41,9 +41,10 @@ from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.background_push import HubPush
-from es_cookbook.runs.history_store import HistoryStore, Record, read_history
+from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_store import HistoryStore, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
-from es_cookbook.runs.run_directory import HISTORY, METRICS, open_run_directory
+from es_cookbook.runs.run_directory import HISTORY, METRICS, locked, open_run_directory
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
@@ -52,8 +53,19 @@ _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
 _FITNESS = Names(FITNESS_NAMES, default="zscore")
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers", "hub")
-"""What a resumed run may change: where it is kept and how it is shown, not what it is."""
+_MAY_DIFFER = (
+    "log_path",
+    "behavior_if_log_dir_exists",
+    "trackers",
+    "hub",
+    "model_name",
+    "engine",
+    "num_generations",
+)
+"""What a resumed run may change: where it is kept, shown and run, and for how long.
+
+`model_name` and `engine` as long as the base is the same, bit for bit; the history tells.
+"""
 
 
 @chz.chz
@@ -130,6 +142,8 @@ async def main(config: Config) -> None:
     """
     config_json = config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
+        # Locked first: a second writer is refused before it loads a model beside the first one's.
+        stack.enter_context(locked(Path(config.log_path)))
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
         decode = cast(Decode, engine.tokenizer.decode)
@@ -144,9 +158,15 @@ async def main(config: Config) -> None:
             max_failed_fraction=config.max_failed_fraction,
             run_seed=config.seed,
         )
+        header = await asyncio.to_thread(_header, config.model_name, engine.base_dtype)
         # Opened last: a mistake in anything above leaves what is recorded alone.
         run = open_run_directory(
-            Path(config.log_path), config_json, config.behavior_if_log_dir_exists, _MAY_DIFFER
+            Path(config.log_path),
+            config_json,
+            header,
+            config.num_generations,
+            config.behavior_if_log_dir_exists,
+            _MAY_DIFFER,
         )
         stack.callback(run.history.close)
         start = run.history.next_generation
@@ -203,12 +223,14 @@ async def main(config: Config) -> None:
             run.history.append(
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
+            tracker.recorded(generation)
             if hub:
                 hub.recorded(generation + 1)
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
+        tracker.recorded(config.num_generations)
         if hub:
             await anyio.to_thread.run_sync(
                 hub.finish, config.num_generations, abandon_on_cancel=True
@@ -234,20 +256,37 @@ def rare_garbage_collection() -> Generator[None]:
         gc.unfreeze()
 
 
+def _header(model_name: str, base_dtype: str) -> Header:
+    """What a run begins with."""
+    from es_cookbook.model_files import base_identity  # Which imports torch.
+
+    base = base_identity(model_name)
+    return Header(model_name, base.weights, base.tokenizer, base_dtype)
+
+
 async def _replay(
     history: HistoryStore, engine: Engine, optimizer: Optimizer, progress: Progress
 ) -> None:
-    """Bring everybody to where the history ends, and check that they got there."""
+    """Bring everybody to where the history ends, and check that they got there.
+
+    The steps of a fork's first generations are its parent's, taken as given: an optimizer with
+    state of its own begins afresh where the fork did.
+    """
+    fork = history.header.fork if history.header else None
     record: Record | None = None
     for record in history.records():
+        progress.moved(record.step)
+        if fork is not None and record.generation < fork.generation:
+            continue
         genomes_G = optimizer.ask(record.generation)
         step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
         if step != record.step:
             raise HistoryError(
                 f"generation {record.generation}: the recorded fitness does not give the recorded "
-                "step any more; resume with the version of es_cookbook that began the run"
+                "step any more; resume with the version of es_cookbook and the num_generations "
+                "(where a schedule depends on it) that the run began with, or fork it at "
+                f"generation={history.next_generation}, which takes the recorded steps as given"
             )
-        progress.moved(step)
     if record is None:
         return
     fingerprint = await engine.restore(history.steps())

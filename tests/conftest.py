@@ -1,6 +1,8 @@
 """What every test shares: one thread, one async backend, no network, a steady hypothesis."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 # Before torch is imported anywhere: pytest-xdist runs a process a core, and threads on top of that
 # only wait for each other. A user's own setting wins.
@@ -30,3 +32,17 @@ settings.load_profile("es_cookbook")
 def anyio_backend() -> str:
     """Async tests run on asyncio, which the engines use."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a tiny model, by family; each is written once a session."""
+    from tests.tiny_models import make_tiny_model  # it imports torch
+
+    root = tmp_path_factory.mktemp("tiny_models")
+
+    def path_of(family: str) -> Path:
+        path = root / family
+        return path if path.exists() else make_tiny_model(family, path)
+
+    return path_of

@@ -23,11 +23,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from es_cookbook.cli import run_cli
 from es_cookbook.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
-from es_cookbook.engines.model_loading import load_architecture
 from es_cookbook.engines.plan_formulas import GIB, Plan
 from es_cookbook.engines.population_layers import no_attention_hook
 from es_cookbook.errors import ConfigError, ModelError, nearest
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.model_files import load_architecture
 
 _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
 _SEARCH_SPACES = Names(

@@ -17,13 +17,13 @@ import torch
 from transformers import PreTrainedModel
 
 from es_cookbook.engines.attention import round_up
-from es_cookbook.engines.model_loading import parameter_infos
 from es_cookbook.engines.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
 from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.model_files import parameter_infos
 
 if TYPE_CHECKING:
     from es_cookbook.engines.plan import PlanConfig

@@ -16,13 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from es_cookbook.engines.base import Target
 from es_cookbook.engines.low_rank_tables import tables_for
-from es_cookbook.engines.model_loading import save_model
 from es_cookbook.engines.population_layers import PopulationModel
 from es_cookbook.errors import EngineError, RequestError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.model_files import save_model
 
 
 class ResidentWeights:

@@ -25,12 +25,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
 from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.lane import Lane, Result
-from es_cookbook.engines.model_loading import (
-    end_of_sequence_ids,
-    load_causal_lm,
-    load_tokenizer,
-    parameter_infos,
-)
 from es_cookbook.engines.population_layers import (
     MIN_ROWS,
     cache_bytes_per_token,
@@ -43,6 +37,12 @@ from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
 from es_cookbook.errors import ConfigError, EngineError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.model_files import (
+    end_of_sequence_ids,
+    load_causal_lm,
+    load_tokenizer,
+    parameter_infos,
+)
 from es_cookbook.rl.types import Action
 
 _GIB = 1 << 30
@@ -141,6 +141,7 @@ class TorchEngine(Engine):
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
         self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
+        self._base_dtype = str(model.dtype).removeprefix("torch.")
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
         self._usage = Usage()
@@ -199,6 +200,11 @@ class TorchEngine(Engine):
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
         return self._context_length
+
+    @property
+    def base_dtype(self) -> str:
+        """See `Engine.base_dtype`."""
+        return self._base_dtype
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: fills tables. Dense: a set of weights a genome."""

@@ -13,18 +13,18 @@ import chz
 import torch
 
 from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.engines.model_loading import (
-    end_of_sequence_ids,
-    load_architecture,
-    load_tokenizer,
-    parameter_infos,
-)
 from es_cookbook.engines.vllm_answers import informative_line
 from es_cookbook.engines.vllm_host import VLLMEngine
 from es_cookbook.errors import ConfigError, EngineError, nearest
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.model_files import (
+    end_of_sequence_ids,
+    load_architecture,
+    load_tokenizer,
+    parameter_infos,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -27,7 +27,6 @@ from transformers import PreTrainedTokenizerBase
 from es_cookbook import errors
 from es_cookbook.configs import config_to_json
 from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.model_loading import load_causal_lm, save_model
 from es_cookbook.engines.request_checks import check_logprobs, check_sample
 from es_cookbook.engines.turnstile import Turnstile
 from es_cookbook.engines.usage import Usage
@@ -37,6 +36,7 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.model_files import load_causal_lm, save_model
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class VLLMEngine(Engine):
         self._llm: AsyncLLM | None = llm
         self._tokenizer = tokenizer
         self._model_name = model_name
+        self._base_dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self._search_space = search_space
         self._infos = infos
         self._max_genomes = max_genomes
@@ -132,6 +133,11 @@ class VLLMEngine(Engine):
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
         return self._context_length
+
+    @property
+    def base_dtype(self) -> str:
+        """See `Engine.base_dtype`."""
+        return self._base_dtype
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: writes slots. Dense: weights change when requests come."""

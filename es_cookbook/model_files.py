@@ -1,9 +1,14 @@
-"""Hugging Face causal LMs and their tokenizers, read and written; one sentence for each mistake."""
+"""Hugging Face causal LMs and their tokenizers: read, written, told apart; a sentence a mistake."""
 
 import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, cast
 
@@ -23,9 +28,34 @@ from transformers.utils.logging import (
 
 from es_cookbook.errors import EngineError, ModelError
 from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.weight_files import WeightFiles, find_file, weight_files
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_VOCABULARY = "tokenizer.json"
+"""The whole vocabulary; where it is, the older files beside it are not read."""
+_OLDER_VOCABULARY = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
+_TOKENIZER_FILES = (_VOCABULARY, *_OLDER_VOCABULARY)
+_TOKENIZER_SETTINGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+_HASHING_THREADS = 16
+"""More than cores: reading from a disk or over a network gains from it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BaseIdentity:
+    """What a base model is, wherever it lies and however its files are split.
+
+    Attributes:
+        weights: hex digest over every tensor's name, dtype, shape and bytes.
+        tokenizer: hex digest over the tokenizer's files.
+    """
+
+    weights: str
+    tokenizer: str
 
 
 def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
@@ -116,6 +146,24 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def base_identity(model_name: str) -> BaseIdentity:
+    """What the checkpoint and the tokenizer of a directory or Hub name are.
+
+    Two checkpoints are the same if their tensors are, by name, dtype, shape and every bit.
+
+    Raises:
+        ModelError: Weights or tokenizer are missing or cannot be read; says where.
+    """
+    files = weight_files(model_name)
+    names = sorted(files)
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        digests = pool.map(_tensor_digest, itertools.repeat(files), names)
+        weights = _digest(
+            part for name, digest in zip(names, digests, strict=True) for part in (name, digest)
+        )
+    return BaseIdentity(weights, _tokenizer_digest(model_name))
+
+
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
     """Every parameter by its Hugging Face name, tied ones once, under their first name."""
     kinds: dict[int, Literal["linear", "embedding"]] = {
@@ -138,6 +186,34 @@ def end_of_sequence_ids(
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     return tuple(sorted(found))
+
+
+def _tokenizer_digest(model_name: str) -> str:
+    def present(names: Iterable[str]) -> list[tuple[str, Path]]:
+        return [(name, path) for name in names if (path := find_file(model_name, name))]
+
+    vocabulary = present([_VOCABULARY]) or present(_OLDER_VOCABULARY)
+    if not vocabulary:
+        raise ModelError(
+            f"model_name: {model_name!r} has no tokenizer (one of {', '.join(_TOKENIZER_FILES)})"
+        )
+    files = vocabulary + present(_TOKENIZER_SETTINGS)
+    return _digest(
+        part
+        for name, path in files
+        for part in (name, hashlib.sha256(path.read_bytes()).hexdigest())
+    )
+
+
+def _tensor_digest(files: WeightFiles, name: str) -> str:
+    tensor = files[name]
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
 @contextlib.contextmanager

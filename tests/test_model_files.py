@@ -1,0 +1,194 @@
+"""What a loaded model tells the search space and the lanes, and what makes a base that base."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from es_cookbook.errors import ModelError
+from es_cookbook.model_files import (
+    base_identity,
+    end_of_sequence_ids,
+    load_causal_lm,
+    load_tokenizer,
+    parameter_infos,
+)
+from tests.tiny_models import EOS, FAMILIES, VOCABULARY
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_told_by_kind_and_tied_ones_once(
+    tiny_model: Callable[[str], Path], family: str
+) -> None:
+    model = load_causal_lm(str(tiny_model(family)), "float32", CPU)
+    infos = parameter_infos(model)
+    assert {p.name: p.shape for p in infos} == {
+        name: tuple(parameter.shape) for name, parameter in model.named_parameters()
+    }
+    kinds = {p.name: p.kind for p in infos}
+    tables = [p.name for p in infos if p.shape == (VOCABULARY, 32)]
+    tied = family in ("qwen2", "gemma2", "gemma3")
+    assert [kinds[name] for name in tables] == ["embedding"] + ["linear"] * (not tied)
+    others = [p for p in infos if p.name not in tables]
+    assert all(p.kind == ("linear" if len(p.shape) == 2 else "other") for p in others)
+
+
+def test_dtype_is_the_checkpoints_own_unless_named(tiny_model: Callable[[str], Path]) -> None:
+    path = str(tiny_model("qwen2"))
+    assert load_causal_lm(path, "auto", CPU).dtype == torch.float32
+    assert load_causal_lm(path, "bfloat16", CPU).dtype == torch.bfloat16
+
+
+def test_sequences_end_where_the_model_or_its_generation_config_says(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    path = str(tiny_model("qwen2"))
+    model, tokenizer = load_causal_lm(path, "float32", CPU), load_tokenizer(path)
+    assert end_of_sequence_ids(model, tokenizer) == (EOS,)
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [EOS, 7]
+    assert end_of_sequence_ids(model, tokenizer) == (EOS, 7)
+
+
+def _copy(path: Path, to: Path) -> Path:
+    return shutil.copytree(path, to)
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def test_how_the_files_are_split_does_not_change_what_a_base_is(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = tiny_model("llama")
+    split = _copy(whole, tmp_path / "split")
+    model = load_causal_lm(str(whole), "auto", CPU)
+    (split / "model.safetensors").unlink()
+    model.save_pretrained(split, max_shard_size="20KB")
+    assert len(list(split.glob("model-*.safetensors"))) > 2
+    assert base_identity(str(split)) == base_identity(str(whole))
+
+
+def test_a_checkpoint_of_torch_save_is_the_same_base(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = tiny_model("qwen2")
+    for name, zipped in (("new", True), ("old", False)):
+        path = _copy(whole, tmp_path / name)
+        (path / "model.safetensors").unlink()
+        torch.save(
+            _weights(whole),
+            path / "pytorch_model.bin",
+            _use_new_zipfile_serialization=zipped,
+        )
+        assert base_identity(str(path)) == base_identity(str(whole))
+
+
+def _flip_a_bit(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"].view(torch.int32)[3] ^= 1
+
+
+def _rename(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.scale"] = weights.pop("model.norm.weight")
+
+
+def _swap(weights: dict[str, torch.Tensor]) -> None:
+    a, b = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
+    weights[a], weights[b] = weights[b], weights[a]
+
+
+def _reshape(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"] = weights["model.norm.weight"].reshape(2, -1)
+
+
+def _reinterpret(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"] = weights["model.norm.weight"].view(torch.int32)
+
+
+@pytest.mark.parametrize("change", [_flip_a_bit, _rename, _swap, _reshape, _reinterpret])
+def test_other_weights_are_another_base(
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    change: Callable[[dict[str, torch.Tensor]], None],
+) -> None:
+    whole = tiny_model("qwen2")
+    path = _copy(whole, tmp_path / "other")
+    weights = {name: tensor.clone() for name, tensor in _weights(whole).items()}
+    change(weights)
+    save_file(weights, path / "model.safetensors")
+    found, expected = base_identity(str(path)), base_identity(str(whole))
+    assert found.weights != expected.weights
+    assert found.tokenizer == expected.tokenizer
+
+
+@pytest.mark.parametrize("file_name", ["tokenizer.json", "tokenizer_config.json"])
+def test_another_tokenizer_is_another_base(
+    tiny_model: Callable[[str], Path], tmp_path: Path, file_name: str
+) -> None:
+    whole = tiny_model("qwen2")
+    path = _copy(whole, tmp_path / "other")
+    text = (path / file_name).read_text()
+    assert "<eos>" in text
+    (path / file_name).write_text(text.replace("<eos>", "<end>"))
+    found, expected = base_identity(str(path)), base_identity(str(whole))
+    assert found.weights == expected.weights
+    assert found.tokenizer != expected.tokenizer
+
+
+def test_a_chat_template_belongs_to_the_tokenizer(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = _copy(tiny_model("qwen2"), tmp_path / "other")
+    before = base_identity(str(path)).tokenizer
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    assert base_identity(str(path)).tokenizer != before
+
+
+def test_a_hub_name_is_what_the_cache_holds(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The cache is read when huggingface_hub is imported, so a process of its own looks into it."""
+    whole, commit = tiny_model("qwen2"), "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--some--model"
+    _copy(whole, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    program = (
+        "from es_cookbook.model_files import base_identity, load_tokenizer\n"
+        "load_tokenizer('some/model')\n"
+        "print(base_identity('some/model'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == str(base_identity(str(whole))), done.stderr
+
+
+def test_what_has_no_weights_or_no_tokenizer_is_no_base(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = _copy(tiny_model("qwen2"), tmp_path / "model")
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=f"{path}' has no tokenizer"):
+        base_identity(str(path))
+    (path / "model.safetensors").write_bytes(b"{]")
+    with pytest.raises(ModelError, match=r"cannot read weights from .*model\.safetensors'"):
+        base_identity(str(path))
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=f"{path}' has no weights"):
+        base_identity(str(path))
+    with pytest.raises(ModelError, match="'no/such' has no weights"):
+        base_identity("no/such")
