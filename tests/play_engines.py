@@ -1,4 +1,4 @@
-"""What tests of talking to a run need: a model that is always the same, and engines that no model is.
+"""What tests of talking to a run need: a model that is always the same, and engines that none is.
 
 One of them attacks, one repeats, one keeps silent.
 """
