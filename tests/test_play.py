@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import select
-import shutil
 import subprocess
 import sys
 import termios
@@ -30,8 +29,8 @@ from es_cookbook.runs.plain_text import one_line
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.seeds import derive_seed
 from tests.fakes import FakeEngineBuilder
-from tests.play_engines import HOSTILE
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.play_engines import HOSTILE, write_model
+from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of four generations."""
     path = tmp_path_factory.mktemp("play")
-    run(TinyConfig(model_name=str(write_tiny_model(path / "model")), log_path=str(path / "run")))
+    run(TinyConfig(model_name=str(write_model(path / "model")), log_path=str(path / "run")))
     return path / "run"
 
 
@@ -48,8 +47,12 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the engine that answers at once."""
     path = tmp_path_factory.mktemp("play")
-    run(TinyConfig(model_name="none", log_path=str(path), engine=FakeEngineBuilder()))
-    return path
+    model = write_model(path / "model")
+    config = TinyConfig(
+        model_name=str(model), log_path=str(path / "run"), engine=FakeEngineBuilder()
+    )
+    run(config)
+    return path / "run"
 
 
 def run(config: TinyConfig) -> None:
@@ -132,18 +135,16 @@ def test_options_say_who_answers_and_how(log_path: Path) -> None:
     assert len(third) < len(second)
 
 
-def test_prompts_go_through_the_chat_template_unless_told_not_to(
-    log_path: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(log_path.parent / "model", tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text(
+def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.role[:0] }}B{% endfor %}"
     )
-    here = f"model_name={tmp_path / 'model'}"
-    plain, chat = expected(log_path, [(4, "centre", "A"), (4, "centre", "B")])
+    run(TinyConfig(model_name=str(model), log_path=str(tmp_path / "run")))
+    plain, chat = expected(tmp_path / "run", [(4, "centre", "A"), (4, "centre", "B")])
     assert plain != chat
-    assert fed(log_path, "A\n", here).stdout == f"{one_line(chat)}\n"
-    assert fed(log_path, "A\n", here, "chat=false").stdout == f"{one_line(plain)}\n"
+    assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
+    assert fed(tmp_path / "run", "A\n", "chat=false").stdout == f"{one_line(plain)}\n"
 
 
 def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> None:
@@ -240,10 +241,10 @@ def test_no_run_and_another_base_are_one_sentence(log_path: Path, tmp_path: Path
     none = fed(tmp_path, "A\n")
     assert none.returncode == 1
     assert none.stderr == f"log_path {tmp_path} holds no run: there is no config.json in it\n"
-    model = write_tiny_model(tmp_path / "model")  # Of the same shape with other weights.
+    model = write_model(tmp_path / "model", seed=1)  # Of the same shape with other weights.
     other = fed(log_path, "A\n", f"model_name={model}")
     assert (other.returncode, other.stdout) == (1, "")
-    assert "but the history gives" in other.stderr and other.stderr.count("\n") == 1
+    assert "model_name" in other.stderr and other.stderr.count("\n") == 1
 
 
 class Person:

@@ -13,6 +13,7 @@ import chz
 import torch
 
 from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.vllm_answers import informative_line
 from es_cookbook.engines.vllm_host import VLLMEngine
 from es_cookbook.errors import ConfigError, EngineError, nearest
@@ -159,8 +160,7 @@ class VLLMEngineBuilder(EngineBuilder):
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "kv_cache_memory_bytes": kv_cache_gib and int(kv_cache_gib * _GIB),
             "tensor_parallel_size": self.tensor_parallel_size,
-            # In an actor of a Ray pool vLLM would take Ray for its own ranks too.
-            "distributed_executor_backend": "mp" if self.tensor_parallel_size > 1 else None,
+            "distributed_executor_backend": self._executor(on_cpu),
             "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
             "quantization": self.quantization,
             "seed": self.seed,
@@ -178,9 +178,13 @@ class VLLMEngineBuilder(EngineBuilder):
                 raise ConfigError(
                     f"engine.extra: vLLM has no argument {name!r}; {nearest(name, known)}"
                 )
-        # A CPU build wants a NUMA node for each rank, unless its threads are left to themselves.
-        unbound = on_cpu and self.tensor_parallel_size > 1
-        environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if unbound else {}
+        environment: dict[str, str] = {}
+        if on_cpu and self.tensor_parallel_size > 1:
+            # A CPU build wants a NUMA node for each rank, unless threads are left to themselves.
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        elif on_cpu:
+            # One core is this process's own.
+            environment["OMP_NUM_THREADS"] = str(max(1, num_cores() - 1))
         try:
             with _environment(environment):
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
@@ -188,6 +192,18 @@ class VLLMEngineBuilder(EngineBuilder):
             raise EngineError(
                 f"vLLM could not start with {model_name!r}: {informative_line(error)}"
             ) from error
+
+    def _executor(self, on_cpu: bool) -> object:
+        """Who runs the ranks: a name of vLLM's or a class; None for what vLLM chooses."""
+        if self.tensor_parallel_size > 1:
+            return "mp"  # In an actor of a Ray pool vLLM would take Ray for them too.
+        if on_cpu:
+            # A CPU build would run its one rank as a process of its own, and both wait for each
+            # other by asking all the time: on few cores they take half of them for nothing.
+            from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+            return UniProcExecutor
+        return None
 
     def _check_devices(self) -> None:
         available = torch.cuda.device_count()

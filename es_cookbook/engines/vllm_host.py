@@ -282,7 +282,12 @@ class VLLMEngine(Engine):
                 raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
             async with self._turnstile.using(self._weights_of(target)):
                 self._num_requests += 1
-                prompt = {"prompt_token_ids": list(tokens_T), "cache_salt": self._salt(target)}
+                # A prompt not said to be tokens goes through a thread of vLLM's that renders it.
+                prompt = {
+                    "type": "token",
+                    "prompt_token_ids": list(tokens_T),
+                    "cache_salt": self._salt(target),
+                }
                 slot = self._slot_of(target)
                 request_id = next(self._request_ids)
                 answers = self._running().generate(

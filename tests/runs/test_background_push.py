@@ -20,7 +20,7 @@ from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder
 from tests.hub_server import TOKEN, HubServer
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
@@ -34,9 +34,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-def config(log_path: Path, push: HubPush | None, **fields: Any) -> TinyConfig:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("hub") / "model")
+
+
+def config(model: Path, log_path: Path, push: HubPush | None, **fields: Any) -> TinyConfig:
     return TinyConfig(
-        model_name="none",
+        model_name=str(model),
         log_path=str(log_path),
         engine=FakeEngineBuilder(),
         trackers=JsonlTrackerBuilder(),
@@ -45,8 +50,10 @@ def config(log_path: Path, push: HubPush | None, **fields: Any) -> TinyConfig:
     )
 
 
-async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(hub: HubServer, tmp_path: Path) -> None:
-    await train.main(config(tmp_path, HubPush(repo_id="me/run", every=5)))
+async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(
+    hub: HubServer, model: Path, tmp_path: Path
+) -> None:
+    await train.main(config(model, tmp_path, HubPush(repo_id="me/run", every=5)))
     names = ("config.json", "history.jsonl", "metrics.jsonl")
     assert hub.files("me/run") == {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
     assert hub.repositories["me/run"].private
@@ -59,9 +66,9 @@ async def until(push: BackgroundPush, key: str, count: int) -> None:
 
 
 async def test_a_push_holds_what_was_recorded_when_it_was_asked_for(
-    hub: HubServer, tmp_path: Path
+    hub: HubServer, model: Path, tmp_path: Path
 ) -> None:
-    await train.main(config(tmp_path, None, num_generations=4))
+    await train.main(config(model, tmp_path, None, num_generations=4))
     recorded = (tmp_path / "history.jsonl").read_bytes()
     push = HubPush(repo_id="me/run", every=2, revision="generation-{generation:03d}")(tmp_path)
     with (tmp_path / "history.jsonl").open("ab") as file:
@@ -76,9 +83,9 @@ async def test_a_push_holds_what_was_recorded_when_it_was_asked_for(
 
 
 async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push(
-    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await train.main(config(tmp_path, None, num_generations=3))
+    await train.main(config(model, tmp_path, None, num_generations=3))
     push = HubPush(repo_id="me/run", every=1)(tmp_path)
     hub.fail_with = 501
     push.recorded(1)
@@ -104,8 +111,10 @@ async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push
     assert kept == (tmp_path / "history.jsonl").read_bytes()
 
 
-async def test_pushes_that_wait_become_one_the_latest(hub: HubServer, tmp_path: Path) -> None:
-    await train.main(config(tmp_path, None, num_generations=3))
+async def test_pushes_that_wait_become_one_the_latest(
+    hub: HubServer, model: Path, tmp_path: Path
+) -> None:
+    await train.main(config(model, tmp_path, None, num_generations=3))
     hub.hang = 0.3
     push = HubPush(repo_id="me/run", every=1, revision="g{generation}")(tmp_path)
     push.recorded(1)
@@ -122,6 +131,7 @@ async def test_pushes_that_wait_become_one_the_latest(hub: HubServer, tmp_path: 
 @pytest.mark.parametrize("trouble", ["refuses the token", "fails", "hangs", "is not there"])
 async def test_a_run_is_the_same_whatever_the_server_does(
     hub: HubServer,
+    model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -135,9 +145,11 @@ async def test_a_run_is_the_same_whatever_the_server_does(
         hub.hang = 600
     else:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # Nobody listens to "discard".
-    await train.main(config(tmp_path / "alone", None))
+    await train.main(config(model, tmp_path / "alone", None))
     with anyio.fail_after(30):
-        await train.main(config(tmp_path / "pushed", HubPush(repo_id="a/b", every=1, timeout=4)))
+        await train.main(
+            config(model, tmp_path / "pushed", HubPush(repo_id="a/b", every=1, timeout=4))
+        )
     histories = [(tmp_path / n / "history.jsonl").read_bytes() for n in ("alone", "pushed")]
     assert histories[0] == histories[1]
     rows = read_metrics(tmp_path / "pushed" / "metrics.jsonl")
@@ -146,10 +158,10 @@ async def test_a_run_is_the_same_whatever_the_server_does(
 
 
 async def test_the_token_is_in_no_file_and_no_log(
-    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    await train.main(config(tmp_path, HubPush(repo_id="me/run")))
+    await train.main(config(model, tmp_path, HubPush(repo_id="me/run")))
     assert hub.files("me/run"), "the token was used"
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(kept) >= 4
@@ -160,20 +172,25 @@ async def test_the_token_is_in_no_file_and_no_log(
 
 async def test_without_a_token_the_run_says_so_at_once_and_goes_on(
     hub: HubServer,
+    model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    await train.main(config(tmp_path, HubPush(repo_id="me/run")))
+    await train.main(config(model, tmp_path, HubPush(repo_id="me/run")))
     assert caplog.messages[0].startswith("cannot push to the Hub: HF_TOKEN is not set")
     assert len(list(read_history(tmp_path / "history.jsonl"))) == 12
     assert hub.requests == []
 
 
-def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Path) -> None:
     hub.hang = 600
-    options = ["model_name=none", "engine=tests.fakes:FakeEngineBuilder", "num_generations=1000000"]
+    options = [
+        f"model_name={model}",
+        "engine=tests.fakes:FakeEngineBuilder",
+        "num_generations=1000000",
+    ]
     options += [f"log_path={tmp_path}", "trackers=JsonlTrackerBuilder"]
     options += ["hub.repo_id=me/run", "hub.every=1", "hub.timeout=500"]
     run = subprocess.Popen(

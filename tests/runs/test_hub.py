@@ -13,7 +13,7 @@ from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.runs.hub import HubCommand, files_to_push
 from tests.fakes import FakeEngineBuilder
 from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,8 +102,9 @@ async def test_of_a_run_go_whole_lines_of_what_it_is_made_of(
     hub: HubServer, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
+    model = write_tiny_model(tmp_path / "model")
     await train.main(
-        TinyConfig(model_name="none", log_path=str(run), engine=FakeEngineBuilder(), seed=3)
+        TinyConfig(model_name=str(model), log_path=str(run), engine=FakeEngineBuilder(), seed=3)
     )
     names = ("config.json", "history.jsonl", "metrics.jsonl")
     whole = {f"run/{name}": (run / name).read_bytes() for name in names}
