@@ -23,6 +23,7 @@ from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Targe
 from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.model_files import base_identity
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
@@ -35,7 +36,8 @@ from es_cookbook.rl.types import (
     Trajectory,
 )
 from es_cookbook.rollout_group import RolloutGroup, cause_of
-from es_cookbook.runs.history_store import Record, read_history
+from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_store import check_same_base, read_header, read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.seeds import derive_seed
 
@@ -50,7 +52,9 @@ class RecordedRun:
         log_path: the run directory.
 
     Attributes:
+        history: the file.
         config: the run's Config.
+        header: what the run began with; None where that is not recorded.
         records: a generation each, in order.
 
     Raises:
@@ -62,8 +66,9 @@ class RecordedRun:
     def __init__(self, log_path: Path) -> None:
         if not (log_path / CONFIG).is_file():
             raise RunDirectoryError(f"log_path {log_path} holds no run: there is no {CONFIG} in it")
-        self._history = log_path / HISTORY
+        self.history = log_path / HISTORY
         self.config = load_config(log_path / CONFIG, train.Config)
+        self.header = read_header(self.history)
         self.records: Sequence[Record] = ()
         self._genomes_G: Sequence[Genome] = ()
         self._genomes_of: int | None = None
@@ -71,7 +76,7 @@ class RecordedRun:
 
     def refresh(self) -> None:
         """Read what has been recorded since."""
-        self.records = tuple(read_history(self._history))
+        self.records = tuple(read_history(self.history))
 
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.
@@ -119,8 +124,15 @@ class RecordedRun:
                 f"generation {generation} has no genomes: it is the end of the run; generations 0 "
                 f"to {config.num_generations - 1} have them"
             )
+        fork = self.header and self.header.fork
+        first = fork.generation if fork else 0
+        if fork and generation < first:
+            raise ConfigError(
+                f"generation {generation} was not this run's but that of log_path={fork.log_path}, "
+                f"from which it was forked; genomes of generations {first} and later are here"
+            )
         optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
-        for record in self.records[:generation]:
+        for record in self.records[first:generation]:
             genomes_G = optimizer.ask(record.generation)
             step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
             if step != record.step:
@@ -163,10 +175,21 @@ async def rebuild(
     Raises:
         ModelError: The model cannot be loaded.
         ConfigError: The engine cannot be built here.
+        HistoryError: The model is not the run's base.
     """
     builder = engine or run.config.engine
     name = model_name or run.config.model_name
-    return RebuiltRun(run, await builder(model_name=name, search_space=run.config.search_space))
+    rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=run.config.search_space))
+    try:
+        if run.header is not None:
+            base = await anyio.to_thread.run_sync(base_identity, name)
+            now = Header(name, base.weights, base.tokenizer, rebuilt.engine.base_dtype)
+            check_same_base(run.history, run.header, now)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await rebuilt.close()
+        raise
+    return rebuilt
 
 
 class RebuiltRun:

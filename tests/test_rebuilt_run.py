@@ -1,7 +1,9 @@
 """Whatever a run ever consisted of comes back from seeds, and what does not fit is refused."""
 
+import dataclasses
 import json
 import math
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
+from es_cookbook.runs.history_format import Fork
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder, SmallDataset, SmallDatasetBuilder
 from tests.play_engines import write_model
@@ -146,18 +149,41 @@ async def test_what_is_not_there_is_said_with_what_is(rebuilt: RebuiltRun, tmp_p
         await rebuilt.play(0, "train", 2, {})
 
 
+async def test_another_base_is_refused(log_path: Path, tmp_path: Path) -> None:
+    model = Qwen2ForCausalLM.from_pretrained(log_path.parent / "model")
+    model.model.embed_tokens.weight.data[3, 5] += 1e-3  # What no genome perturbs.
+    shutil.copytree(log_path.parent / "model", tmp_path / "other")
+    model.save_pretrained(tmp_path / "other")
+    with pytest.raises(HistoryError, match=f"model_name={tmp_path / 'other'}: its weights was"):
+        await rebuild(RecordedRun(log_path), model_name=str(tmp_path / "other"))
+
+
 @pytest.mark.parametrize("generation", [0, 1, 6])
-async def test_another_base_is_refused(log_path: Path, tmp_path: Path, generation: int) -> None:
+async def test_without_a_header_the_fingerprint_tells_another_base(
+    log_path: Path, tmp_path: Path, generation: int
+) -> None:
     model = Qwen2ForCausalLM.from_pretrained(log_path.parent / "model")
     model.model.layers[0].mlp.up_proj.weight.data[3, 5] += 1e-3
-    write_model(tmp_path / "other")
+    shutil.copytree(log_path.parent / "model", tmp_path / "other")
     model.save_pretrained(tmp_path / "other")
     run = RecordedRun(log_path)
+    run.header = None
     other = await rebuild(run, model_name=str(tmp_path / "other"))
     recorded = run.records[max(generation, 1) - 1].fingerprint
     with pytest.raises(HistoryError, match=f"had fingerprint {recorded:016x}, but the history"):
         await other.go_to(generation)
     await other.close()
+
+
+async def test_a_fork_has_the_genomes_of_its_own_generations(log_path: Path) -> None:
+    run = RecordedRun(log_path)
+    genomes_G = run.genomes(5)
+    fork = RecordedRun(log_path)
+    assert fork.header is not None
+    fork.header = dataclasses.replace(fork.header, fork=Fork("runs/parent", 3))
+    assert fork.genomes(5) == genomes_G
+    with pytest.raises(ConfigError, match="generation 2 was not this run's but that of log_path=r"):
+        fork.genomes(2)
 
 
 async def test_a_damaged_history_is_refused_and_a_torn_line_left_out(
