@@ -24,9 +24,9 @@ import anyio
 import chz
 import numpy as np
 
-from es_cookbook.configs import Names, config_to_json
+from es_cookbook.configs import Names, config_to_json, load_config
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
-from es_cookbook.errors import ConfigError, HistoryError
+from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evaluate import evaluate
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import (
@@ -44,7 +44,7 @@ from es_cookbook.runs.background_push import HubPush
 from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import HistoryStore, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
-from es_cookbook.runs.run_directory import HISTORY, METRICS, locked, open_run_directory
+from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
@@ -53,7 +53,7 @@ _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
 _FITNESS = Names(FITNESS_NAMES, default="zscore")
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_MAY_DIFFER = (
+MAY_DIFFER = (
     "log_path",
     "behavior_if_log_dir_exists",
     "trackers",
@@ -166,12 +166,15 @@ async def main(config: Config) -> None:
             header,
             config.num_generations,
             config.behavior_if_log_dir_exists,
-            _MAY_DIFFER,
+            MAY_DIFFER,
         )
         stack.callback(run.history.close)
         start = run.history.next_generation
+        await _replay(run.history, engine, optimizer)
+        run.begin()
         progress = Progress(run.path / METRICS)
-        await _replay(run.history, engine, optimizer, progress)
+        for step in run.history.steps():
+            progress.moved(step)
         tracker = config.trackers(
             RunInfo(run.path, config_json, config.seed, config.num_generations, start)
         )
@@ -264,9 +267,7 @@ def _header(model_name: str, base_dtype: str) -> Header:
     return Header(model_name, base.weights, base.tokenizer, base_dtype)
 
 
-async def _replay(
-    history: HistoryStore, engine: Engine, optimizer: Optimizer, progress: Progress
-) -> None:
+async def _replay(history: HistoryStore, engine: Engine, optimizer: Optimizer) -> None:
     """Bring everybody to where the history ends, and check that they got there.
 
     The steps of a fork's first generations are its parent's, taken as given: an optimizer with
@@ -275,7 +276,6 @@ async def _replay(
     fork = history.header.fork if history.header else None
     record: Record | None = None
     for record in history.records():
-        progress.moved(record.step)
         if fork is not None and record.generation < fork.generation:
             continue
         genomes_G = optimizer.ask(record.generation)
@@ -284,8 +284,9 @@ async def _replay(
             raise HistoryError(
                 f"generation {record.generation}: the recorded fitness does not give the recorded "
                 "step any more; resume with the version of es_cookbook and the num_generations "
-                "(where a schedule depends on it) that the run began with, or fork it at "
-                f"generation={history.next_generation}, which takes the recorded steps as given"
+                "(where a schedule depends on it) that the run began with, or fork it "
+                f"with generation={history.next_generation} (python -m es_cookbook.fork), which "
+                "takes the recorded steps as given"
             )
     if record is None:
         return
@@ -303,6 +304,26 @@ async def _close(engine: Engine) -> None:
         await engine.close()
 
 
+def recorded_config(log_path: Path) -> Config:
+    """The Config of the run in a directory, as it was when the run last began or went on.
+
+    Raises:
+        RunDirectoryError: There is no run.
+        ConfigError: Its Config cannot be rebuilt here.
+    """
+    path = log_path / CONFIG
+    if not path.exists():
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
+        )
+    if '"__main__:' in path.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"{path} needs classes of the script that wrote it, and only that has them: run it "
+            f"again with log_path={log_path} behavior_if_log_dir_exists=resume"
+        )
+    return load_config(path, Config)
+
+
 def run(config: Config) -> None:
     """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
 
@@ -314,8 +335,9 @@ def run(config: Config) -> None:
         recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
-            f"interrupted {when}; run the same command with "
-            "behavior_if_log_dir_exists=resume to go on"
+            f"interrupted {when}; to go on, run the same command with "
+            "behavior_if_log_dir_exists=resume, or python -m es_cookbook.resume "
+            f"log_path={config.log_path}"
         )
 
 

@@ -270,8 +270,9 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     assert run.returncode == 130
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
     assert err == (
-        f"interrupted after generation {recorded}; run the same command with "
-        "behavior_if_log_dir_exists=resume to go on\n"
+        f"interrupted after generation {recorded}; to go on, run the same command with "
+        "behavior_if_log_dir_exists=resume, or python -m es_cookbook.resume "
+        f"log_path={tmp_path}\n"
     )
     assert out == ""
     assert not (tmp_path / "lock").exists()

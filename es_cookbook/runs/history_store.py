@@ -7,6 +7,7 @@ is refused, because nothing after it could be trusted; the sentence says how to 
 it.
 """
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,51 @@ def read_header(path: Path) -> Header | None:
     """
     first = next(_read(path), None)
     return first[1] if first is not None and isinstance(first[1], Header) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first generations of a history.
+
+    Attributes:
+        header: what the run began with; None in version 1.
+        records: one a generation.
+        version: format of the lines.
+    """
+
+    header: Header | None
+    records: tuple[Record, ...]
+    version: int
+
+    def encode(self) -> Iterator[bytes]:
+        """The lines of a history that holds this and no more."""
+        entries = [*([self.header] if self.header else []), *self.records]
+        return (encode(entry, self.version) for entry in entries)
+
+
+def read_beginning(path: Path, generation: int | None) -> Beginning:
+    """The first `generation` generations, all of them if None; damage behind them is no matter.
+
+    Raises:
+        HistoryError: Fewer are recorded (says how many), or as `read_history`.
+    """
+    header: Header | None = None
+    records: list[Record] = []
+    first_version = FORMAT_VERSION
+    for version, entry, _ in _read(path):
+        first_version = version
+        if isinstance(entry, Header):
+            header = entry
+        elif len(records) != generation:
+            records.append(entry)
+        if len(records) == generation:
+            break
+    if generation is not None and len(records) != generation:
+        raise HistoryError(
+            f"generation must be 0 to {len(records)}, since {path} holds as many generations; "
+            f"found {generation}"
+        )
+    return Beginning(header, tuple(records), first_version)
 
 
 def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:

@@ -36,9 +36,14 @@ CONFIG = "config.json"
 HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
+SNAPSHOTS = "snapshots"
+REWOUND = "rewound"
+GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
+"""Files with lines of every generation -> where a line says which."""
 _WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK} | {
     "optimizer",
-    "snapshots",
+    SNAPSHOTS,
+    REWOUND,
     "report.html",
     "wandb",
     "wandb_id",
@@ -55,13 +60,32 @@ class RunDirectory:
         path: the directory.
         history: the run's history, open for appending.
         resumed: True where a recorded run goes on.
-        warnings: what was repaired on opening, one sentence each; also logged.
+        config_json: the Config of the run from now on.
     """
 
     path: Path
     history: HistoryStore
     resumed: bool
-    warnings: tuple[str, ...] = ()
+    config_json: str
+
+    def begin(self) -> tuple[str, ...]:
+        """Keep the Config, and cut metrics and rollouts that the history does not hold.
+
+        Up to here a recorded run is as it was (but for a torn last line of the history), so it can
+        still be refused.
+
+        Returns:
+            What was repaired, one sentence each; also logged.
+
+        Raises:
+            RunDirectoryError: The disk refuses.
+        """
+        replace_file(self.path / CONFIG, [self.config_json.encode()])
+        warnings = [self.history.warning] if self.history.warning else []
+        for name, key in GENERATION_KEYS.items():
+            warning = _drop_unrecorded(self.path / name, key, self.history.next_generation)
+            warnings += [warning] if warning else []
+        return tuple(warnings)
 
 
 @contextlib.contextmanager
@@ -134,7 +158,6 @@ def open_run_directory(
         else:
             resumed = True
     if resumed:
-        # First: what is refused, another base for example, leaves everything as it is.
         history = HistoryStore(history_path, header)
         if num_generations < (recorded := history.next_generation):
             history.close()
@@ -143,17 +166,12 @@ def open_run_directory(
                 f"many generations, found {num_generations}; to do some of them again: python -m "
                 f"es_cookbook.rewind log_path={log_path} generation={num_generations}"
             )
-        replace_file(log_path / CONFIG, [config_json.encode()])
     else:
         if history_path.exists():
             replace_file(history_path, [])
         replace_file(log_path / CONFIG, [config_json.encode()])
         history = HistoryStore(history_path, header)
-    warnings = [history.warning] if history.warning else []
-    for name, key in ((METRICS, "progress/generation"), (ROLLOUTS, "generation")):
-        if warning := _drop_unrecorded(log_path / name, key, history.next_generation):
-            warnings.append(warning)
-    return RunDirectory(log_path, history, resumed, tuple(warnings))
+    return RunDirectory(log_path, history, resumed, config_json)
 
 
 def _names(log_path: Path) -> set[str]:
@@ -200,25 +218,27 @@ def _names_its_base(history: Path) -> bool:
     return header is not None and header.weights is not None
 
 
+def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[bytes]:
+    """The whole lines of metrics or rollouts that belong to earlier generations."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                is_earlier = json.loads(line)[generation_key] < generation
+            except (ValueError, KeyError, TypeError):  # Torn or damaged.
+                continue
+            if is_earlier and line.endswith(b"\n"):
+                yield line
+
+
 def _drop_unrecorded(path: Path, generation_key: str, next_generation: int) -> str | None:
     """Cut torn lines and those of generations that the history lacks; gives a warning if any."""
     if not path.exists():
         return None
-
-    def kept() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    recorded = json.loads(line)[generation_key] < next_generation
-                except (ValueError, KeyError, TypeError):  # Torn or damaged.
-                    continue
-                if recorded and line.endswith(b"\n"):
-                    yield line
-
-    dropped = path.stat().st_size - sum(map(len, kept()))
+    kept = sum(map(len, lines_before(path, generation_key, next_generation)))
+    dropped = path.stat().st_size - kept
     if not dropped:
         return None
-    replace_file(path, kept())
+    replace_file(path, lines_before(path, generation_key, next_generation))
     warning = (
         f"{path}: dropped {dropped} bytes of generations that the history does not hold "
         f"(from {next_generation}); they are run again"

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pty
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.errors import HistoryError, RunDirectoryError
-from es_cookbook.runs.run_directory import Behavior, RunDirectory, open_run_directory
+from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.run_directory import Behavior, open_run_directory
 from tests.runs.records import HEADER, make_record
 
 CONFIG = json.dumps(
@@ -22,17 +24,28 @@ CONFIG = json.dumps(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run directory in which a run has begun."""
+
+    path: Path
+    history: HistoryStore
+    resumed: bool
+    warnings: tuple[str, ...]
+
+
 def opened(
     path: Path, config_json: str, behavior: Behavior, may_differ: Collection[str] = ()
-) -> RunDirectory:
-    return open_run_directory(path, config_json, HEADER, 10, behavior, may_differ)
+) -> Opened:
+    run = open_run_directory(path, config_json, HEADER, 10, behavior, may_differ)
+    return Opened(run.path, run.history, run.resumed, run.begin())
 
 
 def changed(**fields: object) -> str:
     return json.dumps(json.loads(CONFIG) | fields)
 
 
-def record_run(path: Path, generations: int) -> RunDirectory:
+def record_run(path: Path, generations: int) -> Opened:
     """A run as it stands between generations, with lines in the order that a run writes them."""
     run = opened(path, CONFIG, "raise")
     for generation in range(generations):
