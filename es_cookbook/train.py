@@ -40,6 +40,7 @@ from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBui
 from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.background_push import HubPush
 from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import HistoryStore, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
@@ -57,6 +58,7 @@ MAY_DIFFER = (
     "log_path",
     "behavior_if_log_dir_exists",
     "trackers",
+    "hub",
     "model_name",
     "engine",
     "num_generations",
@@ -115,6 +117,9 @@ class Config:
         default_factory=StandardTrackersBuilder,
         blueprint_unspecified=StandardTrackersBuilder,
         doc="where metrics and rollouts go",
+    )
+    hub: HubPush | None = chz.field(
+        default=None, doc="pushes the run to the Hugging Face Hub while it goes on: hub.repo_id=..."
     )
     behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
         default="ask", doc="what to do where log_path already holds a run"
@@ -183,6 +188,9 @@ async def main(config: Config) -> None:
             RunInfo(run.path, config_json, config.seed, config.num_generations, start)
         )
         stack.callback(tracker.close)
+        hub = config.hub and config.hub(run.path)
+        if hub:
+            stack.callback(hub.close)
         stack.enter_context(rare_garbage_collection())
 
         restarted_so_far = 0.0
@@ -220,19 +228,33 @@ async def main(config: Config) -> None:
                 "throughput/tokens_per_second": count_tokens(groups_P) / (ended - began),
             }
             restarted_so_far += metrics["engines/restarted"]
+            if hub:
+                metrics |= hub.metrics()
             tracker.log_rollouts(generation, groups_P, decode)
             tracker.log(generation, metrics)
             run.history.append(
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
             tracker.recorded(generation)
+<<<<<<< HEAD
             snapshots.recorded(generation + 1)
+=======
+            if hub:
+                hub.recorded(generation + 1)
+>>>>>>> 6e9ac06beca9918ca2e3598b5c6a42233f2bc655
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
         tracker.recorded(config.num_generations)
+<<<<<<< HEAD
         await asyncio.to_thread(snapshots.finish)
+=======
+        if hub:
+            await anyio.to_thread.run_sync(
+                hub.finish, config.num_generations, abandon_on_cancel=True
+            )
+>>>>>>> 6e9ac06beca9918ca2e3598b5c6a42233f2bc655
 
 
 @contextlib.contextmanager
