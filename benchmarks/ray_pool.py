@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.harness import interleaved, ratios, report, row
 from benchmarks.sampling import GENOMES, PROBLEMS, TOKENS, endless_model
+from es_cookbook.cores import num_cores
 from es_cookbook.engines.base import Engine
-from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.ray_pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term

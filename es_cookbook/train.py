@@ -5,8 +5,8 @@ the same history wherever and however often it is interrupted. A generation coun
 line is on the disk; whatever comes before that line (rollouts, the step on the engine, metrics) is
 simply done again after a crash.
 
-Left out: snapshots of the weights. The history is the checkpoint: base model and steps give them
-back bit for bit.
+The history is the checkpoint: base model and steps give the weights back bit for bit. Snapshots of
+the centre, where they are asked for, follow from it and only save time.
 """
 
 import asyncio
@@ -44,6 +44,7 @@ from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import HistoryStore, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
 from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
+from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
@@ -59,6 +60,7 @@ MAY_DIFFER = (
     "model_name",
     "engine",
     "num_generations",
+    "snapshot_every",
 )
 """What a resumed run may change: where it is kept, shown and run, and for how long.
 
@@ -98,6 +100,10 @@ class Config:
         default=20,
         doc="generations between held-out evaluations; 0: before the first and after the last only",
     )
+    snapshot_every: int = chz.field(
+        default=0,
+        doc="generations between snapshots of the centre, which shorten a replay; 0: none",
+    )
     seed: int = chz.field(default=0, doc="everything random derives from it")
     rollout_timeout: float = chz.field(
         default=600.0, doc="seconds for which one rollout's Env may have control"
@@ -119,8 +125,9 @@ class Config:
         for name in ("attempts", "num_generations"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {value}")
-        if self.eval_every < 0:
-            raise ConfigError(f"eval_every must be 0 or more, found {self.eval_every}")
+        for name in ("eval_every", "snapshot_every"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} must be 0 or more, found {value}")
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(
                 f"max_failed_fraction must be in [0, 1], found {self.max_failed_fraction}"
@@ -165,11 +172,13 @@ async def main(config: Config) -> None:
         )
         stack.callback(run.history.close)
         start = run.history.next_generation
-        await _replay(run.history, engine, optimizer)
+        await _replay(run.path, run.history, engine, optimizer)
         run.begin()
         progress = Progress(run.path / METRICS)
         for step in run.history.steps():
             progress.moved(step)
+        snapshots = SnapshotWriter(run.path, config.snapshot_every)
+        stack.callback(snapshots.close)
         tracker = config.trackers(
             RunInfo(run.path, config_json, config.seed, config.num_generations, start)
         )
@@ -217,11 +226,13 @@ async def main(config: Config) -> None:
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
             tracker.recorded(generation)
+            snapshots.recorded(generation + 1)
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
         tracker.recorded(config.num_generations)
+        await asyncio.to_thread(snapshots.finish)
 
 
 @contextlib.contextmanager
@@ -251,7 +262,9 @@ def _header(model_name: str, base_dtype: str) -> Header:
     return Header(model_name, base.weights, base.tokenizer, base_dtype)
 
 
-async def _replay(history: HistoryStore, engine: Engine, optimizer: Optimizer) -> None:
+async def _replay(
+    log_path: Path, history: HistoryStore, engine: Engine, optimizer: Optimizer
+) -> None:
     """Bring everybody to where the history ends, and check that they got there.
 
     The steps of a fork's first generations are its parent's, taken as given: an optimizer with
@@ -259,7 +272,9 @@ async def _replay(history: HistoryStore, engine: Engine, optimizer: Optimizer) -
     """
     fork = history.header.fork if history.header else None
     record: Record | None = None
+    fingerprints: list[int] = []
     for record in history.records():
+        fingerprints.append(record.fingerprint)
         if fork is not None and record.generation < fork.generation:
             continue
         genomes_G = optimizer.ask(record.generation)
@@ -274,7 +289,10 @@ async def _replay(history: HistoryStore, engine: Engine, optimizer: Optimizer) -
             )
     if record is None:
         return
-    fingerprint = await engine.restore(history.steps())
+    from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
+
+    snapshot = await asyncio.to_thread(latest_snapshot, log_path, fingerprints)
+    fingerprint = await engine.restore(history.steps(), snapshot and snapshot.path)
     if fingerprint != record.fingerprint:
         raise HistoryError(
             f"after generation {record.generation} the centre had fingerprint "

@@ -64,6 +64,7 @@ class FakeEngine(Engine):
         self.requests: list[tuple[Genome | str, SampleRequest]] = []
         self.loads: list[Sequence[Genome]] = []
         self.steps: list[Step] = []
+        self.restored_from: Path | None = None
         self.closed = False
         self._capacity = capacity
         self._answer = answer or self._digits
@@ -116,7 +117,8 @@ class FakeEngine(Engine):
         self.steps.append(step)
         return digest(self.steps)
 
-    async def restore(self, steps: Iterable[Step]) -> int:
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        self.restored_from = snapshot
         self.steps = list(steps)
         return digest(self.steps)
 

@@ -116,7 +116,7 @@ class LightEngine(Engine):
             self.steps.append(step)
         return digest(self.steps)
 
-    async def restore(self, steps: Iterable[Step]) -> int:
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
         self.steps = list(steps)
         if self.drifts_on:
             self.steps.append(self.steps[0])

@@ -16,6 +16,7 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.configs import config_from_json, config_to_json, load_config
+from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
@@ -160,8 +161,8 @@ async def test_a_run_that_is_over_stays_as_it_is(tmp_path: Path) -> None:
 
 
 class OtherModel(FakeEngine):
-    async def restore(self, steps: Any) -> int:
-        return await super().restore(steps) + 1
+    async def restore(self, steps: Any, snapshot: Path | None = None) -> int:
+        return await super().restore(steps, snapshot) + 1
 
 
 async def test_another_model_is_noticed_by_its_fingerprint(
@@ -213,6 +214,7 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
         ("attempts", 0, "attempts must be at least 1, found 0"),
         ("num_generations", -1, "num_generations must be at least 1, found -1"),
         ("eval_every", -5, "eval_every must be 0 or more, found -5"),
+        ("snapshot_every", -1, "snapshot_every must be 0 or more, found -1"),
         ("max_failed_fraction", 1.5, r"max_failed_fraction must be in \[0, 1\], found 1.5"),
         ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0.0"),
     ],
@@ -344,6 +346,44 @@ def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_o
     assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
 
 
+async def test_a_run_with_snapshots_goes_on_from_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    fields = {
+        "model_name": str(model),
+        "engine": TorchEngineBuilder(num_lanes=1),
+        "num_generations": 7,
+    }
+    await train.main(config(tmp_path / "unbroken", **fields))
+    await train.main(config(tmp_path / "broken", snapshot_every=2, **fields))
+    history = tmp_path / "broken" / "history.jsonl"
+    history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:-2]))
+    *taken, beyond = sorted((tmp_path / "broken" / "snapshots").iterdir())
+    # That of generation 4 gives way if the run is faster than the one of generation 2.
+    assert taken[0].name == "000002.safetensors" and beyond.name == "000006.safetensors"
+    beyond.unlink()
+    asked: list[Path | None] = []
+    restore = TorchEngine.restore
+
+    async def watched(self: TorchEngine, steps: Any, snapshot: Path | None = None) -> int:
+        asked.append(snapshot)
+        return await restore(self, [Step()] * 2 + list(steps)[2:], snapshot)
+
+    monkeypatch.setattr(TorchEngine, "restore", watched)
+    # It may differ from what the run began with.
+    resumed = config(
+        tmp_path / "broken", snapshot_every=3, behavior_if_log_dir_exists="resume", **fields
+    )
+    await train.main(resumed)
+    assert asked == [taken[-1]]
+    histories = [
+        (tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")
+    ]
+    assert histories[0] == histories[1]
+    assert beyond.exists()
+
+
 # What a resumed run may change, and what it may not.
 
 
@@ -411,7 +451,7 @@ async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_p
     assert "search_space was" in sentence
     assert (
         "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, model_name, "
-        "engine, num_generations" in sentence
+        "engine, num_generations, snapshot_every" in sentence
     )
     assert f"python -m es_cookbook.fork log_path={tmp_path} output=... FIELD=..." in sentence
     with pytest.raises(RunDirectoryError, match=r"must be at least 3, .*, found 2; .*rewind"):

@@ -145,8 +145,14 @@ class Engine(Host):
         """Move the centre; gives its fingerprint. No genome is resident afterwards."""
 
     @abstractmethod
-    async def restore(self, steps: Iterable[Step]) -> int:
-        """Set the centre to the base model moved by these steps; gives its fingerprint."""
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        """Set the centre to the base model moved by these steps; gives its fingerprint.
+
+        Args:
+            steps: all of them, from the base on.
+            snapshot: of a centre on their way, to begin at; bits do not depend on it. It is only
+                used where the engine can read it.
+        """
 
     @abstractmethod
     async def save(self, path: Path) -> None:

@@ -5,7 +5,6 @@ Twins, and any genomes that share a seed, share the making of their noise.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from es_cookbook.evolution.genome import Genome
@@ -40,6 +39,5 @@ class GenomeTerms:
 
     def factors_S(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """A (seeds, out, rank) and B (seeds, in, rank) of one weight, for each of `seeds`."""
-        factors_S = [self._space.factors(name, seed) for seed in self.seeds]
-        a_S, b_S = (torch.from_numpy(np.stack(of_S)) for of_S in zip(*factors_S, strict=True))
-        return a_S, b_S
+        a_S, b_S = self._space.factors_S(name, self.seeds)
+        return torch.from_numpy(a_S), torch.from_numpy(b_S)

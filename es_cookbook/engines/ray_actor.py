@@ -103,10 +103,11 @@ class EngineActor:
         async with self._alone():
             return await self._engine.apply(decoded)
 
-    async def restore(self, steps: bytes) -> int:
+    async def restore(self, steps: bytes, snapshot: str | None) -> int:
         """See `Engine.restore`."""
+        path = None if snapshot is None else Path(snapshot)
         async with self._alone():
-            return await self._engine.restore(decode_steps(steps))
+            return await self._engine.restore(decode_steps(steps), path)
 
     async def save(self, path: str) -> None:
         """See `Engine.save`."""

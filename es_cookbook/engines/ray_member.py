@@ -73,12 +73,14 @@ class Ledger:
 
     Attributes:
         steps: from the base to now, as bytes.
+        snapshot: path of a centre on their way, for engines that can read it.
         fingerprint: that they give; None while it is being found out.
         num_restarts: of engines.
         traffic: with all engines.
     """
 
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
+    snapshot: str | None = None
     fingerprint: int | None = None
     num_restarts: int = 0
     traffic: Traffic = dataclasses.field(default_factory=Traffic)
@@ -167,8 +169,11 @@ class Member:
             await self._revive()
             return self._fingerprint
 
-    async def restore(self) -> int:
+    async def restore(self, *, from_base: bool = False) -> int:
         """Set the centre to the base moved by all of the pool's steps; gives the fingerprint.
+
+        Args:
+            from_base: take no snapshot, which here may be another file than elsewhere.
 
         Raises:
             EngineLostError: It is lost.
@@ -177,7 +182,7 @@ class Member:
             self._genomes = None
             if self._broken is None:
                 with self._breaking():
-                    await self._restore()
+                    await self._restore(from_base=from_base)
             await self._revive()
             return self._fingerprint
 
@@ -281,7 +286,7 @@ class Member:
         self.traits = cast(Traits, await self._call("build", *recipe, limit="start_timeout"))
         await self._restore()
         if self._disagrees:
-            await self._restore()
+            await self._restore(from_base=True)
         if self._disagrees:
             expected = cast(int, self._ledger.fingerprint)
             raise DisagreementError.of(self.number, self._fingerprint, expected)
@@ -294,9 +299,10 @@ class Member:
         is_there = self._position == len(self._ledger.steps)
         return is_there and self._ledger.fingerprint not in (None, self._fingerprint)
 
-    async def _restore(self) -> None:
+    async def _restore(self, *, from_base: bool = False) -> None:
         steps = list(self._ledger.steps)
-        answer = await self._call("restore", b"".join(steps), limit="start_timeout")
+        snapshot = None if from_base else self._ledger.snapshot
+        answer = await self._call("restore", b"".join(steps), snapshot, limit="start_timeout")
         self._fingerprint = cast(int, answer)
         self._position = len(steps)
 

@@ -23,6 +23,7 @@ import anyio
 import chz
 
 from es_cookbook.configs import Names
+from es_cookbook.cores import num_cores
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -31,7 +32,6 @@ from es_cookbook.engines.base import (
     LogprobsRequest,
     SampleRequest,
 )
-from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.ray_cluster import Cluster, Needs
 from es_cookbook.engines.ray_member import EngineLostError, Ledger, Member, PoolSettings
 from es_cookbook.engines.ray_roster import Roster
@@ -233,9 +233,10 @@ class RayPool(Engine):
         """
         return await self._roster.apply(encode_step(step))
 
-    async def restore(self, steps: Iterable[Step]) -> int:
-        """See `Engine.restore`; raises as `apply`."""
-        return await self._roster.restore([encode_step(step) for step in steps])
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        """See `Engine.restore`; raises as `apply`. Engines that see no such file use the base."""
+        path = None if snapshot is None else str(snapshot.absolute())
+        return await self._roster.restore([encode_step(step) for step in steps], path)
 
     async def save(self, path: Path) -> None:
         """See `Engine.save`; an engine writes it, so engines elsewhere need a shared directory."""

@@ -140,10 +140,11 @@ class Roster:
             self._ledger.steps.append(step)
             return await self._move(Member.catch_up)
 
-    async def restore(self, steps: Sequence[bytes]) -> int:
+    async def restore(self, steps: Sequence[bytes], snapshot: str | None) -> int:
         """Set all engines to the base moved by these steps; gives and raises as `apply`."""
         async with self._moving:
             self._ledger.steps = list(steps)
+            self._ledger.snapshot = snapshot
             return await self._move(Member.restore)
 
     async def close(self) -> None:
@@ -260,7 +261,7 @@ class Roster:
                 )
                 del found[member]
                 with suppress(EngineLostError):
-                    found[member] = await member.restore()
+                    found[member] = await member.restore(from_base=True)
         if expected is None:
             expected = next(iter(found.values()), None)
         for member, fingerprint in found.items():

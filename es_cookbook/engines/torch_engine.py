@@ -22,8 +22,8 @@ import chz
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from es_cookbook.cores import num_cores
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
-from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.lane import Lane, Result
 from es_cookbook.engines.population_layers import (
     MIN_ROWS,
@@ -44,6 +44,7 @@ from es_cookbook.model_files import (
     parameter_infos,
 )
 from es_cookbook.rl.types import Action
+from es_cookbook.snapshot_files import starting_point
 
 _GIB = 1 << 30
 _DEFAULT_CONTEXT = 4096
@@ -137,6 +138,7 @@ class TorchEngine(Engine):
         device: torch.device,
     ) -> None:
         self._tokenizer = tokenizer
+        self._shapes = space.shapes
         own_length = getattr(
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
@@ -233,10 +235,13 @@ class TorchEngine(Engine):
         with self._usage.changing("move the centre"):
             return await asyncio.to_thread(self._weights.move, lambda centre: centre.apply(step))
 
-    async def restore(self, steps: Iterable[Step]) -> int:
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
         """See `Engine.restore`."""
         with self._usage.changing("restore the centre"):
-            return await asyncio.to_thread(self._weights.move, lambda centre: centre.restore(steps))
+            return await asyncio.to_thread(
+                self._weights.move,
+                lambda centre: centre.restore(*starting_point(list(steps), snapshot, self._shapes)),
+            )
 
     async def save(self, path: Path) -> None:
         """See `Engine.save`."""

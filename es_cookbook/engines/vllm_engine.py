@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import chz
 import torch
 
+from es_cookbook.cores import num_cores
 from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.engines.cores import num_cores
 from es_cookbook.engines.vllm_answers import informative_line
 from es_cookbook.engines.vllm_host import VLLMEngine
 from es_cookbook.errors import ConfigError, EngineError, nearest

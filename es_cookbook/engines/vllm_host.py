@@ -218,12 +218,13 @@ class VLLMEngine(Engine):
             self._steps.append(step)
             return fingerprint
 
-    async def restore(self, steps: Iterable[Step]) -> int:
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
         """See `Engine.restore`."""
         with self._usage.changing("restore the centre"):
             self._steps = list(steps)
             plain = [(_plain(step.terms), step.decay) for step in self._steps]
-            return await self._move("genomes_restore", plain)
+            path = None if snapshot is None else str(snapshot.absolute())
+            return await self._move("genomes_restore", plain, path)
 
     async def save(self, path: Path) -> None:
         """See `Engine.save`. Made anew from the base model and the steps: weights never travel."""
@@ -266,8 +267,8 @@ class VLLMEngine(Engine):
                     parameters[name].copy_(weight)
         save_model(model, self._tokenizer, path)
 
-    async def _move(self, method: str, argument: object) -> int:
-        pieces = await self._call(method, argument)
+    async def _move(self, method: str, *arguments: object) -> int:
+        pieces = await self._call(method, *arguments)
         self._num_loaded = 0
         self._version += 1
         self._turnstile.current = self._weights_of("centre")

@@ -8,6 +8,7 @@ adapters are slots beside the base's weights, which nobody touches, so these may
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 from es_cookbook.evolution.spaces.part import Part
+from es_cookbook.snapshot_files import starting_point
 
 _T = TypeVar("_T", Placement, Slots)
 
@@ -31,10 +33,12 @@ class RankGenomes(ABC):
 
     Args:
         centre: of the parts that the rank has.
+        shapes: of the whole parameters.
     """
 
-    def __init__(self, centre: Centre) -> None:
+    def __init__(self, centre: Centre, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.centre = centre
+        self._shapes = shapes
         centre.fingerprint()
 
     @abstractmethod
@@ -54,9 +58,12 @@ class RankGenomes(ABC):
         self.centre.apply(step)
         return self._moved()
 
-    def restore(self, steps: Iterable[Step]) -> list[FingerprintPiece]:
-        """Set the centre to the base moved by these steps; no genome is resident afterwards."""
-        self.centre.restore(steps)
+    def restore(self, steps: Sequence[Step], snapshot: Path | None) -> list[FingerprintPiece]:
+        """Set the centre to the base moved by these steps; no genome is resident afterwards.
+
+        Of a snapshot that is on the way the rank reads its own parts, and goes on from there.
+        """
+        self.centre.restore(*starting_point(steps, snapshot, self._shapes))
         return self._moved()
 
     def fingerprint(self) -> list[FingerprintPiece]:
@@ -86,7 +93,7 @@ class DenseGenomes(RankGenomes):
             is_whole = place.part == Part.whole(shape)
             self._base[name] = place.read().view(shape) if is_whole else place.read()
         parts = {name: place.part for name, place in self._placements.items()}
-        super().__init__(Centre(self._base, space, torch.get_num_threads(), parts))
+        super().__init__(Centre(self._base, space, torch.get_num_threads(), parts), space.shapes)
         self._genomes_G: Sequence[Genome] = ()
 
     def load(self, genomes_G: Sequence[Genome]) -> None:
@@ -138,7 +145,7 @@ class AdapterGenomes(RankGenomes):
     """Adapters in LoRA slots beside the base's weights; the last two: the centre's, and none's."""
 
     def __init__(self, model: torch.nn.Module, space: AdapterSpace) -> None:
-        super().__init__(Centre({}, space, torch.get_num_threads()))
+        super().__init__(Centre({}, space, torch.get_num_threads()), space.shapes)
         self._space = space
         self._slots = _slots_for(model, space.targets)
 

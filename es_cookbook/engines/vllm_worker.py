@@ -7,6 +7,7 @@ lists, and seeds are all that is ever sent.
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
@@ -103,10 +104,13 @@ class GenomeWorker:
             return self._genomes.apply(_step(step))
 
     @_answers
-    def genomes_restore(self, steps: Sequence[PlainStep]) -> list[FingerprintPiece]:
+    def genomes_restore(
+        self, steps: Sequence[PlainStep], snapshot: str | None
+    ) -> list[FingerprintPiece]:
         """See `RankGenomes.restore`."""
+        path = None if snapshot is None else Path(snapshot)
         with torch.no_grad():
-            return self._genomes.restore(map(_step, steps))
+            return self._genomes.restore([_step(step) for step in steps], path)
 
     def _take_slots(self, num_slots: int) -> None:
         """Take LoRA slots for good, so that requests that name one find it there."""

@@ -95,15 +95,27 @@ class Centre:
         """Move by one step: decay first, then the terms in order. Gives the fingerprint."""
         return self._each_tensor(lambda name: self._move(name, [step]))
 
-    def restore(self, steps: Iterable[Step]) -> int:
-        """Set the centre to the base moved by these steps, from anywhere. Gives the fingerprint."""
-        merged = _merge(steps)
+    def restore(
+        self, steps: Iterable[Step], start: Mapping[str, torch.Tensor] | None = None
+    ) -> int:
+        """Set the centre to the base moved by these steps, from anywhere. Gives the fingerprint.
 
-        def from_base(name: str) -> None:
-            self.weights[name].copy_(self._base[name])
+        Args:
+            steps: in order.
+            start: a centre to move in place of the base: whole parameters by name. The base is
+                still what decay goes towards.
+        """
+        merged = merge_steps(steps)
+
+        def from_start(name: str) -> None:
+            weight = self.weights[name]
+            if start is None:
+                weight.copy_(self._base[name])
+            else:
+                weight.copy_(_part_of(start[name], self.parts[name]).reshape(weight.shape))
             self._move(name, merged)
 
-        return self._each_tensor(from_base)
+        return self._each_tensor(from_start)
 
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
         """A genome's own value of one parameter: a new float32 tensor, centre + terms."""
@@ -124,11 +136,8 @@ class Centre:
         return total % _MODULUS
 
     def _move(self, name: str, steps: Sequence[Step]) -> None:
-        for step in steps:
-            if step.decay:
-                _decay_(self.weights[name], self._base[name], step.decay)
-            if step.terms:
-                self._space.add_terms_(name, self.weights[name], step.terms, self.parts[name])
+        part = self.parts[name]
+        _move_(name, self.weights[name], self._base[name], self._space, steps, part)
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
         """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
@@ -171,7 +180,31 @@ def fingerprint_part(name: str, flat: torch.Tensor, start: int) -> int:
     return total % _MODULUS
 
 
-def _merge(steps: Iterable[Step]) -> list[Step]:
+def moved(
+    name: str,
+    base: torch.Tensor,
+    space: SearchSpace,
+    steps: Sequence[Step],
+    start: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One parameter of the centre alone: where the base, or `start`, comes to by these steps.
+
+    Args:
+        name: one of the space's.
+        base: the parameter in the base model.
+        space: what the steps' terms mean.
+        steps: in order; `merge_steps` makes them cheaper.
+        start: the parameter in a centre, to move in place of the base.
+
+    Returns:
+        A new float32 tensor.
+    """
+    weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
+    _move_(name, weight, base, space, steps)
+    return weight
+
+
+def merge_steps(steps: Iterable[Step]) -> list[Step]:
     """The same movement in as few steps as can be, so that a weight is read once for many."""
     merged: list[tuple[float, list[Term]]] = [(0.0, [])]
     for step in steps:
@@ -179,6 +212,25 @@ def _merge(steps: Iterable[Step]) -> list[Step]:
             merged.append((step.decay, []))
         merged[-1][1].extend(step.terms)
     return [Step(terms=tuple(terms), decay=decay) for decay, terms in merged]
+
+
+def _move_(
+    name: str,
+    weight: torch.Tensor,
+    base: torch.Tensor,
+    space: SearchSpace,
+    steps: Sequence[Step],
+    part: Part | None = None,
+) -> None:
+    for step in steps:
+        if step.decay:
+            _decay_(weight, base, step.decay)
+        if step.terms:
+            space.add_terms_(name, weight, step.terms, part)
+
+
+def _part_of(whole: torch.Tensor, part: Part) -> torch.Tensor:
+    return whole.reshape(-1, part.width)[slice(*part.rows), slice(*part.columns)]
 
 
 def _decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:

@@ -172,7 +172,7 @@ class HistoryStore:
         for version, entry, line_bytes in _read(path):
             self._version = version
             if isinstance(entry, Header):
-                _check_same_base(path, entry, header)
+                check_same_base(path, entry, header)
                 self.header = entry
             else:
                 self.next_generation += 1
@@ -226,8 +226,17 @@ class HistoryStore:
         self._file.close()
 
 
-def _check_same_base(path: Path, then: Header, now: Header) -> None:
-    """Refuse another base model by name; what is not recorded is left to the fingerprint."""
+def check_same_base(path: Path, then: Header, now: Header) -> None:
+    """Refuse another base model by name; what is not recorded is left to the fingerprint.
+
+    Args:
+        path: the history, for the sentence.
+        then: what the run began with.
+        now: what there is.
+
+    Raises:
+        HistoryError: Another base; names what differs.
+    """
     parts = (
         ("weights", then.weights, now.weights),
         ("tokenizer", then.tokenizer, now.tokenizer),

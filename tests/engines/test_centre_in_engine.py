@@ -12,9 +12,11 @@ from transformers import AutoTokenizer
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.errors import EngineError
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from tests.engines.reference import (
     Reference,
     request,
@@ -22,6 +24,7 @@ from tests.engines.reference import (
     sample_all,
     wait_until_sampling,
 )
+from tests.runs.recorded_run import record_run
 from tests.tiny_models import CONTEXT
 
 pytestmark = pytest.mark.anyio
@@ -49,6 +52,46 @@ async def test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same(
     async with running_engine(tiny_model("llama"), space) as other:
         assert await other.restore(STEPS) == expected[-1]
         assert await sample_all(other, requests) == actions
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "space", [LowRank(), FullRank(), Adapter(rank=2)], ids=["low rank", "full rank", "adapter"]
+)
+async def test_restoring_begins_at_a_snapshot_that_can_be_read(
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    space: SearchSpaceBuilder,
+    dtype: str,
+) -> None:
+    model = tiny_model("llama")
+    recorded = record_run(tmp_path / "run", model, space, STEPS, dtype=dtype)
+    writer = SnapshotWriter(recorded.path, 2)
+    writer.recorded(2)
+    writer.finish()
+    (path,) = (recorded.path / "snapshots").iterdir()
+    requests = [request("centre", prompt) for prompt in PROMPTS]
+    async with running_engine(model, space, dtype=dtype) as engine:
+        assert await engine.restore(STEPS) == recorded.fingerprints[3]
+        expected = await sample_all(engine, requests)
+    async with running_engine(model, space, dtype=dtype) as engine:
+        assert await engine.restore(STEPS, path) == recorded.fingerprints[3]
+        assert await sample_all(engine, requests) == expected
+        assert await engine.restore(STEPS[:2], path) == recorded.fingerprints[2]
+        # The steps before it are not looked at: it is the snapshot that was used.
+        assert await engine.restore([Step(), Step(), STEPS[2]], path) == recorded.fingerprints[3]
+        assert caplog.text == ""
+        assert await engine.restore(STEPS[:1], path) == recorded.fingerprints[1]
+        assert "of generation 2, beyond the 1 wanted; the centre is restored from" in caplog.text
+        caplog.clear()
+        assert await engine.restore(STEPS, tmp_path / "elsewhere") == recorded.fingerprints[3]
+        assert "cannot be read as a snapshot" in caplog.text
+    caplog.clear()
+    other = LowRank(include=("model.layers.1.*",))
+    async with running_engine(model, other, dtype=dtype) as engine:
+        assert await engine.restore(STEPS, path) == await engine.restore(STEPS)
+        assert "holds other parameters than the search space" in caplog.text
 
 
 async def test_the_base_answers_as_before_when_the_centre_has_moved(

@@ -177,6 +177,50 @@ async def test_a_restarted_engine_that_is_not_where_the_others_are_stops_the_run
             await texts(host, asked("centre"))
 
 
+async def test_a_snapshot_goes_to_every_engine_and_to_those_that_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Path | None] = []
+
+    async def restore(self: LightEngine, steps: Any, snapshot: Path | None = None) -> int:
+        seen.append(snapshot)
+        return await plain(self, steps)
+
+    plain = LightEngine.restore
+    monkeypatch.setattr(LightEngine, "restore", restore)
+    cluster, path = NearCluster(), Path("snapshots/000001.safetensors")
+    async with near_pool(cluster, engines=2) as pool:
+        assert seen == [None, None]
+        assert await pool.restore(STEPS, path) == await plain(LightEngine("", ""), STEPS)
+        assert seen[2:] == [path.absolute()] * 2
+        cluster.dies_in = ["apply"]
+        await pool.apply(STEPS[0])
+        assert seen[4:] == [path.absolute()]
+        await pool.restore(STEPS)
+        assert seen[5:] == [None, None]
+
+
+async def test_an_engine_that_a_snapshot_leads_astray_is_restored_from_the_base(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file may be there on every machine, and be another one on some."""
+
+    async def restore(self: LightEngine, steps: Any, snapshot: Path | None = None) -> int:
+        is_astray = snapshot is not None and self is astray[0]
+        return await plain(self, [STEPS[1]] if is_astray else steps)
+
+    astray: list[LightEngine] = []
+    plain, built = LightEngine.restore, LightEngine.__init__
+    monkeypatch.setattr(LightEngine, "restore", restore)
+    monkeypatch.setattr(
+        LightEngine, "__init__", lambda self, *a: (built(self, *a), astray.append(self))[0]
+    )
+    async with near_pool(NearCluster(), engines=3) as pool:
+        found = await pool.restore(STEPS, Path("snapshots/000001.safetensors"))
+        assert found == await plain(LightEngine("", ""), STEPS)
+        assert await texts(pool, asked("centre")) == await expected(STEPS, "centre")
+
+
 @pytest.mark.parametrize("engines", [2, 3, 5])
 async def test_an_engine_that_differs_is_restored_and_named_if_it_differs_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, engines: int
@@ -200,8 +244,8 @@ async def test_an_engine_that_joins_takes_the_steps_made_meanwhile() -> None:
     may_restore = asyncio.Event()
 
     class Slow(LightEngine):
-        async def restore(self, steps: Any) -> int:
-            fingerprint = await super().restore(steps)
+        async def restore(self, steps: Any, snapshot: Path | None = None) -> int:
+            fingerprint = await super().restore(steps, snapshot)
             await may_restore.wait()
             return fingerprint
 

@@ -98,6 +98,11 @@ def test_restoring_equals_having_taken_the_steps(builder: SearchSpaceBuilder) ->
     restored.apply(Step((Term(99, 3.0),)))  # It must not matter where it was.
     assert restored.restore(iter(STEPS)) == last
     assert bits(restored.weights) == bits(moved.weights)
+    begun = Centre(base_model(), space_of(builder))
+    begun.restore(STEPS[:3])
+    start = {name: weight.clone() for name, weight in begun.weights.items()}
+    assert restored.restore(STEPS[3:], start) == last
+    assert bits(restored.weights) == bits(moved.weights)
 
 
 def test_the_order_of_terms_is_kept_and_matters() -> None:
@@ -221,6 +226,9 @@ def test_ranks_that_hold_parts_have_together_what_one_alone_has(
     base = base_model()
     whole = Centre(base, space)
     expected = [whole.apply(step) for step in STEPS]
+    two = Centre(base, space)
+    two.restore(STEPS[:2])
+    on_the_way = two.weights
 
     def cut(length: int) -> list[tuple[int, int]]:
         return [(0, length // 3), (length // 3, length)]
@@ -246,4 +254,6 @@ def test_ranks_that_hold_parts_have_together_what_one_alone_has(
                 of_whole = whole.weights[name][slice(*part.rows), slice(*part.columns)]
                 assert torch.equal(rank.weights[name], of_whole)
         steps = sum(rank.restore(STEPS) for rank in pair) % 2**64
+        assert steps == expected[-1]
+        steps = sum(rank.restore(STEPS[2:], on_the_way) for rank in pair) % 2**64
         assert steps == expected[-1]

@@ -1,5 +1,6 @@
 """Noise tensors: what each element is, random access, and their statistics at fixed seeds."""
 
+import math
 import threading
 
 import numpy as np
@@ -7,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.evolution.noise import NoiseKind, gaussian, noise, noise_range, philox
+from es_cookbook.evolution.noise import (
+    NoiseKind,
+    gaussian,
+    noise,
+    noise_of_seeds,
+    noise_range,
+    philox,
+)
 
 KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
 N = 200_000
@@ -165,3 +173,19 @@ def test_elements_of_one_tensor_are_uncorrelated(kind: NoiseKind) -> None:
     for lag in (1, 2, 4, 8, 15, 16, 64, 256, 1024):
         correlation = float(np.mean(values[lag:] * values[:-lag], dtype=np.float64))
         assert abs(correlation) < TOLERANCE, lag
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (16, 1), (17, 3), (450, 8), (9_000, 4)])
+def test_many_seeds_at_once_are_each_ones_own_noise(
+    shape: tuple[int, ...], kind: NoiseKind
+) -> None:
+    # More than are made in one go of the small shapes, and of all one that is made alone.
+    seeds_S = [0, 2**63 - 1, *range(5, 18)] if math.prod(shape) > 100 else list(range(2100))
+    found_S = noise_of_seeds(seeds_S, "layers.0.weight.A", shape, kind)
+    assert found_S.shape == (len(seeds_S), *shape)
+    for found, seed in zip(found_S, seeds_S, strict=True):
+        assert np.array_equal(found, noise(seed, "layers.0.weight.A", shape, kind))
+    assert noise_of_seeds([], "layers.0.weight.A", shape, kind).shape == (0, *shape)
+    with pytest.raises(ValueError, match="a seed must be a 63-bit integer"):
+        noise_of_seeds([1, 2**63], "layers.0.weight.A", (3,), kind)

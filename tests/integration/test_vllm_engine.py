@@ -23,6 +23,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
+from es_cookbook.runs.snapshots import write_snapshot
 from tests.engines.reference import Reference, request
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
 from tests.tiny_models import EOS, make_tiny_model
@@ -110,7 +111,7 @@ SPACES = {
 
 @pytest.mark.parametrize("which", SPACES)
 def test_every_target_answers_as_its_merged_weights_would(
-    model: Callable[[str], Path], which: str
+    model: Callable[[str], Path], which: str, tmp_path: Path
 ) -> None:
     family, space, options = SPACES[which]
     reference = Reference(model(family), space)
@@ -142,6 +143,23 @@ def test_every_target_answers_as_its_merged_weights_would(
         reference.check_greedy(
             Genome(), [(r := request("centre", PROMPTS[0]), running.sample([r])[0])]
         )
+        check_restoring_from_a_snapshot(running, reference, tmp_path)
+
+
+def check_restoring_from_a_snapshot(running: Running, reference: Reference, path: Path) -> None:
+    """Each rank reads its own parts; without the file it begins at the base."""
+    expected = reference.centre.restore(STEPS)
+    fingerprint = reference.centre.restore(STEPS[:1])
+    shapes = reference.space.shapes.items()
+    write_snapshot(path, 1, fingerprint, shapes, reference.centre.weights.items())
+    snapshot = path / "snapshots" / "000001.safetensors"
+    # The first step is in the snapshot: what is said of it here does not matter.
+    restored = running.portal.call(running.engine.restore, [Step(), *STEPS[1:]], snapshot)
+    assert restored == expected
+    answers = [(r := request("centre", prompt), running.sample([r])[0]) for prompt in PROMPTS]
+    reference.centre.restore(STEPS)
+    reference.check_greedy(Genome(), answers)
+    assert running.portal.call(running.engine.restore, STEPS, path / "elsewhere") == expected
 
 
 def test_logprobs_of_a_continuation_up_to_the_full_context(low_rank: Running) -> None:
@@ -287,7 +305,7 @@ def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running
 
 
 def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has(
-    model: Callable[[str], Path],
+    model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     reference = Reference(model("qwen2"), LowRank())
     options = {"tensor_parallel_size": 2, "max_genomes": 3}
@@ -300,6 +318,7 @@ def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has(
         answers = list(zip(asked, running.sample(asked), strict=True))
         for g, genome in enumerate(genomes_G):
             reference.check_greedy(genome, [pair for pair in answers if pair[0].target == g])
+        check_restoring_from_a_snapshot(running, reference, tmp_path)
 
 
 def test_when_vllm_dies_it_is_one_sentence(model: Callable[[str], Path]) -> None:

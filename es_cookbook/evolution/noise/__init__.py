@@ -13,6 +13,6 @@ Nothing is stored and nothing is drawn: the seed is the noise.
 Left out: exact normal tails. The largest gaussian value is about 4.32, which sixteen bits can say.
 """
 
-from es_cookbook.evolution.noise.tensors import NoiseKind, noise, noise_range
+from es_cookbook.evolution.noise.tensors import NoiseKind, noise, noise_of_seeds, noise_range
 
-__all__ = ["NoiseKind", "noise", "noise_range"]
+__all__ = ["NoiseKind", "noise", "noise_of_seeds", "noise_range"]

@@ -5,6 +5,7 @@ microseconds.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -62,6 +63,42 @@ def noise(
     return out
 
 
+def noise_of_seeds(
+    seeds_S: Sequence[int], name: str, shape: tuple[int, ...], kind: NoiseKind = "gaussian"
+) -> NDArray[np.float32]:
+    """ε(seed, name) for many seeds at once, which for small tensors takes half the time.
+
+    Args:
+        seeds_S: each 0 ... 2^63 - 1.
+        name: the parameter's Hugging Face name.
+        shape: its shape.
+        kind: distribution of the elements.
+
+    Returns:
+        (seeds, *shape).
+
+    Raises:
+        ValueError: A seed or kind that does not fit.
+    """
+    size = math.prod(shape)
+    out_S = np.empty((len(seeds_S), size), np.float32)
+    if size > _PIECE or kind != "gaussian":
+        for out, seed in zip(out_S, seeds_S, strict=True):
+            noise_range(seed, name, 0, size, kind, out=out)
+        return out_S.reshape(len(seeds_S), *shape)
+    num_blocks = -(-size // GAUSSIANS_PER_BLOCK)
+    at_once = max(1, _PIECE // (GAUSSIANS_PER_BLOCK * max(1, num_blocks)))
+    for first in range(0, len(seeds_S), at_once):
+        seeds = seeds_S[first : first + at_once]
+        words_S = np.empty((len(seeds), philox.WORDS_PER_BLOCK * num_blocks), np.uint64)
+        for words, seed in zip(words_S, seeds, strict=True):
+            _check_seed(seed)
+            words[:] = philox.words(seed, name, 0, num_blocks)
+        lanes_S = words_S.view(_LANE)[:, :size]
+        gaussian.table().take(lanes_S, out=out_S[first : first + at_once], mode="wrap")
+    return out_S.reshape(len(seeds_S), *shape)
+
+
 def noise_range(
     seed: int,
     name: str,
@@ -86,8 +123,7 @@ def noise_range(
     Raises:
         ValueError: A seed, range, kind or `out` that does not fit.
     """
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
+    _check_seed(seed)
     if not 0 <= start <= stop:
         raise ValueError(f"a range must be 0 <= start <= stop, found {start} and {stop}")
     if out is None:
@@ -109,6 +145,11 @@ def noise_range(
         write(words, at - first_block * per_block, out[at - start : end - start])
         at = end
     return out
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
 
 
 def _write_gaussians(words: NDArray[np.uint64], skip: int, out: NDArray[np.float32]) -> None:

@@ -1,4 +1,4 @@
-"""How many threads an engine may have without getting in the way of others."""
+"""How many threads one may have without getting in the way of others."""
 
 import os
 

@@ -1,0 +1,198 @@
+"""The centre of any generation, rebuilt from the base model and the history.
+
+A replay goes tensor by tensor, not generation by generation: each parameter is read once, moved by
+all steps while it is at hand, given away and forgotten. So memory holds a few parameters, one for
+each thread, and the noise of a few terms, however large the model and long the run. A snapshot
+spares the steps before it, and gives the same bits.
+
+The run directory is only read, so the run may be going on.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+
+from es_cookbook.configs import config_from_json
+from es_cookbook.cores import num_cores
+from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.evolution.centre import fingerprint_part, merge_steps, moved
+from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
+from es_cookbook.model_files import load_architecture, parameter_infos
+from es_cookbook.runs.base_parameters import BaseParameters
+from es_cookbook.runs.history_format import Record
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.run_directory import CONFIG, HISTORY
+from es_cookbook.runs.snapshots import latest_snapshot
+from es_cookbook.snapshot_files import Snapshot
+
+_MODULUS = 2**64
+
+
+class RunConfig(Protocol):
+    """What a replay needs of a run's Config."""
+
+    @property
+    def model_name(self) -> str:
+        """The base model, a directory or Hub name."""
+        ...
+
+    @property
+    def search_space(self) -> SearchSpaceBuilder:
+        """What its genomes perturb."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replay:
+    """A centre that can be rebuilt.
+
+    Attributes:
+        config: the run's.
+        model_name: where the base is.
+        infos: the model's parameters.
+        space: which of them the centre has (an adapter's: its own).
+        base: what the centre starts from, read when it is asked for.
+        generation: the centre is wanted after so many; 0 is the base.
+        steps: of those generations.
+        fingerprint: recorded for that centre; None for the base.
+        snapshot: of a centre on the way, if there is one.
+    """
+
+    config: RunConfig
+    model_name: str
+    infos: Sequence[ParameterInfo]
+    space: SearchSpace
+    base: Mapping[str, torch.Tensor]
+    generation: int
+    steps: Sequence[Step]
+    fingerprint: int | None
+    snapshot: Snapshot | None
+
+    def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
+        """Every parameter of the centre, float32, by name, each as soon as it is there.
+
+        Take all of them: what comes after the last one is the comparison of fingerprints.
+
+        Args:
+            num_threads: parameters that are worked on at once; one a core if None.
+
+        Raises:
+            HistoryError: The fingerprint is not the recorded one.
+        """
+        done = 0 if self.snapshot is None else self.snapshot.generation
+        steps = merge_steps(self.steps[done:])
+        start = None if self.snapshot is None else self.snapshot.tensors
+
+        def rebuild(name: str) -> tuple[str, torch.Tensor, int]:
+            begin = None if start is None else start[name]
+            tensor = moved(name, self.base[name], self.space, steps, begin)
+            return name, tensor, fingerprint_part(name, tensor.view(-1), 0)
+
+        found = 0
+        num_threads = num_threads or num_cores()
+        shapes = self.space.shapes
+        waiting = sorted(shapes, key=lambda name: math.prod(shapes[name]))  # the last goes first
+        with ThreadPoolExecutor(num_threads) as pool:
+            running: set[Future[tuple[str, torch.Tensor, int]]] = set()
+            while waiting or running:
+                # No more are begun than are worked on: what nobody has taken yet is in memory.
+                while waiting and len(running) < num_threads:
+                    running.add(pool.submit(rebuild, waiting.pop()))
+                first = wait(running, return_when=FIRST_COMPLETED).done.pop()
+                running.remove(first)
+                name, tensor, part = first.result()
+                del first
+                found = (found + part) % _MODULUS
+                yield name, tensor
+                del tensor
+        if self.fingerprint is not None and found != self.fingerprint:
+            raise HistoryError(
+                f"the centre after generation {self.generation} had fingerprint "
+                f"{self.fingerprint:016x}, but the history gives {found:016x} from "
+                f"{self.model_name!r}; replay it with the model that began the run"
+            )
+
+
+def open_replay(
+    log_path: Path, generation: int | None = None, *, model_name: str | None = None
+) -> Replay:
+    """Find out how the centre of a run's generation is rebuilt.
+
+    Args:
+        log_path: run directory; it is only read.
+        generation: the centre after so many generations; after all that are recorded if None.
+        model_name: where the base model is now; where the run had it if None.
+
+    Raises:
+        RunDirectoryError: There is no run directory.
+        HistoryError: The history is damaged, or has no such generation.
+        ConfigError: The run's Config cannot be read any more.
+        ModelError: The base model cannot be read.
+    """
+    config = _read_config(log_path)
+    records = _read_records(log_path, generation)
+    generation = len(records)
+    model_name = config.model_name if model_name is None else model_name
+    architecture = load_architecture(model_name)
+    infos = parameter_infos(architecture)
+    space = config.search_space(infos)
+    parameters: Mapping[str, torch.Tensor] = {}
+    if names := {info.name for info in infos} & set(space.shapes):
+        parameters = BaseParameters(model_name, architecture, names, _dtype_of(config))
+    return Replay(
+        config=config,
+        model_name=model_name,
+        infos=infos,
+        space=space,
+        base=space.base(parameters),
+        generation=generation,
+        steps=[record.step for record in records],
+        fingerprint=records[-1].fingerprint if records else None,
+        snapshot=latest_snapshot(log_path, [record.fingerprint for record in records]),
+    )
+
+
+def _read_config(log_path: Path) -> RunConfig:
+    path = log_path / CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"log_path {log_path} must be a run directory, and its {CONFIG} cannot be read: "
+            f"{error.strerror or error}"
+        ) from error
+    try:
+        config = config_from_json(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not (hasattr(config, "model_name") and hasattr(config, "search_space")):
+        raise ConfigError(f"{path} must hold a run's Config, found a {type(config).__name__}")
+    return cast(RunConfig, config)
+
+
+def _read_records(log_path: Path, generation: int | None) -> list[Record]:
+    """The records of generations before the one that is wanted."""
+    if generation is not None and generation < 0:
+        raise HistoryError(f"generation must be 0 or more, found {generation}")
+    records = list(itertools.islice(read_history(log_path / HISTORY), generation))
+    if generation is not None and len(records) < generation:
+        raise HistoryError(
+            f"{log_path / HISTORY} records {len(records)} generations, so generation must be 0 to "
+            f"{len(records)}, found {generation}"
+        )
+    return records
+
+
+def _dtype_of(config: RunConfig) -> str:
+    """The dtype in which the run's engine held the base; a pool's engines are inside it."""
+    engine = getattr(config, "engine", None)
+    while engine is not None and not hasattr(engine, "dtype"):
+        engine = getattr(engine, "engine", None)
+    return cast(str, getattr(engine, "dtype", "auto"))

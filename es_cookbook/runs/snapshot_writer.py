@@ -1,0 +1,101 @@
+"""Snapshots while a run goes on, from its history alone, in a thread of their own.
+
+Nothing that a run does depends on them: one that cannot be written is a warning, and one that was
+not finished when the process died is missing.
+"""
+
+import logging
+import threading
+from collections.abc import Generator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from es_cookbook.errors import ESCookbookError
+from es_cookbook.runs.files import PARTIAL_SUFFIX
+from es_cookbook.runs.run_directory import SNAPSHOTS
+
+if TYPE_CHECKING:
+    import torch
+
+    from es_cookbook.runs.replay import Replay
+
+_logger = logging.getLogger(__name__)
+
+
+class SnapshotWriter:
+    """Writes a snapshot every so many generations, one at a time.
+
+    Args:
+        log_path: run directory, which nobody else writes.
+        every: generations between snapshots; 0 for none.
+    """
+
+    def __init__(self, log_path: Path, every: int) -> None:
+        self._log_path = log_path
+        self._every = every
+        self._due = 0
+        self._given_up = threading.Event()
+        self._working: threading.Thread | None = None
+        for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # by one that died
+            left.unlink(missing_ok=True)
+
+    def recorded(self, generation: int) -> None:
+        """The history has so many generations now; begins a snapshot of it if one is due.
+
+        While the one before it is being written it waits, and gives way to a later one.
+        """
+        if not self._every:
+            return
+        if generation % self._every == 0:
+            self._due = generation
+        if self._working is None or not self._working.is_alive():
+            self._begin()
+
+    def finish(self) -> None:
+        """Wait until all that is due is written."""
+        while self._working is not None:
+            self._working.join()
+            self._working = None
+            self._begin()
+
+    def close(self) -> None:
+        """Give up what is being written."""
+        self._given_up.set()
+        self._due = 0
+        if self._working is not None:
+            self._working.join()
+
+    def _begin(self) -> None:
+        if self._due:
+            due, self._due = self._due, 0
+            self._working = threading.Thread(
+                target=self._write, args=(due,), name="snapshot", daemon=True
+            )
+            self._working.start()
+
+    def _write(self, generation: int) -> None:
+        from es_cookbook.runs.replay import open_replay
+        from es_cookbook.runs.snapshots import write_snapshot
+
+        try:
+            replay = open_replay(self._log_path, generation)
+            assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
+            write_snapshot(
+                self._log_path,
+                generation,
+                replay.fingerprint,
+                replay.space.shapes.items(),
+                self._while_wanted(replay),
+            )
+        except CancelledError:
+            pass
+        except ESCookbookError as error:
+            _logger.warning("no snapshot of generation %d: %s", generation, error)
+
+    def _while_wanted(self, replay: "Replay") -> "Generator[tuple[str, torch.Tensor]]":
+        # One thread: the others' cores are sampling.
+        for name, tensor in replay.centre_tensors(num_threads=1):
+            if self._given_up.is_set():
+                raise CancelledError
+            yield name, tensor
