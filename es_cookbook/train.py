@@ -236,25 +236,19 @@ async def main(config: Config) -> None:
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
             tracker.recorded(generation)
-<<<<<<< HEAD
             snapshots.recorded(generation + 1)
-=======
             if hub:
                 hub.recorded(generation + 1)
->>>>>>> 6e9ac06beca9918ca2e3598b5c6a42233f2bc655
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
         tracker.recorded(config.num_generations)
-<<<<<<< HEAD
         await asyncio.to_thread(snapshots.finish)
-=======
         if hub:
             await anyio.to_thread.run_sync(
                 hub.finish, config.num_generations, abandon_on_cancel=True
             )
->>>>>>> 6e9ac06beca9918ca2e3598b5c6a42233f2bc655
 
 
 @contextlib.contextmanager

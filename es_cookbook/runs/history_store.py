@@ -229,8 +229,13 @@ class HistoryStore:
 def check_same_base(path: Path, then: Header, now: Header) -> None:
     """Refuse another base model by name; what is not recorded is left to the fingerprint.
 
+    Args:
+        path: the history, for the sentence.
+        then: what the run began with.
+        now: what there is.
+
     Raises:
-        HistoryError: Says what differs.
+        HistoryError: Another base; names what differs.
     """
     parts = (
         ("weights", then.weights, now.weights),

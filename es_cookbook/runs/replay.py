@@ -27,7 +27,8 @@ from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.model_files import load_architecture, parameter_infos
 from es_cookbook.runs.base_parameters import BaseParameters
-from es_cookbook.runs.history_store import Record, read_history
+from es_cookbook.runs.history_format import Record
+from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.runs.snapshots import latest_snapshot
 from es_cookbook.snapshot_files import Snapshot

@@ -13,8 +13,9 @@ from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.model_files import load_causal_lm, parameter_infos
-from es_cookbook.runs.history_store import HistoryStore, Record
+from es_cookbook.model_files import base_identity, load_causal_lm, parameter_infos
+from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_store import HistoryStore
 from tests.tiny_run import TinyConfig
 
 STEPS = (
@@ -63,7 +64,7 @@ def record_run(
     loaded = load_causal_lm(str(model), dtype, torch.device("cpu"))
     centre = Centre(dict(loaded.named_parameters()), space(parameter_infos(loaded)))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
-    history = HistoryStore(path / "history.jsonl")
+    history = HistoryStore(path / "history.jsonl", header_of(model, str(loaded.dtype)))
     for generation, step in enumerate(steps):
         recorded.fingerprints.append(centre.apply(step))
         recorded.weights.append(clone(centre.weights))
@@ -71,6 +72,11 @@ def record_run(
         history.append(record)
     history.close()
     return recorded
+
+
+def header_of(model: Path, dtype: str) -> Header:
+    base = base_identity(str(model))
+    return Header(str(model), base.weights, base.tokenizer, dtype.removeprefix("torch."))
 
 
 def clone(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
