@@ -25,10 +25,10 @@ from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.model_files import load_architecture, parameter_infos
+from es_cookbook.model_files import base_identity, load_architecture, parameter_infos
 from es_cookbook.runs.base_parameters import BaseParameters
-from es_cookbook.runs.history_format import Record
-from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_store import check_same_base, read_header, read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.runs.snapshots import latest_snapshot
 from es_cookbook.snapshot_files import Snapshot
@@ -54,6 +54,8 @@ class Replay:
 
     Attributes:
         config: the run's.
+        history: its history's path.
+        header: what the run began with; None where the history is too old to say.
         model_name: where the base is.
         infos: the model's parameters.
         space: which of them the centre has (an adapter's: its own).
@@ -66,6 +68,8 @@ class Replay:
     """
 
     config: RunConfig
+    history: Path
+    header: Header | None
     model_name: str
     infos: Sequence[ParameterInfo]
     space: SearchSpace
@@ -75,6 +79,20 @@ class Replay:
     steps: Sequence[Step]
     fingerprint: int | None
     snapshot: Snapshot | None
+
+    def check_base(self) -> None:
+        """Compare the base with the one that the run began with; reads all of it.
+
+        The fingerprint tells it apart where the centre is the model's own weights and has moved; an
+        adapter's factors say nothing of the model beside them.
+
+        Raises:
+            HistoryError: It is another; names what differs.
+        """
+        if self.header is not None:
+            found = base_identity(self.model_name)
+            now = Header(self.model_name, found.weights, found.tokenizer, self.header.dtype)
+            check_same_base(self.history, self.header, now)
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
         """Every parameter of the centre, float32, by name, each as soon as it is there.
@@ -145,9 +163,13 @@ def open_replay(
     infos = parameter_infos(architecture)
     space = config.search_space(infos)
     names = {info.name for info in infos} & set(space.shapes)
-    parameters = BaseParameters(model_name, architecture, names, _dtype_of(config))
+    header = read_header(log_path / HISTORY)
+    dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
+    parameters = BaseParameters(model_name, architecture, names, dtype)
     return Replay(
         config=config,
+        history=log_path / HISTORY,
+        header=header,
         model_name=model_name,
         infos=infos,
         space=space,
