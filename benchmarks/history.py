@@ -11,7 +11,7 @@ the snapshots taken every 50 (49 generations before the end), each in a fresh pr
 from opening the run directory to the last tensor with the fingerprint compared; "start included"
 adds Python and its imports.
 
-Memory: a random bfloat16 Qwen2 with weights of 16.8 million elements each, replayed for 20
+Memory: a random bfloat16 Qwen2 with weights of 16.8 million elements each, replayed for 5
 generations in a fresh process; what it grows by, files that are only mapped left out, beside the
 largest parameter in float32.
 """
@@ -205,7 +205,7 @@ def memory_rows(directory: Path) -> list[Row]:
         vocab_size=64,
         hidden_size=2048,
         intermediate_size=8192,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=16,
         num_key_value_heads=16,
     )
@@ -216,10 +216,10 @@ def memory_rows(directory: Path) -> list[Row]:
         parameter.data.fill_(0.01)
     wide.save_pretrained(model)
     AutoTokenizer.from_pretrained(BUNDLED_MODEL).save_pretrained(model)
-    write_run(directory / "wide run", model, records(False, 20, centre_of(model).apply))
+    write_run(directory / "wide run", model, records(False, 5, centre_of(model).apply))
     rows: list[Row] = []
     for threads in sorted({1, num_cores()}):
-        measured, _ = in_fresh_process(replay, directory / "wide run", 20, threads)
+        measured, _ = in_fresh_process(replay, directory / "wide run", 5, threads)
         most = threads + 2  # One for each, the one that was taken, and noise.
         rows.append(
             row(

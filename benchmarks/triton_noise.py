@@ -4,8 +4,9 @@
 
 A copy of float32 reads and writes 8 bytes an element, as fast as the memory goes. What the programs
 have to read and write is counted likewise, so the ratio says how far they are from being as fast as
-the memory: below 1, making the noise takes longer than moving the weights does. It needs a CUDA
-device; without one it measures nothing.
+the memory: below 1, making the noise takes longer than moving the weights does. Last, a whole step
+of a centre (decay, terms and fingerprint) is timed there and on the CPU, and must come to the same
+fingerprint. It needs a CUDA device; without one it measures nothing.
 """
 
 import functools
@@ -14,9 +15,13 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.harness import Row, interleaved, ratios, report, row
-from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise import triton_kernels as twin
+from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
 
 SIDE = 8192
 """Rows and columns of the weight: 256 MiB of float32."""
@@ -30,7 +35,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("triton_noise measures programs on a CUDA device, and this machine has none.")
         return
-    report("triton_noise", measured(torch.device("cuda"), SIDE, CALLS, REPEATS))
+    device = torch.device("cuda")
+    report("triton_noise", measured(device, SIDE, CALLS, REPEATS) + whole_steps(device, SIDE, 5))
 
 
 def measured(device: torch.device, side: int, calls: int, repeats: int) -> list[Row]:
@@ -59,6 +65,35 @@ def measured(device: torch.device, side: int, calls: int, repeats: int) -> list[
     for name in list(programs)[1:]:
         rows.append(row(name, rates[name], "GB/s"))
         rows.append(row(f"{name} / copy", ratios(rates[name], rates["copy"]), "x"))
+    return rows
+
+
+def whole_steps(device: torch.device, side: int, repeats: int) -> list[Row]:
+    """A step of 32 terms, with the centre on the device and on the CPU with all its cores.
+
+    Raises:
+        RuntimeError: The two centres are not the same.
+    """
+    parameters = [ParameterInfo(NAME, (side, side), "linear")]
+    base = {NAME: torch.zeros(side, side, dtype=torch.bfloat16)}
+    step = Step(tuple(Term(seed, 1e-3) for seed in range(32)), decay=0.01)
+    rows: list[Row] = []
+    for name, space in {"low rank": LowRank(), "dense": FullRank()}.items():
+        there = Centre(base, space(parameters), device=device)
+        here = Centre(base, space(parameters))
+        if there.apply(step) != here.apply(step):
+            raise RuntimeError(f"a {name} step comes to another centre on {device}")
+        times = interleaved(
+            {
+                "there": functools.partial(there.apply, step),  # waits for its fingerprint
+                "here": functools.partial(here.apply, step),
+            },
+            repeats=repeats,
+        )
+        rows.append(row(f"whole {name} step of 32 terms", times["there"], "s"))
+        rows.append(row(f"whole {name} step of 32 terms, CPU", times["here"], "s"))
+        faster = ratios(times["here"], times["there"])
+        rows.append(row(f"whole {name} step, CPU / GPU", faster, "x"))
     return rows
 
 

@@ -17,7 +17,7 @@ import torch
 
 from es_cookbook.cores import num_cores
 from es_cookbook.errors import ESCookbookError, HistoryError
-from es_cookbook.evolution.centre import fingerprint_part
+from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.weight_files import WeightFiles
 
@@ -46,10 +46,10 @@ class Snapshot:
             return False
 
         def fingerprint_of(name: str) -> int:
-            return fingerprint_part(name, self.tensors[name].view(-1), 0)
+            return fingerprint_span(name, self.tensors[name].view(-1), 0)
 
         with ThreadPoolExecutor(num_cores()) as pool:
-            return sum(pool.map(fingerprint_of, self.tensors)) % 2**64 == self.fingerprint
+            return sum(pool.map(fingerprint_of, self.tensors)) % MODULUS == self.fingerprint
 
 
 def metadata(generation: int, fingerprint: int) -> dict[str, str]:

@@ -1,14 +1,23 @@
-"""Low-rank genomes' terms as arrays, for engines that fill tables or slots with them.
+"""Low-rank genomes' factors, written into an engine's tables or slots.
 
-Twins, and any genomes that share a seed, share the making of their noise.
+On the CPU twins, and any genomes that share a seed, share the making of their noise. On a GPU it is
+made for each of them, straight into its place.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.devices import on_gpu
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+
+if TYPE_CHECKING:
+    from es_cookbook.evolution.noise.triton_kernels import SlotTerms
+
+_ALL = slice(None)
 
 
 class GenomeTerms:
@@ -17,27 +26,93 @@ class GenomeTerms:
     Args:
         genomes_G: a block of the population.
         space: what they perturb.
+        device: where their factors are made: the CPU, or one that `devices.noise_device` gives.
 
     Attributes:
-        seeds: every seed once.
-        place_t_G: `[t][g]` is the place in `seeds` of term t of genome g.
-        scale_t_G: its scale; 0 where a genome has fewer terms.
+        num_genomes: how many they are.
+        num_terms: the most that one of them has.
     """
 
-    def __init__(self, genomes_G: Sequence[Genome], space: LowRankSpace) -> None:
+    def __init__(
+        self, genomes_G: Sequence[Genome], space: LowRankSpace, device: torch.device
+    ) -> None:
         self._space = space
         self.num_genomes = len(genomes_G)
         self.num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
-        self.seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
-        self.place_t_G = torch.zeros(self.num_terms, self.num_genomes, dtype=torch.int64)
-        self.scale_t_G = torch.zeros(self.num_terms, self.num_genomes)
-        place_of_seed = {seed: place for place, seed in enumerate(self.seeds)}
-        for g, genome in enumerate(genomes_G):
-            for t, term in enumerate(genome.terms):
-                self.place_t_G[t, g] = place_of_seed[term.seed]
-                self.scale_t_G[t, g] = float(space.scale(term.coefficient))
+        self._seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
+        # A genome that has fewer terms has nothing of the first seed instead.
+        terms_t_G = [
+            [g.terms[t] if t < len(g.terms) else Term(self._seeds[0], 0.0) for g in genomes_G]
+            for t in range(self.num_terms)
+        ]
+        place_of_seed = {seed: place for place, seed in enumerate(self._seeds)}
+        self._place_t_G = [
+            torch.tensor([place_of_seed[term.seed] for term in terms_G]) for terms_G in terms_t_G
+        ]
+        self._scale_t_G = [
+            torch.tensor([float(space.scale(term.coefficient)) for term in terms_G])
+            for terms_G in terms_t_G
+        ]
+        self._sent_t = _send(terms_t_G, space.rank, device) if on_gpu(device) else None
 
-    def factors_S(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """A (seeds, out, rank) and B (seeds, in, rank) of one weight, for each of `seeds`."""
-        a_S, b_S = self._space.factors_S(name, self.seeds)
-        return torch.from_numpy(a_S), torch.from_numpy(b_S)
+    def write(
+        self,
+        name: str,
+        lora_a: torch.Tensor,
+        lora_b: torch.Tensor,
+        rows: slice | torch.Tensor = _ALL,
+        columns: slice | torch.Tensor = _ALL,
+    ) -> None:
+        """Write one weight's factors of all genomes: Bᵀ, and scale · A rounded to float32 and cast.
+
+        Term t of genome g takes the ranks from t · rank on at place g; all else stays as it is.
+
+        Args:
+            name: the weight's.
+            lora_a: (places, ranks, columns), any strides.
+            lora_b: (places, rows, ranks), any strides.
+            rows: of the weight, that `lora_b` has.
+            columns: of the weight, that `lora_a` has.
+        """
+        if not self.num_terms:
+            return
+        if self._sent_t is not None and isinstance(rows, slice) and isinstance(columns, slice):
+            self._write_there(self._sent_t, name, lora_a, lora_b, rows, columns)
+            return
+        a_S, b_S = map(torch.from_numpy, self._space.factors_S(name, self._seeds))
+        a_S, b_S = a_S[:, rows], b_S[:, columns]
+        pairs = zip(self._place_t_G, self._scale_t_G, strict=True)
+        for t, (place_G, scale_G) in enumerate(pairs):
+            ranks = self._ranks(t)
+            lora_a[: self.num_genomes, ranks] = b_S[place_G].mT.to(lora_a)
+            scaled_G = a_S[place_G] * scale_G[:, None, None]
+            lora_b[: self.num_genomes, :, ranks] = scaled_G.to(lora_b)
+
+    def _write_there(
+        self,
+        sent_t: Sequence["SlotTerms"],
+        name: str,
+        lora_a: torch.Tensor,
+        lora_b: torch.Tensor,
+        rows: slice,
+        columns: slice,
+    ) -> None:
+        from es_cookbook.evolution.noise.triton_kernels import factors_into
+
+        num_rows, num_columns = self._space.shapes[name]
+        part = Part(rows.indices(num_rows)[:2], columns.indices(num_columns)[:2], num_columns)
+        for t, terms in enumerate(sent_t):
+            ranks = self._ranks(t)
+            a, b = lora_a[:, ranks], lora_b[:, :, ranks]
+            factors_into(a, b, name, terms, self._space.noise, part)
+
+    def _ranks(self, t: int) -> slice:
+        return slice(t * self._space.rank, (t + 1) * self._space.rank)
+
+
+def _send(
+    terms_t_G: Sequence[Sequence[Term]], rank: int, device: torch.device
+) -> "list[SlotTerms]":
+    from es_cookbook.evolution.noise.triton_kernels import slot_terms
+
+    return [slot_terms(terms_G, range(len(terms_G)), rank, device) for terms_G in terms_t_G]

@@ -8,7 +8,6 @@ it, the base.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import torch
@@ -21,6 +20,7 @@ from es_cookbook.engines.population_layers import (
     padded,
 )
 from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.devices import for_each, noise_device
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -52,6 +52,7 @@ class GenomeTables(ABC):
     ) -> None:
         self._rank = rank
         self._num_threads = num_threads
+        self._device = noise_device(model.groups[0].weight.device)
         self._num_groups = len(model.groups)
         members: dict[int, list[tuple[str, int]]] = {}
         chosen = set(weights)
@@ -80,8 +81,9 @@ class GenomeTables(ABC):
         def fill(perturbed: tuple[LinearGroup, list[tuple[str, int]]]) -> None:
             group, members = perturbed
             ranks = padded(rank * len(members))
-            a_G_R_N = torch.zeros(num_rows, ranks, padded(sum(group.sizes)))
-            b_G_K_R = torch.zeros(num_rows, group.in_features, ranks)
+            outs, ins = padded(sum(group.sizes)), group.in_features
+            a_G_R_N = torch.zeros(num_rows, ranks, outs, device=self._device)
+            b_G_K_R = torch.zeros(num_rows, ins, ranks, device=self._device)
             sizes = dict(zip(group.offsets, group.sizes, strict=True))
             for m, (name, start) in enumerate(members):
                 columns = slice(m * rank, (m + 1) * rank)
@@ -90,8 +92,7 @@ class GenomeTables(ABC):
             weight = group.weight
             tables[group.index] = LowRankTable(a_G_R_N.to(weight), b_G_K_R.to(weight))
 
-        with ThreadPoolExecutor(self._num_threads) as pool:
-            list(pool.map(fill, self._groups))
+        for_each(fill, self._groups, self._num_threads)
         return tables
 
 
@@ -104,20 +105,14 @@ class LowRankTables(GenomeTables):
 
     def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
         """See `GenomeTables.fill`."""
-        terms = GenomeTerms(genomes_G, self._space)
+        terms = GenomeTerms(genomes_G, self._space, self._device)
         if terms.num_terms == 0:
             return None
-        rank = self._space.rank
 
         def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
-            a_S, b_S = terms.factors_S(name)
-            pairs = zip(terms.place_t_G, terms.scale_t_G, strict=True)
-            for t, (place_G, scale_G) in enumerate(pairs):
-                ranks = slice(t * rank, (t + 1) * rank)
-                a_G_R_N[:-1, ranks] = a_S[place_G].mT * scale_G[:, None, None]
-                b_G_K_R[:-1, :, ranks] = b_S[place_G]
+            terms.write(name, b_G_K_R.mT, a_G_R_N.mT)
 
-        return self._fill(terms.num_genomes + 1, rank * terms.num_terms, fill_weight)
+        return self._fill(terms.num_genomes + 1, self._space.rank * terms.num_terms, fill_weight)
 
 
 class AdapterTables(GenomeTables):

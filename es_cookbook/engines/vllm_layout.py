@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeAlias, cast
 import torch
 
 from es_cookbook.errors import ModelError
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo
-from es_cookbook.evolution.spaces.part import Part
 
 _BASE = 256
 """Places are told digit by digit: bfloat16 is exact for whole numbers up to 256."""
@@ -81,8 +81,8 @@ class Slots:
     name: str
     a: torch.Tensor
     b: torch.Tensor
-    rows: Places
-    columns: Places
+    rows: slice | Places
+    columns: slice | Places
 
 
 class _LoRALayer(Protocol):
@@ -148,7 +148,7 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
         if isinstance(layer.lora_a_stacked, torch.Tensor):
             if layer.lora_a_stacked.dim() == 4:  # the logits', whole on every rank; 3: a table's
                 a, b = layer.lora_a_stacked[:, 0], cast(torch.Tensor, layer.lora_b_stacked)[:, 0]
-                rows, columns = torch.arange(b.shape[1]), torch.arange(a.shape[2])
+                rows, columns = slice(0, b.shape[1]), slice(0, a.shape[2])
                 found.append(Slots("lm_head.weight", a, b, rows, columns))
             continue
         parent, _, last = name.rpartition(".")
@@ -159,7 +159,8 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
         rows, columns = _slices_of(layer, len(members))
         for member, (a, b), row, column in zip(members, stacked, rows, columns, strict=True):
             whole_name = ".".join(filter(None, (parent, member, "weight")))
-            found.append(Slots(whole_name, a[:, 0], b[:, 0], row, column))
+            places = _as_slice(row), _as_slice(column)
+            found.append(Slots(whole_name, a[:, 0], b[:, 0], *places))
     return found
 
 

@@ -18,11 +18,12 @@ from es_cookbook.engines.vllm_answers import FingerprintPiece
 from es_cookbook.engines.vllm_layout import Placement, Slots, find_placements, find_slots
 from es_cookbook.errors import EngineError, ModelError
 from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.devices import noise_device
 from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
-from es_cookbook.evolution.spaces.part import Part
 from es_cookbook.snapshot_files import starting_point
 
 _T = TypeVar("_T", Placement, Slots)
@@ -93,7 +94,8 @@ class DenseGenomes(RankGenomes):
             is_whole = place.part == Part.whole(shape)
             self._base[name] = place.read().view(shape) if is_whole else place.read()
         parts = {name: place.part for name, place in self._placements.items()}
-        super().__init__(Centre(self._base, space, torch.get_num_threads(), parts), space.shapes)
+        centre = Centre(self._base, space, torch.get_num_threads(), parts, _noise_device(model))
+        super().__init__(centre, space.shapes)
         self._genomes_G: Sequence[Genome] = ()
 
     def load(self, genomes_G: Sequence[Genome]) -> None:
@@ -120,32 +122,25 @@ class LowRankGenomes(DenseGenomes):
         super().__init__(model, space, infos)
         self._space = space
         self._slots = _slots_for(model, space.shapes)
+        self._device = _noise_device(model)
 
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `RankGenomes.load`."""
-        terms = GenomeTerms(genomes_G, self._space)
-        rank, num_genomes = self._space.rank, terms.num_genomes
-        _check_room(self._slots, num_genomes, 1, rank * terms.num_terms)
+        terms = GenomeTerms(genomes_G, self._space, self._device)
+        _check_room(self._slots, terms.num_genomes, 1, self._space.rank * terms.num_terms)
         for name, slots in self._slots.items():
             slots.a.zero_()
             slots.b.zero_()
-            if not terms.seeds:
-                continue
-            a_S, b_S = terms.factors_S(name)
-            a_S, b_S = a_S[:, slots.rows], b_S[:, slots.columns]
-            pairs = zip(terms.place_t_G, terms.scale_t_G, strict=True)
-            for t, (place_G, scale_G) in enumerate(pairs):
-                ranks = slice(t * rank, (t + 1) * rank)
-                slots.a[:num_genomes, ranks] = b_S[place_G].mT.to(slots.a)
-                scaled_G = a_S[place_G] * scale_G[:, None, None]
-                slots.b[:num_genomes, :, ranks] = scaled_G.to(slots.b)
+            terms.write(name, slots.a, slots.b, slots.rows, slots.columns)
 
 
 class AdapterGenomes(RankGenomes):
     """Adapters in LoRA slots beside the base's weights; the last two: the centre's, and none's."""
 
     def __init__(self, model: torch.nn.Module, space: AdapterSpace) -> None:
-        super().__init__(Centre({}, space, torch.get_num_threads()), space.shapes)
+        device = _noise_device(model)
+        centre = Centre({}, space, torch.get_num_threads(), device=device)
+        super().__init__(centre, space.shapes)
         self._space = space
         self._slots = _slots_for(model, space.targets)
 
@@ -183,6 +178,10 @@ def host_genomes(
     if isinstance(space, LowRankSpace):
         return LowRankGenomes(model, space, infos)
     return DenseGenomes(model, space, infos)
+
+
+def _noise_device(model: torch.nn.Module) -> torch.device:
+    return noise_device(next(model.parameters()).device)
 
 
 def _find(found: Mapping[str, _T], wanted: Iterable[str], what: str) -> dict[str, _T]:

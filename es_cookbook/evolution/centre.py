@@ -5,6 +5,10 @@ moves by steps, in exact arithmetic (see `es_cookbook.evolution.spaces.base`), s
 give the same bits on any machine and with any number of threads, and `restore` is exact in every
 dtype: perturbed weights are derived from the centre, and nothing is ever undone by subtraction.
 
+It moves where it is kept: on the CPU with a few threads, on a GPU by Triton programs that make the
+same noise there (`es_cookbook.evolution.noise.triton_kernels`). Those run in Triton's interpreter
+in the tests, bit for bit like NumPy; **on a real GPU they have not run yet.**
+
 Decay towards the base is exact too: with keep = float32(1 - decay), rounded once from float64,
 
     centre <- base + keep * (centre - base)
@@ -17,22 +21,24 @@ the tensor's name. It is a sum, so shards add up in any order; a flipped bit alw
 so do two different elements that change places (in tensors of up to 2³¹ elements).
 """
 
-import hashlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 
 from es_cookbook.errors import ModelError
+from es_cookbook.evolution.devices import for_each, on_gpu
+from es_cookbook.evolution.exact import (
+    MODULUS,
+    decay_,
+    device_decay_,
+    device_fingerprint,
+    fingerprint,
+)
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.spaces.base import SearchSpace, as_array
-from es_cookbook.evolution.spaces.part import Part
-
-_PIECE = 2**15
-"""Elements that are worked on at once, so that they and their temporaries stay in the cache."""
-_MODULUS = 2**64
+from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.spaces.base import AddTerms, SearchSpace
 
 
 class Centre:
@@ -40,11 +46,13 @@ class Centre:
 
     Args:
         base: the base model's parameters by name, at least the selected ones; kept by reference and
-            never written, and nobody else may write them either.
+            never written, and nobody else may write them either. They are on the CPU or on
+            `device`, where they are sent one at a time when they are needed.
         space: which of them genomes perturb, and how.
-        num_threads: that move it; one a core if None. Bits do not depend on it.
+        num_threads: that move it on the CPU; one a core if None. Bits do not depend on it.
         parts: which part of each selected parameter the base has, for a tensor-parallel rank; all
             of all of them if None.
+        device: where it is kept and moves: the CPU, or one that `devices.noise_device` gives.
 
     Attributes:
         weights: name -> float32 tensor, the selected parameters only; the same tensors for the
@@ -54,8 +62,7 @@ class Centre:
             share, which others' are added to.
 
     Raises:
-        ModelError: The base lacks a selected parameter, or has it in another size or not on the
-            CPU.
+        ModelError: The base lacks a selected parameter, or has it in another size or elsewhere.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Centre:
         space: SearchSpace,
         num_threads: int | None = None,
         parts: Mapping[str, Part] | None = None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
         base = space.base(base)
         if parts is None:
@@ -78,22 +86,27 @@ class Centre:
             whole = parts[name] == Part.whole(shape)
             found = tuple(base[name].shape)
             fits = found == shape if whole else base[name].numel() == parts[name].num_elements
-            if not fits or base[name].device.type != "cpu":
+            if not fits or base[name].device.type not in ("cpu", device.type):
                 raise ModelError(
-                    f"{name} must be a CPU tensor of shape {shape}, or the part asked for, found "
-                    f"one of shape {found} on {base[name].device}"
+                    f"{name} must be a tensor of shape {shape}, or the part asked for, on the CPU "
+                    f"or {device}, found one of shape {found} on {base[name].device}"
                 )
         self._space = space
-        self._num_threads = num_threads or os.cpu_count() or 1
+        self._device = device
+        self._on_gpu = on_gpu(device)
+        self._num_threads = 1 if self._on_gpu else num_threads or os.cpu_count() or 1
         self._base = {name: base[name].detach() for name in space.shapes}
         self.weights = {
-            name: tensor.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            name: tensor.to(device, torch.float32, copy=True, memory_format=torch.contiguous_format)
             for name, tensor in self._base.items()
         }
+        # Terms go to a GPU once for all the parameters that a genome perturbs.
+        self._add_genome = functools.lru_cache(maxsize=1024)(self._adder)
 
     def apply(self, step: Step) -> int:
         """Move by one step: decay first, then the terms in order. Gives the fingerprint."""
-        return self._each_tensor(lambda name: self._move(name, [step]))
+        move = self._mover([step])
+        return self._each_tensor(move)
 
     def restore(
         self, steps: Iterable[Step], start: Mapping[str, torch.Tensor] | None = None
@@ -105,7 +118,7 @@ class Centre:
             start: a centre to move in place of the base: whole parameters by name. The base is
                 still what decay goes towards.
         """
-        merged = merge_steps(steps)
+        move = self._mover(merge_steps(steps))
 
         def from_start(name: str) -> None:
             weight = self.weights[name]
@@ -113,71 +126,52 @@ class Centre:
                 weight.copy_(self._base[name])
             else:
                 weight.copy_(_part_of(start[name], self.parts[name]).reshape(weight.shape))
-            self._move(name, merged)
+            move(name)
 
         return self._each_tensor(from_start)
 
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
         """A genome's own value of one parameter: a new float32 tensor, centre + terms."""
         weight = self.weights[name].clone()
-        self._space.add_terms_(name, weight, genome.terms, self.parts[name])
+        self._add_genome(genome.terms)(name, weight, self.parts[name])
         return weight
 
     def fingerprint(self) -> int:
         """64-bit unsigned fingerprint of all selected parameters."""
         return self._each_tensor(lambda name: None)
 
-    def _fingerprint_of(self, name: str) -> int:
-        flat = self.weights[name].view(-1)
-        total, done = 0, 0
-        for span in self.parts[name].spans():
-            total += fingerprint_part(name, flat[done : done + len(span)], span.start)
-            done += len(span)
-        return total % _MODULUS
+    def _adder(self, terms: tuple[Term, ...]) -> AddTerms:
+        if self._on_gpu:
+            return self._space.device_adder(terms, self._device)
+        return lambda name, weight, part: self._space.add_terms_(name, weight, terms, part)
 
-    def _move(self, name: str, steps: Sequence[Step]) -> None:
-        part = self.parts[name]
-        _move_(name, self.weights[name], self._base[name], self._space, steps, part)
+    def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
+        """What moves one tensor by these steps."""
+        moves = [(step.decay, self._adder(step.terms) if step.terms else None) for step in steps]
+        decay_of_device_ = device_decay_ if self._on_gpu else decay_
+
+        def move(name: str) -> None:
+            weight = self.weights[name]
+            for decay, add_terms_ in moves:
+                if decay:
+                    decay_of_device_(weight, self._base[name], decay)
+                if add_terms_ is not None:
+                    add_terms_(name, weight, self.parts[name])
+
+        return move
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
         """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
+        fingerprint_of = device_fingerprint if self._on_gpu else fingerprint
 
         def work_and_sum(name: str) -> int:
             work(name)
-            return self._fingerprint_of(name)
+            return fingerprint_of(name, self.weights[name], self.parts[name])
 
         largest_first = sorted(self.weights, key=lambda name: -self.weights[name].numel())
-        with ThreadPoolExecutor(self._num_threads) as pool:
-            found = pool.map(work_and_sum, largest_first)
-            self.fingerprints = dict(zip(largest_first, found, strict=True))
-        return sum(self.fingerprints.values()) % _MODULUS
-
-
-def fingerprint_part(name: str, flat: torch.Tensor, start: int) -> int:
-    """What a range of one tensor's elements adds to the fingerprint; parts add up modulo 2⁶⁴.
-
-    Args:
-        name: the parameter's name.
-        flat: its elements `start`, `start + 1`, ... in C order: contiguous float32 on the CPU, one
-            axis.
-        start: index of the first.
-
-    Returns:
-        0 ... 2⁶⁴ - 1.
-    """
-    digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"fingerprint").digest()
-    a = int.from_bytes(digest[:8], "little") | 1
-    b = int.from_bytes(digest[8:], "little") & ~3 | 2
-    patterns = as_array(flat).view(np.uint32)
-    position = np.arange(min(_PIECE, patterns.size), dtype=np.uint64)
-    total = 0
-    for i in range(0, patterns.size, _PIECE):
-        bits = patterns[i : i + _PIECE].astype(np.uint64)
-        # Σ bits_j · (a + (start + i + j) · b) over the elements j of the piece; uint64 sums wrap.
-        plain = int(bits.sum())
-        by_position = int(bits @ position[: bits.size])
-        total += (a + (start + i) * b) * plain + b * by_position
-    return total % _MODULUS
+        found = for_each(work_and_sum, largest_first, self._num_threads)
+        self.fingerprints = dict(zip(largest_first, found, strict=True))
+        return sum(found) % MODULUS
 
 
 def moved(
@@ -187,7 +181,7 @@ def moved(
     steps: Sequence[Step],
     start: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One parameter of the centre alone: where the base, or `start`, comes to by these steps.
+    """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
 
     Args:
         name: one of the space's.
@@ -200,7 +194,11 @@ def moved(
         A new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
-    _move_(name, weight, base, space, steps)
+    for step in steps:
+        if step.decay:
+            decay_(weight, base, step.decay)
+        if step.terms:
+            space.add_terms_(name, weight, step.terms)
     return weight
 
 
@@ -214,32 +212,5 @@ def merge_steps(steps: Iterable[Step]) -> list[Step]:
     return [Step(terms=tuple(terms), decay=decay) for decay, terms in merged]
 
 
-def _move_(
-    name: str,
-    weight: torch.Tensor,
-    base: torch.Tensor,
-    space: SearchSpace,
-    steps: Sequence[Step],
-    part: Part | None = None,
-) -> None:
-    for step in steps:
-        if step.decay:
-            _decay_(weight, base, step.decay)
-        if step.terms:
-            space.add_terms_(name, weight, step.terms, part)
-
-
 def _part_of(whole: torch.Tensor, part: Part) -> torch.Tensor:
     return whole.reshape(-1, part.width)[slice(*part.rows), slice(*part.columns)]
-
-
-def _decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
-    keep = np.float32(1 - decay)
-    moving = as_array(weight.view(-1))
-    anchor = base.reshape(-1)
-    for i in range(0, moving.size, _PIECE):
-        piece = moving[i : i + _PIECE]
-        anchor_piece = anchor[i : i + _PIECE].to(torch.float32).numpy()
-        np.subtract(piece, anchor_piece, out=piece)
-        np.multiply(piece, keep, out=piece)
-        np.add(anchor_piece, piece, out=piece)

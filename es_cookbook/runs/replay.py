@@ -21,7 +21,8 @@ import torch
 from es_cookbook.configs import config_from_json
 from es_cookbook.cores import num_cores
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
-from es_cookbook.evolution.centre import fingerprint_part, merge_steps, moved
+from es_cookbook.evolution.centre import merge_steps, moved
+from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.model_files import load_architecture, parameter_infos
@@ -31,8 +32,6 @@ from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.runs.snapshots import latest_snapshot
 from es_cookbook.snapshot_files import Snapshot
-
-_MODULUS = 2**64
 
 
 class RunConfig(Protocol):
@@ -93,7 +92,7 @@ class Replay:
         def rebuild(name: str) -> tuple[str, torch.Tensor, int]:
             begin = None if start is None else start[name]
             tensor = moved(name, self.base[name], self.space, steps, begin)
-            return name, tensor, fingerprint_part(name, tensor.view(-1), 0)
+            return name, tensor, fingerprint_span(name, tensor.view(-1), 0)
 
         found = 0
         num_threads = num_threads or num_cores()
@@ -109,7 +108,7 @@ class Replay:
                 running.remove(first)
                 name, tensor, part = first.result()
                 del first
-                found = (found + part) % _MODULUS
+                found = (found + part) % MODULUS
                 yield name, tensor
                 del tensor
         if self.fingerprint is not None and found != self.fingerprint:

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.errors import ModelError
-from es_cookbook.evolution.centre import Centre, fingerprint_part
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.exact import fingerprint_span
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.part import Part
 from es_cookbook.seeds import derive_seed
 
 BUILDERS = (LowRank(), LowRank(rank=3, noise="rademacher"), FullRank())
@@ -160,34 +161,34 @@ def test_a_perturbed_weight_is_the_centre_plus_its_terms() -> None:
 
 def test_the_fingerprint_is_as_defined() -> None:
     values = torch.tensor([1.0, -2.5, 0.0, -0.0])
-    ones = [fingerprint_part("w", torch.tensor([1e-45]), i) for i in range(5)]  # Bit pattern 1.
+    ones = [fingerprint_span("w", torch.tensor([1e-45]), i) for i in range(5)]  # Bit pattern 1.
     assert all(multiplier % 2 == 1 for multiplier in ones)
     assert {(ones[i + 1] - ones[i]) % 2**64 for i in range(4)} == {(ones[1] - ones[0]) % 2**64}
     assert (ones[1] - ones[0]) % 4 == 2
     patterns = [0x3F800000, 0xC0200000, 0, 0x80000000]
     expected = sum(p * m for p, m in zip(patterns, ones, strict=False)) % 2**64
-    assert fingerprint_part("w", values, 0) == expected
+    assert fingerprint_span("w", values, 0) == expected
 
 
 def test_the_fingerprint_notices_any_flipped_bit() -> None:
     values = torch.from_numpy(noise(1, "w", (50,)))
-    before = fingerprint_part("w", values, 0)
+    before = fingerprint_span("w", values, 0)
     for i in (0, 13, 49):
         for bit in range(32):
             flipped = values.clone()
             flipped.view(torch.int32)[i] ^= -(2**31) if bit == 31 else 1 << bit
-            assert fingerprint_part("w", flipped, 0) != before
+            assert fingerprint_span("w", flipped, 0) != before
 
 
 def test_the_fingerprint_notices_elements_and_tensors_that_change_places() -> None:
     values = torch.from_numpy(noise(1, "w", (64,)))
-    before = fingerprint_part("w", values, 0)
+    before = fingerprint_span("w", values, 0)
     for i, j in ((0, 1), (0, 63), (31, 32), (0, 32)):
         swapped = values.clone()
         swapped[i], swapped[j] = values[j], values[i]
-        assert fingerprint_part("w", swapped, 0) != before
-    assert fingerprint_part("v", values, 0) != before
-    assert fingerprint_part("w", values, 1) != before
+        assert fingerprint_span("w", swapped, 0) != before
+    assert fingerprint_span("v", values, 0) != before
+    assert fingerprint_span("w", values, 1) != before
 
 
 @given(st.lists(st.integers(0, 70_000), max_size=4))
@@ -196,15 +197,15 @@ def test_shards_add_up_to_the_whole(cuts: list[int]) -> None:
     ends = [*sorted(cuts), 70_000]
     starts = [0, *ends[:-1]]
     parts = [
-        fingerprint_part("w", values[start:end], start)
+        fingerprint_span("w", values[start:end], start)
         for start, end in zip(starts, ends, strict=True)
     ]
-    assert sum(parts) % 2**64 == fingerprint_part("w", values, 0)
+    assert sum(parts) % 2**64 == fingerprint_span("w", values, 0)
 
 
 def test_the_centres_fingerprint_is_the_sum_over_its_tensors() -> None:
     centre = Centre(base_model(), space_of(LowRank()))
-    parts = [fingerprint_part(n, w.view(-1), 0) for n, w in centre.weights.items()]
+    parts = [fingerprint_span(n, w.view(-1), 0) for n, w in centre.weights.items()]
     assert centre.fingerprint() == sum(parts) % 2**64
     assert centre.apply(STEPS[0]) == centre.fingerprint() != sum(parts) % 2**64
 

@@ -2,7 +2,8 @@
 
 `TestPrograms` runs on CUDA where there is a GPU, and in Triton's interpreter where there is none.
 The interpreter has to be asked for before Triton is first imported and then stays with the process,
-so this file runs itself once more, in a process of its own.
+so this file runs itself once more, in a process of its own, and with it the tests of centres and
+engines that a GPU would run by these programs.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ from benchmarks import harness, triton_noise
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise, noise_range, triton_programs
 from es_cookbook.evolution.noise import triton_kernels as twin
-from es_cookbook.evolution.noise.triton_kernels import Part
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
@@ -128,7 +129,7 @@ class TestPrograms:
     def test_any_range(self, kind: NoiseKind, seed: int, start: int, data: st.DataObject) -> None:
         length = data.draw(st.integers(1, 5000))
         out = torch.empty(length, device=DEVICE)
-        twin.noise_into(out, seed, "w", kind, Part((1, start + length), column=start))
+        twin.noise_into(out, seed, "w", kind, Part((start, start + length), (0, 1), 1))
         assert same_bits(out, torch.from_numpy(noise_range(seed, "w", start, start + length, kind)))
 
     @given(st.sampled_from(KINDS), st.integers(1, 9), st.integers(1, 600), st.data())
@@ -143,7 +144,7 @@ class TestPrograms:
         )
         region = slice(top, bottom), slice(left, right)
         out = torch.full(shape, math.nan, device=DEVICE)
-        twin.noise_into(out[region], 3, "w", kind, Part(shape, top, left))
+        twin.noise_into(out[region], 3, "w", kind, Part((top, bottom), (left, right), num_columns))
         expected = torch.full(shape, math.nan)
         expected[region] = torch.from_numpy(noise(3, "w", shape, kind))[region]
         assert torch.equal(out.cpu().nan_to_num(9.0), expected.nan_to_num(9.0))
@@ -172,7 +173,9 @@ class TestPrograms:
         assert same_bits(out, expected.to(dtype))
         assert same_bits(centre, start_of(shape))
         shard = torch.empty(9, 64, dtype=dtype, device=DEVICE)
-        twin.perturbed_into(shard, centre[5:14, 100:164], "w", terms, kind, Part(shape, 5, 100))
+        twin.perturbed_into(
+            shard, centre[5:14, 100:164], "w", terms, kind, Part((5, 14), (100, 164), 190)
+        )
         assert same_bits(shard, expected.to(dtype)[5:14, 100:164])
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -233,7 +236,7 @@ class TestPrograms:
         LowRankSpace({"w": shape}, 3, kind).add_terms_("w", low_rank, TERMS)
         for rows, columns in [((0, 30), (40, 150)), ((7, 30), (0, 150)), ((8, 9), (3, 4))]:
             region = slice(*rows), slice(*columns)
-            part = Part(shape, rows[0], columns[0])
+            part = Part(rows, columns, 150)
             found = start_of(shape).to(DEVICE)
             twin.add_dense_(found[region], "w", twin.dense_terms(TERMS, DEVICE), kind, part)
             assert same_bits(found[region], dense[region])
@@ -245,7 +248,9 @@ class TestPrograms:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("rank", [1, 3])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    @pytest.mark.parametrize("part", [None, Part((260, 150), row=100), Part((70, 300), column=77)])
+    @pytest.mark.parametrize(
+        "part", [None, Part((100, 170), (0, 150), 150), Part((0, 70), (77, 227), 300)]
+    )
     def test_lora_slots(
         self, kind: NoiseKind, rank: int, dtype: torch.dtype, part: Part | None
     ) -> None:
@@ -253,8 +258,8 @@ class TestPrograms:
         lora_a = torch.full((6, 1, 8, num_in), 9.0, dtype=dtype, device=DEVICE)
         lora_b = torch.full((6, 1, num_out, 8), 9.0, dtype=dtype, device=DEVICE)
         expected_a, expected_b = lora_a.to("cpu", copy=True), lora_b.to("cpu", copy=True)
-        space = LowRankSpace({"w": part.shape if part else (num_out, num_in)}, rank, kind)
-        rows, columns = (part.row, part.column) if part else (0, 0)
+        rows, columns = (part.rows[0], part.columns[0]) if part else (0, 0)
+        space = LowRankSpace({"w": (rows + num_out, columns + num_in)}, rank, kind)
         for term, slot in zip(TERMS, slots, strict=True):
             a, b = space.factors("w", term.seed)
             scaled = torch.from_numpy(a * space.scale(term.coefficient))
@@ -269,7 +274,8 @@ class TestPrograms:
     def test_the_benchmark_measures_every_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_noise, "SLOTS", 2)
         rows = triton_noise.measured(DEVICE, side=16, calls=1, repeats=1)
-        assert [row.unit for row in rows] == ["GB/s", *["GB/s", "x"] * 14]
+        rows += triton_noise.whole_steps(DEVICE, side=16, repeats=1)
+        assert [row.unit for row in rows] == ["GB/s", *["GB/s", "x"] * 14, *["s", "s", "x"] * 2]
         assert all(row.value > 0 for row in rows)
 
     def test_what_does_not_fit_is_refused(self) -> None:
@@ -282,8 +288,8 @@ class TestPrograms:
             twin.noise_into(weight, 1, "w", "normal")  # pyright: ignore[reportArgumentType]
         with pytest.raises(ValueError, match=r"found torch\.int64"):
             twin.noise_into(weight.to(torch.int64), 1, "w")
-        with pytest.raises(ValueError, match=r"row 1 and column 0 is not within"):
-            twin.noise_into(weight, 1, "w", part=Part((4, 6), row=1))
+        with pytest.raises(ValueError, match=r"shape \(4, 6\) does not hold Part.* 18 elements"):
+            twin.noise_into(weight, 1, "w", part=Part((1, 4), (0, 6), 6))
         with pytest.raises(ValueError, match="two axes"):
             twin.noise_into(torch.zeros(2, 3, 4, device=DEVICE).mT, 1, "w")
         with pytest.raises(ValueError, match="dense_terms, found those of low_rank_terms"):
@@ -302,17 +308,41 @@ class TestPrograms:
             twin.factors_into(a[:4], b[:4], "w", slots)
         with pytest.raises(ValueError, match=r"\(slots, 2, in\)"):
             twin.factors_into(a[:, :1], b, "w", slots)
+        with pytest.raises(ValueError, match="4 outputs and 6 inputs do not hold Part"):
+            twin.factors_into(a, b, "w", slots, part=Part((0, 4), (0, 5), 6))
+
+
+_CENTRE, _ENGINES = "tests/evolution/test_centre.py", "tests/engines"
+INTERPRETED = {
+    "programs": [__file__, f"{_ENGINES}/test_genome_terms.py"],
+    # The pinned fingerprints are NumPy's.
+    "centre": [
+        f"{_CENTRE}::test_known_steps",
+        f"{_CENTRE}::test_restoring_equals_having_taken_the_steps",
+        f"{_CENTRE}::test_a_perturbed_weight_is_the_centre_plus_its_terms",
+        f"{_CENTRE}::test_ranks_that_hold_parts_have_together_what_one_alone_has[builder0]",
+    ],
+    "engines": [
+        f"{_ENGINES}/test_centre_in_engine.py::"
+        "test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same",
+        f"{_ENGINES}/test_adapters_in_engine.py::"
+        "test_every_target_answers_as_its_merged_weights_would[llama]",
+    ],
+}
+"""There, centres and engines do with the programs all that they do with them on a GPU."""
 
 
 @pytest.mark.skipif(RUNS_HERE, reason="the programs run in this process")
-def test_the_programs_in_tritons_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+@pytest.mark.parametrize("what", INTERPRETED)
+def test_in_tritons_interpreter(what: str) -> None:
+    tests = INTERPRETED[what]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert re.search(r"\d\d passed", done.stdout), done.stdout
+    assert re.search(r"\d passed", done.stdout), done.stdout
 
 
 @pytest.mark.skipif(RUNS_HERE, reason="here the programs run on what they are given")

@@ -405,6 +405,22 @@ async def test_a_space_that_no_slot_can_hold_is_refused_before_vllm_starts(
 
 
 @pytest.mark.anyio
+async def test_more_genomes_than_memory_are_refused_before_vllm_starts(
+    model: Callable[[str], Path],
+) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    sentence = (
+        r"engine\.max_genomes=2000000000 needs .* GiB for LoRA slots, .* each, and of .* of this "
+        r"machine's available memory .* are left beside .*: at most \d+ genomes fit"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        await _start(model("qwen2"), LowRank(), max_genomes=2 * 10**9)
+    with pytest.raises(ConfigError, match=r"the engine does not fit into .* the cache 931\.32 GiB"):
+        await _start(model("qwen2"), LowRank(), kv_cache_gib=10**12 / (1 << 30))
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+@pytest.mark.anyio
 async def test_an_argument_that_vllm_does_not_have_is_named(model: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match=r"engine\.extra.*'max_num_sequences'.*max_num_seqs"):
         await _start(model("qwen2"), LowRank(), extra={"max_num_sequences": 3})

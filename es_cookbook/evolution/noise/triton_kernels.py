@@ -29,16 +29,16 @@ import torch
 
 from es_cookbook.evolution.genome import MAX_SEED, Term
 from es_cookbook.evolution.noise import triton_programs
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.noise.tensors import NoiseKind
 from es_cookbook.evolution.noise.triton_launch import (
     MAX_GRID,
-    Part,
     Runs,
+    as_rows,
     check_tensors,
     key_of,
     launch,
     launch_noise,
-    part_of,
     runs_of,
     table,
     tiles_of,
@@ -46,7 +46,6 @@ from es_cookbook.evolution.noise.triton_launch import (
 
 __all__ = [
     "DeviceTerms",
-    "Part",
     "SlotTerms",
     "add_dense_",
     "add_low_rank_",
@@ -142,7 +141,7 @@ def noise_into(
     """Write ε(seed, name), cast to `out`'s dtype.
 
     Args:
-        out: any shape if it is contiguous and no `part`, else one or two axes.
+        out: any shape if it is contiguous, else two axes.
         seed: 0 ... 2^63 - 1.
         name: the parameter's Hugging Face name.
         kind: distribution of the elements.
@@ -173,7 +172,7 @@ def perturbed_into(
 
     Args:
         out: of the centre's shape and any floating dtype of 16 bits or more; may be the centre.
-        centre: float32; any shape if both are contiguous and no `part`, else one or two axes.
+        centre: float32; any shape if both are contiguous, else two axes.
         name: the parameter's Hugging Face name.
         terms: of `dense_terms`.
         kind: distribution of the noise.
@@ -224,7 +223,7 @@ def add_dense_(
     """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
 
     Args:
-        weight: float32; any shape if it is contiguous and no `part`, else one or two axes.
+        weight: float32; any shape if it is contiguous, else two axes.
         name: the parameter's Hugging Face name.
         terms: of `dense_terms`.
         kind: distribution of the noise.
@@ -262,8 +261,8 @@ def add_low_rank_(
     check_tensors(weight, terms.seeds_S)
     if weight.dtype != torch.float32:
         raise ValueError(f"exact arithmetic needs float32, found {weight.dtype}")
-    part = part_of(part, weight.shape)
-    num_rows, num_columns = weight.shape
+    part, (weight,) = as_rows(part, weight)
+    num_rows, num_columns = part.shape
     if weight.numel() == 0:
         return
     at_once = _FACTORS_AT_ONCE // (rank * (num_rows + num_columns))
@@ -274,8 +273,8 @@ def add_low_rank_(
         scales_S = terms.scales_S[first : first + at_once]
         columns_S = weight.new_empty(len(seeds_S), rank, num_rows)
         rows_S = weight.new_empty(len(seeds_S), rank, num_columns)
-        _factor_into(columns_S.mT, part.row, f"{name}.A", kind, seeds_S, scales_S)
-        _factor_into(rows_S.mT, part.column, f"{name}.B", kind, seeds_S)
+        _factor_into(columns_S.mT, part.rows[0], f"{name}.A", kind, seeds_S, scales_S)
+        _factor_into(rows_S.mT, part.columns[0], f"{name}.B", kind, seeds_S)
         launch(
             triton_programs.rank_one_program,
             (tiles_down * tiles_across,),
@@ -333,10 +332,13 @@ def factors_into(
         raise ValueError(
             f"a term has slot {terms.num_slots - 1}, which tensors of shape {shapes} lack"
         )
-    part = part_of(part, (lora_b.shape[1], lora_a.shape[2]))
+    num_rows, num_columns = lora_b.shape[1], lora_a.shape[2]
+    part = part or Part.whole((num_rows, num_columns))
+    if part.shape != (num_rows, num_columns):
+        raise ValueError(f"slots of {num_rows} outputs and {num_columns} inputs do not hold {part}")
     seeds_S, scales_S = terms.terms.seeds_S, terms.terms.scales_S
-    _factor_into(lora_b, part.row, f"{name}.A", kind, seeds_S, scales_S, terms.slots_S)
-    _factor_into(lora_a.mT, part.column, f"{name}.B", kind, seeds_S, slots_S=terms.slots_S)
+    _factor_into(lora_b, part.rows[0], f"{name}.A", kind, seeds_S, scales_S, terms.slots_S)
+    _factor_into(lora_a.mT, part.columns[0], f"{name}.B", kind, seeds_S, slots_S=terms.slots_S)
 
 
 def _factor_into(

@@ -1,19 +1,20 @@
 """From tensors to Triton programs: which elements a tensor holds, how they are tiled, the launch.
 
-A tensor may hold a whole parameter, a range of one, or a region of a matrix (a tensor-parallel
-shard); a `Part` says which. Its elements are then runs of neighbours in the parameter, and each run
+A tensor may hold a whole parameter or a part of one (a tensor-parallel shard), and a `Part` says
+which. Its elements are then runs of neighbours in the parameter, and each run
 is cut into tiles of whole Philox blocks, a program a tile.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import torch
 
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.noise import gaussian, philox, triton_programs
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.noise.tensors import GAUSSIANS_PER_BLOCK, SIGNS_PER_BLOCK, NoiseKind
 
 MAX_GRID = 2**16 - 1
@@ -27,21 +28,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """Which part of a parameter a tensor holds: where its first element is in the whole.
-
-    Attributes:
-        shape: (rows, columns) of the whole parameter; (1, n) for a range of a flattened one.
-        row: of the whole, where the tensor's first row is.
-        column: of the whole, where the tensor's first column is.
-    """
-
-    shape: tuple[int, int]
-    row: int = 0
-    column: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Runs:
     """Elements of a parameter: `count` runs of `length`, run i from `start + i * pitch` on."""
 
@@ -51,47 +37,36 @@ class Runs:
     length: int
 
 
-def part_of(part: Part | None, shape: Sequence[int]) -> Part:
-    """The part that a matrix of this shape is: the given one if it fits, or a whole parameter.
+def as_rows(part: Part | None, *tensors: torch.Tensor) -> tuple[Part, list[torch.Tensor]]:
+    """The part that tensors of one shape hold, a whole parameter if None, and views as its rows.
 
     Raises:
-        ValueError: The shape has not two axes, or does not fit.
+        ValueError: They do not hold this part, or not in rows and columns.
     """
-    if len(shape) != 2:
+    part = part or Part.whole(tuple(tensors[0].shape))
+    try:
+        return part, [tensor.view(part.shape) for tensor in tensors]
+    except RuntimeError:
         raise ValueError(
-            "a part of a parameter, a linear weight, or a tensor that is not contiguous must have "
-            f"two axes, found shape {tuple(shape)}"
-        )
-    num_rows, num_columns = shape
-    if part is None:
-        return Part((num_rows, num_columns))
-    rows, columns = part.row + num_rows, part.column + num_columns
-    if min(part.row, part.column) < 0 or rows > part.shape[0] or columns > part.shape[1]:
-        raise ValueError(
-            f"a tensor of shape {tuple(shape)} at row {part.row} and column {part.column} is not "
-            f"within a parameter of shape {part.shape}"
-        )
-    return part
+            f"a tensor of shape {tuple(tensors[0].shape)} does not hold {part}: it needs "
+            f"{part.num_elements} elements, contiguous or with two axes"
+        ) from None
 
 
 def runs_of(part: Part | None, *tensors: torch.Tensor) -> tuple[Runs, list[torch.Tensor]]:
     """The elements that tensors of one shape hold, and each of the tensors as (runs, length).
 
     Raises:
-        ValueError: The part does not fit, or the tensors have neither two axes nor one run.
+        ValueError: They do not hold this part, or not in rows and columns.
     """
-    contiguous = all(tensor.is_contiguous() for tensor in tensors)
-    if tensors[0].ndim == 1 or (part is None and contiguous):
-        tensors = tuple(tensor.view(1, -1) for tensor in tensors)
-    part = part_of(part, tensors[0].shape)
-    num_rows, num_columns = tensors[0].shape
-    if any(tensor.stride(1) > _MAX_STRIDE for tensor in tensors):
+    part, rows = as_rows(part, *tensors)
+    if any(tensor.stride(1) > _MAX_STRIDE for tensor in rows):
         raise ValueError(f"neighbours in a row may be at most {_MAX_STRIDE} elements apart")
-    start = part.row * part.shape[1] + part.column
-    if contiguous and num_columns == part.shape[1]:
-        tensors = tuple(tensor.view(1, -1) for tensor in tensors)
-        return Runs(start, 0, 1, num_rows * num_columns), list(tensors)
-    return Runs(start, part.shape[1], num_rows, num_columns), list(tensors)
+    num_rows, num_columns = part.shape
+    start = part.rows[0] * part.width + part.columns[0]
+    if num_columns == part.width and all(tensor.is_contiguous() for tensor in tensors):
+        return Runs(start, 0, 1, part.num_elements), [tensor.view(1, -1) for tensor in rows]
+    return Runs(start, part.width, num_rows, num_columns), rows
 
 
 def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, int, dict[str, int]]:

@@ -14,8 +14,8 @@ import dataclasses
 import difflib
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.spaces.part import Part
+from es_cookbook.evolution.noise.part import Part
 
 if TYPE_CHECKING:
     import torch  # Named in signatures only: configs are read and shown without importing torch.
@@ -35,6 +35,10 @@ SEARCH_SPACE_NAMES = {
     "adapter": "es_cookbook.evolution.spaces.adapter:Adapter",
 }
 """What a user types on the command line."""
+
+
+AddTerms: TypeAlias = "Callable[[str, torch.Tensor, Part | None], None]"
+"""Adds some terms to a weight, given its name and which part of the parameter it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +90,13 @@ class SearchSpace(ABC):
             weight: contiguous float32 on the CPU, of that shape, or a part of it.
             terms: added in this order; many at once are cheaper than one by one.
             part: which part of the parameter the weight is; all of it if None.
+        """
+
+    @abstractmethod
+    def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
+        """`add_terms_` of these terms, for weights on a device that the Triton programs serve.
+
+        The terms are sent there now, once for all weights.
         """
 
 

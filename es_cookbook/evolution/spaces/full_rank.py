@@ -17,13 +17,14 @@ import numpy as np
 
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise_range
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
+    AddTerms,
     ParameterInfo,
     SearchSpace,
     SearchSpaceBuilder,
     as_array,
 )
-from es_cookbook.evolution.spaces.part import Part
 
 if TYPE_CHECKING:
     import torch
@@ -73,3 +74,10 @@ class FullRankSpace(SearchSpace):
                     np.multiply(product, scale, out=product)
                     np.add(piece, product, out=piece)
                 done += piece.size
+
+    def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
+        """See `SearchSpace.device_adder`."""
+        from es_cookbook.evolution.noise.triton_kernels import add_dense_, dense_terms
+
+        there = dense_terms(terms, device)
+        return lambda name, weight, part: add_dense_(weight, name, there, self.noise, part)

@@ -24,14 +24,15 @@ from numpy.typing import NDArray
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise_of_seeds
+from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
+    AddTerms,
     ParameterInfo,
     SearchSpace,
     SearchSpaceBuilder,
     as_array,
     linear_shapes,
 )
-from es_cookbook.evolution.spaces.part import Part
 
 if TYPE_CHECKING:
     import torch
@@ -101,6 +102,13 @@ class LowRankSpace(SearchSpace):
         for i in range(0, len(present), _TERMS_AT_ONCE):
             scales_S, seeds_S = zip(*present[i : i + _TERMS_AT_ONCE], strict=True)
             self._add_updates(name, array, np.array(scales_S), seeds_S, part)
+
+    def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
+        """See `SearchSpace.device_adder`."""
+        from es_cookbook.evolution.noise.triton_kernels import add_low_rank_, low_rank_terms
+
+        there = low_rank_terms(terms, self.rank, device)
+        return lambda name, weight, part: add_low_rank_(weight, name, there, self.noise, part)
 
     def _add_updates(
         self,

@@ -20,11 +20,20 @@ class Part:
         rows: first row, and one past the last.
         columns: first column, and one past the last.
         width: columns of the whole parameter.
+
+    Raises:
+        ValueError: There are no such rows or columns.
     """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     width: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rows[0] <= self.rows[1] and 0 <= self.columns[0] <= self.columns[1]):
+            raise ValueError(f"a part must begin at 0 or later and end after that, found {self}")
+        if self.columns[1] > self.width:
+            raise ValueError(f"a parameter of {self.width} columns has no part {self}")
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Self:
@@ -33,9 +42,14 @@ class Part:
         return cls((0, math.prod(shape[:1])), (0, width), width)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """How many rows and columns it has."""
+        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+
+    @property
     def num_elements(self) -> int:
         """How many elements it has."""
-        return (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
+        return math.prod(self.shape)
 
     def spans(self) -> Iterator[range]:
         """Its elements as places in the whole parameter, C order: runs as long as can be."""

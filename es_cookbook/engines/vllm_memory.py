@@ -1,0 +1,180 @@
+"""What a vLLM engine needs of memory, and what of it vLLM may take.
+
+vLLM takes its share of a GPU when it starts: weights, LoRA slots, and all that is left for keys and
+values. The centre, in float32, comes to the same GPU later. So vLLM is given the user's share less
+the centre, and what cannot fit is refused before it starts. On the CPU all is the machine's memory.
+
+Whoever is refused here would surely have failed: embeddings' slots, which few models have, and all
+that depends on vLLM's version are left out. **No GPU has been there to compare with yet.**
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from es_cookbook.engines.attention import round_up
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.model_files import parameter_infos
+
+GIB = 1 << 30
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Of the slots that vLLM makes (`max_lora_rank`)."""
+CENTRE_WORK_BYTES = GIB // 2
+"""Temporaries while the centre moves on a GPU: pieces of it, and factors of terms."""
+_VOCABULARY_STEP = 64
+"""vLLM pads vocabularies to a multiple of this."""
+_SPLIT_BY_COLUMNS = ("o_proj", "out_proj", "dense", "down_proj", "dense_4h_to_h", "fc2")
+
+
+class Shards:
+    """Elements of a model on each of the GPUs that share it.
+
+    Args:
+        model: on the meta device.
+        tp: how many GPUs.
+
+    Attributes:
+        infos: its parameters.
+        head: name of the output head's weight, which may be an embedding's too.
+        body: its linear weights but the head.
+        kv_heads: heads of keys and values.
+    """
+
+    def __init__(self, model: PreTrainedModel, tp: int) -> None:
+        text = model.config.get_text_config()
+        heads = getattr(text, "num_attention_heads", None) or tp
+        self.tp = tp
+        self.kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+        self.infos = parameter_infos(model)
+        output = cast("torch.nn.Linear | None", model.get_output_embeddings())
+        of_head = output.weight if output is not None else None
+        self.head = next((name for name, p in model.named_parameters() if p is of_head), None)
+        self.body = [i for i in self.infos if i.kind == "linear" and i.name != self.head]
+
+    def shape(self, info: ParameterInfo) -> tuple[int, int]:
+        """(out, in) on one GPU: in / tp for o_proj and down_proj, out / tp for other weights.
+
+        As in Megatron-LM (arXiv:1909.08053). Norms and biases are whole, vocabularies padded to 64;
+        with fewer key and value heads than GPUs, k_proj and v_proj have out / kv heads.
+        """
+        rows, columns = info.shape[0], math.prod(info.shape[1:])
+        layer = info.name.removesuffix(".weight").rpartition(".")[2]
+        if info.kind == "other":
+            return rows, columns
+        if info.kind == "embedding" or info.name == self.head:
+            rows = round_up(rows, _VOCABULARY_STEP)
+        if layer in _SPLIT_BY_COLUMNS:
+            return rows, columns // self.tp
+        ways = min(self.tp, self.kv_heads) if layer in ("k_proj", "v_proj") else self.tp
+        return rows // ways, columns
+
+    def elements(self, infos: Iterable[ParameterInfo]) -> int:
+        """Σ out · in of these parameters."""
+        return sum(math.prod(self.shape(info)) for info in infos)
+
+    def slot_elements(self) -> int:
+        """Of a LoRA slot of rank 1 for each linear weight but the head: Σ (out + in)."""
+        return sum(sum(self.shape(info)) for info in self.body)
+
+    def centre_elements(self, space: SearchSpace) -> int:
+        """Of the selected parameters; an adapter's factors are whole on every GPU."""
+        own = [info for info in self.infos if info.name in space.shapes]
+        factors = space.shapes.keys() - {info.name for info in own}
+        return self.elements(own) + sum(math.prod(space.shapes[name]) for name in factors)
+
+
+def slot_rank(rank: int) -> int:
+    """The least rank of vLLM's LoRA slots that holds genomes of this rank.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    offered = next((offer for offer in LORA_RANKS if offer >= rank), None)
+    if offered is None:
+        raise ConfigError(
+            f"genomes need LoRA slots of rank {rank} (search_space.rank, for low-rank ones x "
+            f"engine.terms_per_genome), and vLLM's have a rank of at most {LORA_RANKS[-1]}"
+        )
+    return offered
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Bytes that an engine needs, on each GPU, or on the CPU of all its ranks.
+
+    Attributes:
+        weights: of the model.
+        cache: of keys and values, where that is known; else 0.
+        centre: with what belongs to it.
+        slot: a genome's LoRA slot; 0 for dense genomes.
+        max_genomes: slots that the user asks for.
+        more_slots: those that the centre and an adapter's base have.
+    """
+
+    weights: int
+    cache: int
+    centre: int
+    slot: int
+    max_genomes: int
+    more_slots: int
+
+    def check(self, memory: int, where: str, remedy: str) -> None:
+        """Refuse what does not fit.
+
+        Args:
+            memory: bytes that there are.
+            where: whose memory that is, in words.
+            remedy: what gives more of it.
+
+        Raises:
+            ConfigError: The model, its centre and one genome, or all genomes, do not fit.
+        """
+        left = memory - self.weights - self.cache - self.centre
+        there = f"{show_bytes(memory)} of {where}"
+        fit = left // self.slot - self.more_slots if self.slot else 1
+        if left <= 0 or fit < 1:
+            raise ConfigError(
+                f"the engine does not fit into {there}: the centre, in float32, needs "
+                f"{show_bytes(self.centre)}, weights {show_bytes(self.weights)}, the cache "
+                f"{show_bytes(self.cache)} and a genome {show_bytes(self.slot)}; perturb fewer "
+                f"parameters (search_space.include), or {remedy}"
+            )
+        if self.slot and self.max_genomes > fit:
+            needed = self.slot * (self.max_genomes + self.more_slots)
+            raise ConfigError(
+                f"engine.max_genomes={self.max_genomes} needs {show_bytes(needed)} for LoRA slots, "
+                f"{show_bytes(self.slot)} each, and of {there} {show_bytes(left)} are left beside "
+                f"weights, cache and centre: at most {fit} genomes fit"
+            )
+
+
+def share_for_vllm(needs: Needs, utilization: float, gpu: int) -> float:
+    """What of a GPU's memory vLLM may take, so that with the centre it is what the user allows.
+
+    Args:
+        needs: of each GPU; the centre 0 if it is elsewhere.
+        utilization: engine.gpu_memory_utilization.
+        gpu: bytes of its memory.
+
+    Raises:
+        ConfigError: It is not enough.
+    """
+    if needs.centre:
+        needs = dataclasses.replace(needs, centre=needs.centre + CENTRE_WORK_BYTES)
+    where = f"each GPU's memory (engine.gpu_memory_utilization={utilization})"
+    needs.check(int(utilization * gpu), where, "use more GPUs (engine.tensor_parallel_size)")
+    return utilization - needs.centre / gpu
+
+
+def show_bytes(number: float) -> str:
+    """With the largest unit that leaves a whole part: 1.50 KiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.{0 if unit == 'B' else 1}f} {unit}"
+        number /= 1024
+    return f"{number:,.2f} GiB"

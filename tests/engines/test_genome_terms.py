@@ -1,0 +1,77 @@
+"""Low-rank genomes' factors as an engine holds them; in Triton's interpreter, on a GPU's path too.
+
+`tests/evolution/test_triton_kernels.py` runs this file in the interpreter.
+"""
+
+import os
+
+import pytest
+import torch
+
+from es_cookbook.engines.genome_terms import GenomeTerms
+from es_cookbook.evolution.devices import on_gpu
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.noise import NoiseKind
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+OUT, IN = 37, 70
+GENOMES = [
+    Genome((Term(1, 0.3), Term(2, -0.2))),
+    Genome((Term(1, -0.3),)),
+    Genome(),
+    Genome((Term(2**63 - 1, 0.7),)),
+]
+
+
+def slots(rank: int, dtype: torch.dtype, rows: int, columns: int) -> list[torch.Tensor]:
+    """Six places of more ranks than two terms need, as they were before."""
+    a = torch.full((6, 2 * rank + 1, columns), 9.0, dtype=dtype, device=DEVICE)
+    return [a, torch.full((6, rows, 2 * rank + 1), 9.0, dtype=dtype, device=DEVICE)]
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_factors_are_written_scaled_and_cast(
+    rank: int, kind: NoiseKind, dtype: torch.dtype
+) -> None:
+    space = LowRankSpace({"w": (OUT, IN)}, rank, kind)
+    rows, columns = slice(5, 30), slice(11, 70)
+    expected_a, expected_b = (t.cpu() for t in slots(rank, dtype, 25, 59))
+    for g, genome in enumerate(GENOMES):
+        for t in range(2):
+            term = genome.terms[t] if t < len(genome.terms) else Term(1, 0.0)
+            a, b = (torch.from_numpy(factor) for factor in space.factors("w", term.seed))
+            ranks = slice(t * rank, (t + 1) * rank)
+            scaled = a[rows] * torch.tensor(space.scale(term.coefficient))
+            expected_b[g, :, ranks] = scaled.to(dtype)
+            expected_a[g, ranks] = b[columns].mT.to(dtype)
+    terms = GenomeTerms(GENOMES, space, DEVICE)
+    assert (terms.num_genomes, terms.num_terms) == (4, 2)
+    # Slices are made where the slots are; places, in any order, on the CPU.
+    places = torch.arange(OUT)[rows], torch.arange(IN)[columns]
+    for which in ((rows, columns), places):
+        found = slots(rank, dtype, 25, 59)
+        terms.write("w", *found, *which)
+        for tensor, expected in zip(found, (expected_a, expected_b), strict=True):
+            bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
+            assert torch.equal(tensor.cpu().view(bits), expected.view(bits))
+    backwards = slots(rank, dtype, 25, 59)
+    terms.write("w", *backwards, places[0].flip(0), places[1].flip(0))
+    assert torch.equal(backwards[0].cpu(), expected_a.flip(2))
+    assert torch.equal(backwards[1].cpu()[:4], expected_b.flip(1)[:4])
+
+
+def test_genomes_without_terms_write_nothing() -> None:
+    for genomes_G in ([], [Genome(), Genome()]):
+        terms = GenomeTerms(genomes_G, LowRankSpace({"w": (OUT, IN)}, 1), DEVICE)
+        assert terms.num_terms == 0
+        found = slots(1, torch.float32, OUT, IN)
+        terms.write("w", *found)
+        assert all((tensor == 9.0).all() for tensor in found)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="not in the interpreter")
+def test_in_the_interpreter_the_programs_serve_the_cpu() -> None:
+    assert on_gpu(torch.device("cpu"))
