@@ -322,7 +322,7 @@ async def test_another_base_under_the_same_adapter_is_refused_by_name(
 async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
     run = await make_run(tmp_path / "run", base, LowRank())
     for fields, error, sentence in (
-        ({"generation": 4}, HistoryError, r"records 3 generations.*found 4"),
+        ({"generation": 4}, HistoryError, r"generation must be 0 to 3, since .*found 4"),
         ({"output": str(run)}, ConfigError, "is there already"),
         ({"log_path": str(tmp_path / "none")}, RunDirectoryError, "none must be a run directory"),
         ({"log_path": str(base)}, ConfigError, r"model/config\.json must hold a run's Config"),
