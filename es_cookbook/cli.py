@@ -57,6 +57,7 @@ def run_cli(
     main: Callable[[_Config], None],
     config_class: type[_Config],
     argv: Sequence[str] | None = None,
+    more_help: str = "",
 ) -> None:
     """Build a config from the command line and run `main` with it.
 
@@ -64,6 +65,7 @@ def run_cli(
         main: what to do.
         config_class: the chz class of the config.
         argv: options without the program's name; those of this process when None.
+        more_help: what else the help page says.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -72,7 +74,7 @@ def run_cli(
     try:
         given = _parse([argument for argument in arguments if argument not in _HELP])
         if any(argument in _HELP for argument in arguments):
-            print(help_page(config_class, given))
+            print(help_page(config_class, given) + more_help)
         else:
             main(_build(config_class, given))
     except _OptionError as error:
@@ -88,6 +90,34 @@ def run_cli(
         if all(isinstance(leaf, ESCookbookError) for leaf in leaves):
             _exit(str(leaves[0]), 1)
         raise
+
+
+def split_options(
+    config_class: type, argv: Sequence[str] | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Options of a config class, for `run_cli`, and all others, for `changed`."""
+    own: list[str] = []
+    others: dict[str, str] = {}
+    for argument in sys.argv[1:] if argv is None else argv:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if equals and name.partition(".")[0] not in chz.chz_fields(config_class):
+            others[name] = value
+        else:
+            own.append(argument)
+    return own, others
+
+
+def changed(config: _Config, given: Mapping[str, str]) -> _Config:
+    """A config with some of its options changed, as a user types them; only inside `run_cli`.
+
+    A part keeps its class unless that is what changes; a new class has its own defaults.
+    """
+    config_class = type(config)
+    for path in given:
+        if "..." in path or path.endswith("@"):
+            raise _OptionError(f"{path}: a change is given by the option's whole name")
+    _check(config_class, given, _values(config), kept=True)
+    return _make(config_class, _kept(config, "", given), given)
 
 
 def help_page(config_class: type, given: Mapping[str, str]) -> str:
@@ -161,7 +191,14 @@ def _parse(arguments: Sequence[str]) -> dict[str, str]:
 
 def _build(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
     """Check every option by name and by value, then let chz build the config."""
-    options = {option.path: option for option in _options(config_class, "", given, {})}
+    _check(config_class, given, {}, kept=False)
+    return _make(config_class, {}, given)
+
+
+def _check(
+    config_class: type, given: Mapping[str, str], values: Mapping[str, object], kept: bool
+) -> None:
+    options = {option.path: option for option in _options(config_class, "", given, values, kept)}
     for path, text in given.items():
         if "..." in path or path.endswith("@"):
             continue  # chz's wildcards and references; chz explains them itself.
@@ -173,7 +210,12 @@ def _build(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
         raise _OptionError(
             f"missing {', '.join(f'{path}=...' for path in missing)}; --help lists all options"
         )
-    blueprint = chz.Blueprint(config_class)
+
+
+def _make(
+    config_class: type[_Config], kept: Mapping[str, object], given: Mapping[str, str]
+) -> _Config:
+    blueprint = chz.Blueprint(config_class).apply(dict(kept), layer_name="as it was")
     values: dict[str, object] = {
         path.removesuffix("@"): chz.blueprint.Reference(text)
         if path.endswith("@")
@@ -190,8 +232,30 @@ def _build(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
         raise ConfigError(" ".join(str(error).split())) from error
 
 
+def _kept(part: object, prefix: str, given: Mapping[str, str]) -> dict[str, object]:
+    """What stays of a config: whole values, and the classes of parts that change inside."""
+    values: dict[str, object] = {}
+    for name, value in _values(part).items():
+        path = prefix + name
+        if path in given:
+            continue
+        if not any(key.startswith(path + ".") for key in given):
+            values[path] = value
+        elif chz.is_chz(value):
+            values |= {path: type(value), **_kept(value, path + ".", given)}
+    return values
+
+
+def _values(config: object) -> dict[str, object]:
+    return {name: getattr(config, field.x_name) for name, field in chz.chz_fields(config).items()}
+
+
 def _options(
-    config_class: type, prefix: str, given: Mapping[str, str], values: Mapping[str, object]
+    config_class: type,
+    prefix: str,
+    given: Mapping[str, str],
+    values: Mapping[str, object],
+    kept: bool = False,
 ) -> Iterator[_Option]:
     """All options of a config class and of the parts that it now has, in order.
 
@@ -200,18 +264,19 @@ def _options(
         prefix: what stands before its fields' names.
         given: options that the user gave.
         values: where this instance differs from the class's own defaults.
+        kept: whether a part of these values stays when options inside of it change.
     """
     for name, field in chz.chz_fields(config_class).items():
         path = prefix + name
         value = values[name] if name in values else _default(field)
-        part, part_values = _part(field, path, given, value)
+        part, part_values = _part(field, path, given, value, kept)
         if part is None:
             text = given.get(path, None if value is MISSING else _text(value))
         else:
             text = _name_of(field, part)
         yield _Option(path, field, text, _accepts(field), part is not None)
         if part is not None:
-            yield from _options(part, path + ".", given, part_values)
+            yield from _options(part, path + ".", given, part_values, kept)
 
 
 def _default(field: Field) -> object:
@@ -220,7 +285,7 @@ def _default(field: Field) -> object:
 
 
 def _part(
-    field: Field, path: str, given: Mapping[str, str], value: object
+    field: Field, path: str, given: Mapping[str, str], value: object, kept: bool
 ) -> tuple[type | None, Mapping[str, object]]:
     """The chz class that a field holds now, and where it differs from that class's defaults."""
     meta_factory = field.meta_factory
@@ -234,13 +299,14 @@ def _part(
                     factory = meta_factory.from_string(given[path])
                 except (chz.factories.MetaFromString, ConfigError) as error:
                     raise _OptionError(f"{path}={given[path]}: {error}") from error
+    elif kept and chz.is_chz(value):
+        return type(value), _values(value)
     elif meta_factory is not None and (
         value is MISSING or any(key.startswith(path + ".") for key in given)
     ):
         factory = meta_factory.unspecified_factory()
     elif chz.is_chz(value):
-        fields = chz.chz_fields(value)
-        return type(value), {name: getattr(value, f.x_name) for name, f in fields.items()}
+        return type(value), _values(value)
     settings: Mapping[str, object] = {}
     if isinstance(factory, functools.partial):
         bound = cast("functools.partial[object]", factory)

@@ -24,9 +24,9 @@ import anyio
 import chz
 import numpy as np
 
-from es_cookbook.configs import Names, config_to_json
+from es_cookbook.configs import Names, config_to_json, load_config
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
-from es_cookbook.errors import ConfigError, HistoryError
+from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evaluate import evaluate
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import (
@@ -40,9 +40,10 @@ from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBui
 from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.history_store import HistoryStore, Record, read_history
+from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_store import HistoryStore, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
-from es_cookbook.runs.run_directory import HISTORY, METRICS, open_run_directory
+from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
 from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
@@ -52,8 +53,19 @@ _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
 _FITNESS = Names(FITNESS_NAMES, default="zscore")
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers", "snapshot_every")
-"""What a resumed run may change: where and how it is kept and shown, not what it is."""
+MAY_DIFFER = (
+    "log_path",
+    "behavior_if_log_dir_exists",
+    "trackers",
+    "snapshot_every",
+    "model_name",
+    "engine",
+    "num_generations",
+)
+"""What a resumed run may change: where and how it is kept, shown and run, and for how long.
+
+`model_name` and `engine` as long as the base is the same, bit for bit; the history tells.
+"""
 
 
 @chz.chz
@@ -132,6 +144,8 @@ async def main(config: Config) -> None:
     """
     config_json = config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
+        # Locked first: a second writer is refused before it loads a model beside the first one's.
+        stack.enter_context(locked(Path(config.log_path)))
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
         decode = cast(Decode, engine.tokenizer.decode)
@@ -146,14 +160,23 @@ async def main(config: Config) -> None:
             max_failed_fraction=config.max_failed_fraction,
             run_seed=config.seed,
         )
+        header = await asyncio.to_thread(_header, config.model_name, engine.base_dtype)
         # Opened last: a mistake in anything above leaves what is recorded alone.
         run = open_run_directory(
-            Path(config.log_path), config_json, config.behavior_if_log_dir_exists, _MAY_DIFFER
+            Path(config.log_path),
+            config_json,
+            header,
+            config.num_generations,
+            config.behavior_if_log_dir_exists,
+            MAY_DIFFER,
         )
         stack.callback(run.history.close)
         start = run.history.next_generation
+        await _replay(run.path, run.history, engine, optimizer)
+        run.begin()
         progress = Progress(run.path / METRICS)
-        await _replay(run.path, run.history, engine, optimizer, progress)
+        for step in run.history.steps():
+            progress.moved(step)
         snapshots = SnapshotWriter(run.path, config.snapshot_every)
         stack.callback(snapshots.close)
         tracker = config.trackers(
@@ -202,11 +225,13 @@ async def main(config: Config) -> None:
             run.history.append(
                 Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
             )
+            tracker.recorded(generation)
             snapshots.recorded(generation + 1)
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
+        tracker.recorded(config.num_generations)
         await asyncio.to_thread(snapshots.finish)
 
 
@@ -229,25 +254,42 @@ def rare_garbage_collection() -> Generator[None]:
         gc.unfreeze()
 
 
+def _header(model_name: str, base_dtype: str) -> Header:
+    """What a run begins with."""
+    from es_cookbook.model_files import base_identity  # Which imports torch.
+
+    base = base_identity(model_name)
+    return Header(model_name, base.weights, base.tokenizer, base_dtype)
+
+
 async def _replay(
-    log_path: Path, history: HistoryStore, engine: Engine, optimizer: Optimizer, progress: Progress
+    log_path: Path, history: HistoryStore, engine: Engine, optimizer: Optimizer
 ) -> None:
-    """Bring everybody to where the history ends, and check that they got there."""
+    """Bring everybody to where the history ends, and check that they got there.
+
+    The steps of a fork's first generations are its parent's, taken as given: an optimizer with
+    state of its own begins afresh where the fork did.
+    """
+    fork = history.header.fork if history.header else None
     record: Record | None = None
     fingerprints: list[int] = []
     for record in history.records():
+        fingerprints.append(record.fingerprint)
+        if fork is not None and record.generation < fork.generation:
+            continue
         genomes_G = optimizer.ask(record.generation)
         step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
         if step != record.step:
             raise HistoryError(
                 f"generation {record.generation}: the recorded fitness does not give the recorded "
-                "step any more; resume with the version of es_cookbook that began the run"
+                "step any more; resume with the version of es_cookbook and the num_generations "
+                "(where a schedule depends on it) that the run began with, or fork it "
+                f"with generation={history.next_generation} (python -m es_cookbook.fork), which "
+                "takes the recorded steps as given"
             )
-        progress.moved(step)
-        fingerprints.append(record.fingerprint)
     if record is None:
         return
-    from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
+    from es_cookbook.runs.snapshots import latest_snapshot  # Which imports torch.
 
     snapshot = await asyncio.to_thread(latest_snapshot, log_path, fingerprints)
     fingerprint = await engine.restore(history.steps(), snapshot and snapshot.path)
@@ -264,6 +306,26 @@ async def _close(engine: Engine) -> None:
         await engine.close()
 
 
+def recorded_config(log_path: Path) -> Config:
+    """The Config of the run in a directory, as it was when the run last began or went on.
+
+    Raises:
+        RunDirectoryError: There is no run.
+        ConfigError: Its Config cannot be rebuilt here.
+    """
+    path = log_path / CONFIG
+    if not path.exists():
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
+        )
+    if '"__main__:' in path.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"{path} needs classes of the script that wrote it, and only that has them: run it "
+            f"again with log_path={log_path} behavior_if_log_dir_exists=resume"
+        )
+    return load_config(path, Config)
+
+
 def run(config: Config) -> None:
     """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
 
@@ -275,8 +337,9 @@ def run(config: Config) -> None:
         recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
-            f"interrupted {when}; run the same command with "
-            "behavior_if_log_dir_exists=resume to go on"
+            f"interrupted {when}; to go on, run the same command with "
+            "behavior_if_log_dir_exists=resume, or python -m es_cookbook.resume "
+            f"log_path={config.log_path}"
         )
 
 

@@ -84,6 +84,10 @@ class FakeEngine(Engine):
     def context_length(self) -> int:
         return 64
 
+    @property
+    def base_dtype(self) -> str:
+        return "float32"
+
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         assert len(genomes_G) <= self.capacity
         await anyio.lowlevel.checkpoint()

@@ -63,6 +63,7 @@ class LightEngine(Engine):
 
     capacity = 4
     context_length = 64
+    base_dtype = "float32"
 
     @property
     def tokenizer(self) -> Any:

@@ -10,13 +10,13 @@ from typing import Literal
 import chz
 import pytest
 
-from es_cookbook.cli import run_cli
+from es_cookbook.cli import changed, run_cli, split_options
 from es_cookbook.configs import Names
 from es_cookbook.errors import EngineError, TooManyLostError
-from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw
+from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.schedules import Cosine
+from es_cookbook.evolution.schedules import Constant, Cosine
 
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"sigma": 0.005})
 _FITNESS = Names({**FITNESS_NAMES, "remote": "no_such_package:Fitness"}, default="zscore")
@@ -74,6 +74,60 @@ def test_options_reach_the_parts_of_the_config() -> None:
 def test_a_part_of_a_part_is_chosen_and_set() -> None:
     config = run("optimizer.sigma_schedule=cosine", "optimizer.sigma_schedule.final=0.2")
     assert config.optimizer == ES(sigma=0.005, sigma_schedule=Cosine(final=0.2))
+
+
+def change(config: Config, **given: str) -> Config:
+    """As a command that takes options of a config it has just read."""
+    seen: list[Config] = []
+    fields = {name.replace("__", "."): value for name, value in given.items()}
+    run_cli(lambda _: seen.append(changed(config, fields)), Config, [])
+    return seen[0]
+
+
+def test_a_config_that_was_read_is_changed_where_options_say_so_and_nowhere_else() -> None:
+    read = Config(
+        optimizer=ES(sigma=0.5, sigma_schedule=Cosine(final=0.2)), fitness=Raw(), tags=("c",)
+    )
+    assert change(read) == read
+    assert change(read, tags="x,y", fitness="zscore") == chz.replace(
+        read, tags=("x", "y"), fitness=ZScore()
+    )
+    optimizer = read.optimizer
+    assert change(read, optimizer__learning_rate="2.0") == chz.replace(
+        read, optimizer=chz.replace(optimizer, learning_rate=2.0)
+    )
+    assert change(read, optimizer__sigma_schedule__final="0.3").optimizer == chz.replace(
+        optimizer, sigma_schedule=Cosine(final=0.3)
+    ), "a schedule that is not the default's stays what it is"
+    afresh = change(read, optimizer="es", optimizer__learning_rate="2.0").optimizer
+    assert afresh == ES(sigma=0.005, learning_rate=2.0), "a class that is named begins afresh"
+    assert change(read, optimizer__sigma_schedule="none").optimizer == chz.replace(
+        optimizer, sigma_schedule=Constant()
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("optimizer.sigmo", "did you mean 'optimizer.sigma'?"),
+        ("...sigma", "...sigma: a change is given by the option's whole name"),
+        ("num_generations", "num_generations=x: it must be int"),
+    ],
+)
+def test_a_change_that_is_none_gets_one_sentence(
+    capsys: pytest.CaptureFixture[str], option: str, sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        change(Config(), **{option: "x"})
+    said = capsys.readouterr().err
+    assert (caught.value.code, said.count("\n")) == (2, 1) and sentence in said
+
+
+def test_options_are_told_from_those_of_another_config() -> None:
+    assert split_options(NeedsModel, ["model=m", "--tags=a=b", "-h", "fitness.x=1", "odd"]) == (
+        ["model=m", "-h", "fitness.x=1", "odd"],
+        {"tags": "a=b"},
+    )
 
 
 def test_wildcards_of_chz_still_work() -> None:

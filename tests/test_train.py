@@ -1,6 +1,7 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,34 +19,31 @@ from es_cookbook.configs import config_from_json, config_to_json, load_config
 from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
+from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[1]
+BASE = ROOT / "tests/data/base"
 
 
 def config(log_path: Path, **fields: Any) -> TinyConfig:
     settings: dict[str, Any] = {
-        "model_name": "none",
+        "model_name": str(BASE),
         "log_path": str(log_path),
         "engine": FakeEngineBuilder(capacity=3),
         "trackers": JsonlTrackerBuilder(),
         "behavior_if_log_dir_exists": "raise",
     }
     return TinyConfig(**settings | fields)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """A JSONL file without the numbers that no two runs share."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    varying = ("time/", "throughput/")
-    return [{k: v for k, v in row.items() if not k.startswith(varying)} for row in rows]
 
 
 async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_path: Path) -> None:
@@ -88,7 +86,7 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
     row = rows[3]
     parts = row["time/load"] + row["time/sample"] + row["time/apply"]
     assert 0 < row["time/score"] < row["time/sample"] < parts <= row["time/total"]
-    assert len(lines(tmp_path / "rollouts.jsonl")) == 12 * 4
+    assert len(untimed(tmp_path / "rollouts.jsonl")) == 12 * 4
 
 
 async def test_the_config_in_the_run_directory_rebuilds_the_run(tmp_path: Path) -> None:
@@ -147,16 +145,19 @@ async def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
         await train.main(broken)
     await train.main(config(tmp_path / "broken", behavior_if_log_dir_exists="resume"))
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert lines(tmp_path / "broken" / name) == lines(tmp_path / "unbroken" / name)
+        assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
     history = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")]
     assert history[0] == history[1]
 
 
 async def test_a_run_that_is_over_stays_as_it_is(tmp_path: Path) -> None:
     await train.main(config(tmp_path, num_generations=2))
-    before = lines(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()
+    before = untimed(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()
     await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
-    assert (lines(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()) == before
+    assert (
+        untimed(tmp_path / "metrics.jsonl"),
+        (tmp_path / "history.jsonl").read_bytes(),
+    ) == before
 
 
 class OtherModel(FakeEngine):
@@ -252,7 +253,7 @@ def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen
         stderr=subprocess.PIPE,
     )
     history = log_path / "history.jsonl"
-    while not history.exists() or history.read_bytes().count(b"\n") < generations:
+    while not history.exists() or history.read_bytes().count(b"\n") < 1 + generations:
         assert run.poll() is None, run.communicate()[1]
         time.sleep(0.005)
     return run
@@ -260,23 +261,51 @@ def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
-    options = ("model_name=none", "engine=tests.fakes:FakeEngineBuilder", "num_generations=100000")
+    options = (
+        f"model_name={BASE}",
+        "engine=tests.fakes:FakeEngineBuilder",
+        "num_generations=100000",
+    )
     run = started(tmp_path, 3, *options)
     run.send_signal(number)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
     assert err == (
-        f"interrupted after generation {recorded}; run the same command with "
-        "behavior_if_log_dir_exists=resume to go on\n"
+        f"interrupted after generation {recorded}; to go on, run the same command with "
+        "behavior_if_log_dir_exists=resume, or python -m es_cookbook.resume "
+        f"log_path={tmp_path}\n"
     )
     assert out == ""
+    assert not (tmp_path / "lock").exists()
     resumed = chz.replace(
         load_config(tmp_path / "config.json", TinyConfig), behavior_if_log_dir_exists="resume"
     )
     with anyio.move_on_after(0.3):
         await train.main(resumed)
     assert len(list(read_history(tmp_path / "history.jsonl"))) > recorded
+
+
+async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_model(
+    tmp_path: Path,
+) -> None:
+    options = (
+        f"model_name={BASE}",
+        "engine=tests.fakes:FakeEngineBuilder",
+        "num_generations=100000",
+    )
+    run = started(tmp_path, 1, *options)
+    before = len(FakeEngineBuilder.made)
+    with pytest.raises(RunDirectoryError, match=rf"being written by process {run.pid} on .* since"):
+        await train.main(config(tmp_path, behavior_if_log_dir_exists="delete"))
+    assert len(FakeEngineBuilder.made) == before
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    recorded = (tmp_path / "history.jsonl").read_bytes()
+    again = load_config(tmp_path / "config.json", TinyConfig)
+    with anyio.move_on_after(0.2):
+        await train.main(chz.replace(again, behavior_if_log_dir_exists="resume"))
+    assert (tmp_path / "history.jsonl").read_bytes().startswith(recorded)
 
 
 async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
@@ -291,7 +320,7 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
     await train.main(chz.replace(recorded_config, behavior_if_log_dir_exists="resume"))
     await train.main(chz.replace(recorded_config, log_path=str(tmp_path / "unbroken")))
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert lines(tmp_path / "killed" / name) == lines(tmp_path / "unbroken" / name)
+        assert untimed(tmp_path / "killed" / name) == untimed(tmp_path / "unbroken" / name)
     histories = [
         (tmp_path / name / "history.jsonl").read_bytes() for name in ("killed", "unbroken")
     ]
@@ -336,6 +365,129 @@ async def test_a_run_with_snapshots_goes_on_from_the_latest(
     ]
     assert histories[0] == histories[1]
     assert beyond.exists()
+
+
+def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
+    tmp_path: Path,
+) -> None:
+    """Ten kills, in a process of its own; `python -m benchmarks.kills` has many more."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kills", str(tmp_path), "10"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] == sum(found["moments"].values()) == 10 and found["runs"] >= 1
+    assert len(found["moments"]) > 1, "kills came at different moments"
+    assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
+
+
+# What a resumed run may change, and what it may not.
+
+
+async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_another_model_name(
+    tmp_path: Path,
+) -> None:
+    await train.main(config(tmp_path / "unbroken", num_generations=7))
+    await train.main(config(tmp_path / "begun", num_generations=4))
+    (tmp_path / "begun").rename(tmp_path / "moved")
+    shutil.copytree(BASE, tmp_path / "model")
+    again = config(
+        tmp_path / "moved",
+        num_generations=7,
+        model_name=str(tmp_path / "model"),
+        engine=FakeEngineBuilder(capacity=2),
+        behavior_if_log_dir_exists="resume",
+    )
+    await train.main(again)
+    histories = [(tmp_path / d / "history.jsonl").read_bytes() for d in ("moved", "unbroken")]
+    assert histories[0] == histories[1]
+    rows = [untimed(tmp_path / directory / "metrics.jsonl") for directory in ("moved", "unbroken")]
+    assert rows[0] == rows[1]
+    assert load_config(tmp_path / "moved" / "config.json", TinyConfig) == again
+
+
+async def test_another_base_is_refused_by_name_and_nothing_is_changed(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(BASE, model)
+    fields: dict[str, Any] = {"model_name": str(model), "num_generations": 2}
+    await train.main(config(tmp_path / "run", **fields))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    resumed = config(
+        tmp_path / "run", **fields | {"num_generations": 3}, behavior_if_log_dir_exists="resume"
+    )
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(HistoryError, match=rf"began with model_name={model} .*: its tokenizer was"):
+        await train.main(resumed)
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[:-1] + b"\x01")
+    with pytest.raises(HistoryError, match=r"its weights was .*, its tokenizer was .*; give the"):
+        await train.main(resumed)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+class HalfEngine(FakeEngine):
+    base_dtype = "bfloat16"
+
+
+async def test_an_engine_of_another_dtype_is_another_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await train.main(config(tmp_path, num_generations=2))
+    monkeypatch.setattr("tests.fakes.FakeEngine", HalfEngine)
+    with pytest.raises(HistoryError, match=r"dtype \(engine.dtype\) was float32, is bfloat16"):
+        await train.main(config(tmp_path, behavior_if_log_dir_exists="resume"))
+
+
+async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_path: Path) -> None:
+    await train.main(config(tmp_path, num_generations=3))
+    with pytest.raises(RunDirectoryError) as caught:
+        await train.main(
+            config(tmp_path, search_space=FullRank(), behavior_if_log_dir_exists="resume")
+        )
+    sentence = str(caught.value)
+    assert "search_space was" in sentence
+    assert (
+        "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, "
+        "snapshot_every, model_name, engine, num_generations" in sentence
+    )
+    assert f"python -m es_cookbook.fork log_path={tmp_path} output=... FIELD=..." in sentence
+    with pytest.raises(RunDirectoryError, match=r"must be at least 3, .*, found 2; .*rewind"):
+        await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
+
+
+async def test_a_longer_run_whose_schedule_would_have_moved_otherwise_is_sent_to_fork(
+    tmp_path: Path,
+) -> None:
+    cosine = ES(population_size=4, sigma=0.1, learning_rate=0.05, learning_rate_schedule=Cosine())
+    await train.main(config(tmp_path, num_generations=3, optimizer=cosine))
+    longer = config(
+        tmp_path, num_generations=6, optimizer=cosine, behavior_if_log_dir_exists="resume"
+    )
+    with pytest.raises(HistoryError, match=r"num_generations .* schedule .* fork .*generation=3"):
+        await train.main(longer)
+
+
+async def test_a_run_of_an_older_version_goes_on_to_what_it_would_have_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
+    shutil.copytree(BASE, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    old = load_config(Path("run_v1/config.json"), TinyConfig)
+    with pytest.raises(RunDirectoryError, match='model_name was "model", is'):
+        await train.main(
+            chz.replace(old, model_name=str(BASE), behavior_if_log_dir_exists="resume")
+        )
+    await train.main(chz.replace(old, behavior_if_log_dir_exists="resume"))
+    await train.main(chz.replace(old, log_path="now"))
+    assert list(read_history(Path("run_v1/history.jsonl"))) == list(
+        read_history(Path("now/history.jsonl"))
+    )
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(Path("run_v1") / name) == untimed(Path("now") / name)
 
 
 def test_importing_the_loop_imports_no_engine() -> None:

@@ -1,6 +1,8 @@
 """A training run as a program, small enough to be killed and begun again in a test."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import chz
 
@@ -43,6 +45,13 @@ def write_tiny_model(path: Path) -> Path:
     Qwen2ForCausalLM(shape).save_pretrained(path)
     FakeEngine().tokenizer.save_pretrained(path)
     return path
+
+
+def untimed(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSONL file, without the numbers that no two runs share."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    varying = ("time/", "throughput/")
+    return [{k: v for k, v in row.items() if not k.startswith(varying)} for row in rows]
 
 
 if __name__ == "__main__":

@@ -119,6 +119,11 @@ class Engine(Host):
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
 
+    @property
+    @abstractmethod
+    def base_dtype(self) -> str:
+        """Dtype in which the base weights are held, "bfloat16" say; the centre starts from them."""
+
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[Host]:
         """Borrow a host for a block of genomes, when one is free; nobody else loads it meanwhile.

@@ -43,12 +43,14 @@ class Traits:
     Attributes:
         capacity: genomes that it hosts at once.
         context_length: most tokens of prompt and action together.
+        base_dtype: dtype in which it holds the base weights.
         tokenizer: the model's own.
         pid: process that runs it, and `node`, the machine.
     """
 
     capacity: int
     context_length: int
+    base_dtype: str
     tokenizer: "PreTrainedTokenizerBase"
     pid: int
     node: str
@@ -82,7 +84,12 @@ class EngineActor:
         """Build the engine."""
         self._built = engine = await builder(model_name=model_name, search_space=search_space)
         return Traits(
-            engine.capacity, engine.context_length, engine.tokenizer, os.getpid(), platform.node()
+            engine.capacity,
+            engine.context_length,
+            engine.base_dtype,
+            engine.tokenizer,
+            os.getpid(),
+            platform.node(),
         )
 
     async def load(self, genomes: bytes) -> None:

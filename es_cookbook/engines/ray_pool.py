@@ -189,6 +189,11 @@ class RayPool(Engine):
         """Most tokens of prompt and action together."""
         return self._roster.traits.context_length
 
+    @property
+    def base_dtype(self) -> str:
+        """See `Engine.base_dtype`; the same for all, as their fingerprints prove."""
+        return self._roster.traits.base_dtype
+
     async def add_engines(self, count: int) -> None:
         """Have more engines join, and wait until they are there.
 

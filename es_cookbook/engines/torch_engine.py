@@ -143,6 +143,7 @@ class TorchEngine(Engine):
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
         self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
+        self._base_dtype = str(model.dtype).removeprefix("torch.")
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
         self._usage = Usage()
@@ -201,6 +202,11 @@ class TorchEngine(Engine):
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
         return self._context_length
+
+    @property
+    def base_dtype(self) -> str:
+        """See `Engine.base_dtype`."""
+        return self._base_dtype
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: fills tables. Dense: a set of weights a genome."""

@@ -77,6 +77,7 @@ class VLLMEngine(Engine):
         self._llm: AsyncLLM | None = llm
         self._tokenizer = tokenizer
         self._model_name = model_name
+        self._base_dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self._search_space = search_space
         self._infos = infos
         self._max_genomes = max_genomes
@@ -132,6 +133,11 @@ class VLLMEngine(Engine):
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
         return self._context_length
+
+    @property
+    def base_dtype(self) -> str:
+        """See `Engine.base_dtype`."""
+        return self._base_dtype
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: writes slots. Dense: weights change when requests come."""

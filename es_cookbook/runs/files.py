@@ -3,9 +3,11 @@
 `replace_file` writes beside, fsyncs and renames, so a reader sees the old file or the new one.
 `LineFile` appends a line and fsyncs it, so a line that was reported written is there after a power
 cut; a crash in the middle leaves at most one torn line at the end, which every reader here leaves
-out.
+out. Where the disk refuses, the error says what to do about it, and what was there stays.
 """
 
+import contextlib
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,15 +34,50 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
         RunDirectoryError: It cannot be written; the old file, if any, still stands.
     """
     beside = path.with_name(path.name + PARTIAL_SUFFIX)
+    sizes: list[int] = []
+
+    def counted() -> Iterable[bytes]:
+        for chunk in remaining:
+            sizes.append(len(chunk))
+            yield chunk
+
+    remaining = iter(chunks)
     try:
         with beside.open("wb") as file:
-            file.writelines(chunks)
+            file.writelines(counted())
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
         fsync_directory(path.parent)
     except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        needed = sum(sizes) + sum(map(len, remaining))
+        raise cannot("write", path, error, needed) from error
+
+
+def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryError:
+    """What a refused write says: which file, why, and what to do about it.
+
+    >>> print(cannot("write", Path("runs/a/config.json"), OSError(errno.ENOSPC, "No space"), 812))
+    cannot write runs/a/config.json: No space; free at least 812 bytes on the disk of runs/a
+
+    Args:
+        do: a verb.
+        path: the file.
+        error: the system's answer.
+        needed: bytes of what was to be written.
+    """
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            advice = f"; free at least {needed} bytes on the disk of {path.parent}"
+        case errno.EFBIG:
+            advice = f"; raise the limit on a file's size (ulimit -f) by at least {needed} bytes"
+        case errno.EROFS | errno.EACCES | errno.EPERM:
+            advice = f"; make {path.parent} writable"
+        case _:
+            advice = ""
+    return RunDirectoryError(f"cannot {do} {path}: {error.strerror or error}{advice}")
 
 
 class LineFile:
@@ -57,7 +94,7 @@ class LineFile:
             self._size = os.fstat(self._descriptor).st_size
             fsync_directory(path.parent)
         except OSError as error:
-            raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
+            raise cannot("write", path, error, needed=1) from error
 
     def append(self, line: bytes) -> None:
         """Write one line, its newline included, and wait for the disk.
@@ -74,10 +111,10 @@ class LineFile:
                 written += os.write(self._descriptor, line[written:])
             os.fsync(self._descriptor)
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot append to {self._path}: {error.strerror or error}; "
-                "everything before it is safe"
-            ) from error
+            with contextlib.suppress(OSError):  # Half a line; if this fails, opening drops it.
+                os.ftruncate(self._descriptor, self._size)
+            refusal = cannot("append to", self._path, error, len(line))
+            raise RunDirectoryError(f"{refusal}; everything before it is safe") from error
         self._size += len(line)
 
     def truncate(self, size: int) -> None:
@@ -86,9 +123,7 @@ class LineFile:
             os.ftruncate(self._descriptor, size)
             os.fsync(self._descriptor)
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot repair {self._path}: {error.strerror or error}"
-            ) from error
+            raise cannot("repair", self._path, error, needed=1) from error
         self._size = size
 
     def close(self) -> None:

@@ -1,148 +1,148 @@
-"""The history on disk: a line a generation, from which the weights come back bit for bit.
+"""The history on disk: the header, then a line a generation, from which the weights come back.
 
-A line of `history.jsonl` is JSON: the step (seeds and coefficients in order, decay), fitness_G, the
-dataset position and the centre's fingerprint after the step, then a CRC-32 of everything before it.
-Seeds and fingerprints are hexadecimal text, since many JSON readers round integers above 2⁵³;
-floats are Python's shortest text that reads back to the same bits. That is about 60 bytes a term
-and genome together.
-
-A generation counts once its line is fsynced, so a crash leaves at most one torn line, the last.
-Opening drops it and says so: the generation is then run again and, being a function of the history
-before it, comes out the same. Damage anywhere else is refused, because nothing after it could be
-trusted. There is no lock: one run writes a directory.
+What is in a line is said in `history_format`. A generation counts once its line is fsynced, so a
+crash leaves at most one torn line, the last. Opening drops it and says so: the generation is then
+run again and, being a function of the history before it, comes out the same. Damage anywhere else
+is refused, because nothing after it could be trusted; the sentence says how to save what is before
+it.
 """
 
 import dataclasses
-import json
 import logging
-import math
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 from es_cookbook.errors import HistoryError
-from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
-
-FORMAT_VERSION = 1
-_CHECKSUM_KEY = b',"checksum":"'
+from es_cookbook.runs.history_format import (
+    CHECKSUM_KEY,
+    FORMAT_VERSION,
+    Header,
+    Record,
+    decode,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
-    """One generation as the history keeps it.
-
-    Attributes:
-        generation: 0, 1, 2, …; the step that led from this generation's centre to the next one's.
-        step: what moved the centre.
-        fitness_G: finite, or NaN for a genome that was lost.
-        dataset_position: where the next generation's batch begins.
-        fingerprint: 64-bit, of the centre after the step.
-    """
-
-    generation: int
-    step: Step
-    fitness_G: tuple[float, ...]
-    dataset_position: int
-    fingerprint: int
-
-    def __post_init__(self) -> None:
-        if any(math.isinf(fitness) for fitness in self.fitness_G):
-            raise ValueError(f"fitness_G must be finite or NaN, found {self.fitness_G}")
-        if self.generation < 0 or self.dataset_position < 0:
-            raise ValueError("generation and dataset_position must not be negative")
-        if not 0 <= self.fingerprint < 2**64:
-            raise ValueError(f"a fingerprint is a 64-bit integer, found {self.fingerprint}")
-
-
-def encode(record: Record) -> bytes:
-    """A record as one line, its newline included."""
-    body = json.dumps(
-        {
-            "version": FORMAT_VERSION,
-            "generation": int(record.generation),
-            "position": int(record.dataset_position),
-            "fingerprint": f"{record.fingerprint:x}",
-            "decay": float(record.step.decay),
-            "seeds": " ".join(f"{term.seed:x}" for term in record.step.terms),
-            "coefficients": [float(term.coefficient) for term in record.step.terms],
-            "fitness": [None if math.isnan(f) else float(f) for f in record.fitness_G],
-        },
-        separators=(",", ":"),
-        allow_nan=False,
-    ).encode()[:-1]
-    return body + _CHECKSUM_KEY + f'{zlib.crc32(body):08x}"}}\n'.encode()
-
-
-def decode(line: bytes) -> Record:
-    """Read one line back.
-
-    Raises:
-        ValueError: The line is torn or damaged: its checksum does not match.
-        HistoryError: The line is whole but of another format version.
-    """
-    body, _, checksum = line.rpartition(_CHECKSUM_KEY)
-    if checksum != f'{zlib.crc32(body):08x}"}}\n'.encode():
-        raise ValueError("the checksum does not match")
-    fields = cast("dict[str, object]", json.loads(body + b"}"))
-    if fields["version"] != FORMAT_VERSION:
-        raise HistoryError(
-            f"the history has format version {fields['version']}, "
-            f"this es_cookbook reads {FORMAT_VERSION}"
-        )
-    seeds_S = [int(seed, 16) for seed in cast(str, fields["seeds"]).split()]
-    coefficients_S = cast("list[float]", fields["coefficients"])
-    terms = tuple(Term(*term) for term in zip(seeds_S, coefficients_S, strict=True))
-    fitness_G = cast("list[float | None]", fields["fitness"])
-    return Record(
-        generation=cast(int, fields["generation"]),
-        step=Step(terms, decay=cast(float, fields["decay"])),
-        fitness_G=tuple(math.nan if fitness is None else fitness for fitness in fitness_G),
-        dataset_position=cast(int, fields["position"]),
-        fingerprint=int(cast(str, fields["fingerprint"]), 16),
-    )
 
 
 def read_history(path: Path) -> Iterator[Record]:
     """The records of a history file in order, without its torn last line if it has one.
 
-    Changes nothing, so it is safe on a run that is still going.
+    Changes nothing, so it is safe on a run that is still going. Records before a damaged line are
+    given before it is refused.
 
     Raises:
-        HistoryError: Damage before the last line, or generations that do not follow one another;
-            names the line.
+        HistoryError: Damage before the last line, another format, or generations that do not follow
+            one another; names the line.
     """
-    return (record for record, _ in _read(path))
+    return (entry for _, entry, _ in _read(path) if isinstance(entry, Record))
 
 
-def _read(path: Path) -> Iterator[tuple[Record, int]]:
-    """Each record with the length of its line in bytes."""
+def read_header(path: Path) -> Header | None:
+    """What the run began with; None where that is not recorded: version 1, or no history yet.
+
+    Raises:
+        HistoryError: As `read_history`, of the first line.
+    """
+    first = next(_read(path), None)
+    return first[1] if first is not None and isinstance(first[1], Header) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first generations of a history.
+
+    Attributes:
+        header: what the run began with; None in version 1.
+        records: one a generation.
+        version: format of the lines.
+    """
+
+    header: Header | None
+    records: tuple[Record, ...]
+    version: int
+
+    def encode(self) -> Iterator[bytes]:
+        """The lines of a history that holds this and no more."""
+        entries = [*([self.header] if self.header else []), *self.records]
+        return (encode(entry, self.version) for entry in entries)
+
+
+def read_beginning(path: Path, generation: int | None) -> Beginning:
+    """The first `generation` generations, all of them if None; damage behind them is no matter.
+
+    Raises:
+        HistoryError: Fewer are recorded (says how many), or as `read_history`.
+    """
+    header: Header | None = None
+    records: list[Record] = []
+    first_version = FORMAT_VERSION
+    for version, entry, _ in _read(path):
+        first_version = version
+        if isinstance(entry, Header):
+            header = entry
+        elif len(records) != generation:
+            records.append(entry)
+        if len(records) == generation:
+            break
+    if generation is not None and len(records) != generation:
+        raise HistoryError(
+            f"generation must be 0 to {len(records)}, since {path} holds as many generations; "
+            f"found {generation}"
+        )
+    return Beginning(header, tuple(records), first_version)
+
+
+def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
+    """Each line's format version, what it holds, and its length in bytes."""
     if not path.exists():
         return
     with path.open("rb") as file:
         damage: str | None = None
+        first_version = 0
+        expected = 0
         for number, line in enumerate(file, start=1):
             if damage is not None:  # Only now is it known that the damaged line was not the last.
                 raise HistoryError(damage)
             try:
-                record = decode(line)
+                version, entry = decode(line)
             except HistoryError as error:
                 raise HistoryError(f"{path}, line {number}: {error}") from error
             except ValueError as error:
-                damage = (
-                    f"{path}, line {number} is damaged ({error}); restore the file from a copy, "
-                    f"or cut it before this line to go on from generation {number - 1}"
-                )
+                damage = f"{path}, line {number} is damaged ({error}); {_advice(path, expected)}"
+                if line.count(CHECKSUM_KEY) > 1:  # Two lines that lost the newline between them.
+                    raise HistoryError(damage) from error
                 continue
-            if record.generation != number - 1:
+            first_version = first_version or version
+            if version != first_version:
                 raise HistoryError(
-                    f"{path}, line {number} must hold generation {number - 1}, "
-                    f"found generation {record.generation}"
+                    f"{path}, line {number} has format version {version}, the lines before it "
+                    f"{first_version}"
                 )
-            yield record, len(line)
+            if (number == 1 and version > 1) != isinstance(entry, Header):
+                raise HistoryError(
+                    f"{path}, line {number}: the header must be the first line, and only that"
+                )
+            if isinstance(entry, Record):
+                if entry.generation != expected:
+                    raise HistoryError(
+                        f"{path}, line {number} must hold generation {expected}, "
+                        f"found generation {entry.generation}; {_advice(path, expected)}"
+                    )
+                expected += 1
+            yield version, entry, len(line)
+
+
+def _advice(path: Path, whole: int) -> str:
+    """What to do about a history of which only the first `whole` generations can be read."""
+    if not whole:
+        return "restore the file from a copy"
+    return (
+        f"restore the file from a copy, or go on from what is before it: python -m "
+        f"es_cookbook.fork log_path={path.parent} generation={whole} output=..."
+    )
 
 
 class HistoryStore:
@@ -150,25 +150,43 @@ class HistoryStore:
 
     Attributes:
         next_generation: how many generations are recorded, and the number of the next one.
+        header: what the run began with; None for a history of version 1, which goes on as such.
         warning: what was dropped on opening, or None.
 
     Args:
         path: `history.jsonl`; made where there is none.
+        header: what the run begins with, or goes on with.
 
     Raises:
-        HistoryError: As `read_history`.
-        RunDirectoryError: The file cannot be opened for writing.
+        HistoryError: As `read_history`, or the run began with another base (names it).
+        RunDirectoryError: The file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, header: Header) -> None:
         self._path = path
+        self._version = FORMAT_VERSION
         self.next_generation = 0
+        self.header: Header | None = None
         self.warning: str | None = None
         good_bytes = 0
-        for _, line_bytes in _read(path):
-            self.next_generation += 1
+        for version, entry, line_bytes in _read(path):
+            self._version = version
+            if isinstance(entry, Header):
+                check_same_base(path, entry, header)
+                self.header = entry
+            else:
+                self.next_generation += 1
             good_bytes += line_bytes
         self._file = LineFile(path)
+        try:
+            self._begin(header, good_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, header: Header, good_bytes: int) -> None:
+        """Drop what is torn, and write the header where nothing is left."""
+        path = self._path
         torn_bytes = path.stat().st_size - good_bytes
         if torn_bytes:
             self._file.truncate(good_bytes)
@@ -177,6 +195,9 @@ class HistoryStore:
                 f"the run goes on from generation {self.next_generation}"
             )
             logger.warning(self.warning)
+        if not good_bytes:
+            self._file.append(encode(header))
+            self.header = header
 
     def append(self, record: Record) -> None:
         """Record a generation; it counts when this returns.
@@ -189,7 +210,7 @@ class HistoryStore:
             raise HistoryError(
                 f"the history expects generation {self.next_generation}, found {record.generation}"
             )
-        self._file.append(encode(record))
+        self._file.append(encode(record, self._version))
         self.next_generation += 1
 
     def records(self) -> Iterator[Record]:
@@ -203,3 +224,31 @@ class HistoryStore:
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
         self._file.close()
+
+
+def check_same_base(path: Path, then: Header, now: Header) -> None:
+    """Refuse another base model by name; what is not recorded is left to the fingerprint.
+
+    Args:
+        path: of the history.
+        then: what it began with.
+        now: what is there.
+
+    Raises:
+        HistoryError: They differ; says in what.
+    """
+    parts = (
+        ("weights", then.weights, now.weights),
+        ("tokenizer", then.tokenizer, now.tokenizer),
+        ("dtype (engine.dtype)", then.dtype, now.dtype),
+    )
+    differing = [
+        f"its {name} was {was[:16]}, is {str(found)[:16]}"
+        for name, was, found in parts
+        if was is not None and was != found
+    ]
+    if differing:
+        raise HistoryError(
+            f"{path} began with model_name={then.model_name} and cannot go on with "
+            f"model_name={now.model_name}: {', '.join(differing)}; give the base that it began with"
+        )

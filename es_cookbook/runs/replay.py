@@ -9,7 +9,6 @@ The run directory is only read, so the run may be going on.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -25,9 +24,10 @@ from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.model_files import load_architecture, parameter_infos
+from es_cookbook.model_files import base_identity, load_architecture, parameter_infos
 from es_cookbook.runs.base_parameters import BaseParameters
-from es_cookbook.runs.history_store import Record, read_history
+from es_cookbook.runs.history_format import Header
+from es_cookbook.runs.history_store import check_same_base, read_beginning
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.runs.snapshots import latest_snapshot
 from es_cookbook.snapshot_files import Snapshot
@@ -119,7 +119,11 @@ class Replay:
 
 
 def open_replay(
-    log_path: Path, generation: int | None = None, *, model_name: str | None = None
+    log_path: Path,
+    generation: int | None = None,
+    *,
+    model_name: str | None = None,
+    check_base: bool = True,
 ) -> Replay:
     """Find out how the centre of a run's generation is rebuilt.
 
@@ -127,30 +131,38 @@ def open_replay(
         log_path: run directory; it is only read.
         generation: the centre after so many generations; after all that are recorded if None.
         model_name: where the base model is now; where the run had it if None.
+        check_base: compare the base with what the history says of it, for which all of it is read.
 
     Raises:
         RunDirectoryError: There is no run directory.
-        HistoryError: The history is damaged, or has no such generation.
+        HistoryError: The history is damaged or has no such generation, or the base is another.
         ConfigError: The run's Config cannot be read any more.
         ModelError: The base model cannot be read.
     """
     config = _read_config(log_path)
-    records = _read_records(log_path, generation)
-    generation = len(records)
+    if generation is not None and generation < 0:
+        raise HistoryError(f"generation must be 0 or more, found {generation}")
+    beginning = read_beginning(log_path / HISTORY, generation)
+    header, records = beginning.header, beginning.records
     model_name = config.model_name if model_name is None else model_name
     architecture = load_architecture(model_name)
+    if check_base and header is not None:
+        base = base_identity(model_name)
+        now = Header(model_name, base.weights, base.tokenizer, header.dtype)
+        check_same_base(log_path / HISTORY, header, now)
+    dtype = header.dtype if header is not None and header.dtype is not None else _dtype_of(config)
     infos = parameter_infos(architecture)
     space = config.search_space(infos)
     parameters: Mapping[str, torch.Tensor] = {}
     if names := {info.name for info in infos} & set(space.shapes):
-        parameters = BaseParameters(model_name, architecture, names, _dtype_of(config))
+        parameters = BaseParameters(model_name, architecture, names, dtype)
     return Replay(
         config=config,
         model_name=model_name,
         infos=infos,
         space=space,
         base=space.base(parameters),
-        generation=generation,
+        generation=len(records),
         steps=[record.step for record in records],
         fingerprint=records[-1].fingerprint if records else None,
         snapshot=latest_snapshot(log_path, [record.fingerprint for record in records]),
@@ -175,21 +187,11 @@ def _read_config(log_path: Path) -> RunConfig:
     return cast(RunConfig, config)
 
 
-def _read_records(log_path: Path, generation: int | None) -> list[Record]:
-    """The records of generations before the one that is wanted."""
-    if generation is not None and generation < 0:
-        raise HistoryError(f"generation must be 0 or more, found {generation}")
-    records = list(itertools.islice(read_history(log_path / HISTORY), generation))
-    if generation is not None and len(records) < generation:
-        raise HistoryError(
-            f"{log_path / HISTORY} records {len(records)} generations, so generation must be 0 to "
-            f"{len(records)}, found {generation}"
-        )
-    return records
-
-
 def _dtype_of(config: RunConfig) -> str:
-    """The dtype in which the run's engine held the base; a pool's engines are inside it."""
+    """The dtype in which the run's engine held the base, where the history does not say it.
+
+    A pool's engines are inside it.
+    """
     engine = getattr(config, "engine", None)
     while engine is not None and not hasattr(engine, "dtype"):
         engine = getattr(engine, "engine", None)

@@ -12,18 +12,22 @@ files; those generations are run again, come out the same, and are written again
 with the lines of an unbroken run.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.configs import config_from_json, config_to_json
+from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory, replace_file
-from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.history_format import Header
+from es_cookbook.runs.history_store import HistoryStore, read_header, read_history
+from es_cookbook.runs.lock import LOCK, RunLock
 
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 """What to do about a directory that already holds a run."""
@@ -33,8 +37,13 @@ HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 SNAPSHOTS = "snapshots"
-_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, SNAPSHOTS} | {
+REWOUND = "rewound"
+GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
+"""Files with lines of every generation -> where a line says which."""
+_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK} | {
     "optimizer",
+    SNAPSHOTS,
+    REWOUND,
     "report.html",
     "wandb",
     "wandb_id",
@@ -51,26 +60,69 @@ class RunDirectory:
         path: the directory.
         history: the run's history, open for appending.
         resumed: True where a recorded run goes on.
-        warnings: what was repaired on opening, one sentence each; also logged.
+        config_json: the Config of the run from now on.
     """
 
     path: Path
     history: HistoryStore
     resumed: bool
-    warnings: tuple[str, ...] = ()
+    config_json: str
+
+    def begin(self) -> tuple[str, ...]:
+        """Keep the Config, and cut metrics and rollouts that the history does not hold.
+
+        Up to here a recorded run is as it was (but for a torn last line of the history), so it can
+        still be refused.
+
+        Returns:
+            What was repaired, one sentence each; also logged.
+
+        Raises:
+            RunDirectoryError: The disk refuses.
+        """
+        replace_file(self.path / CONFIG, [self.config_json.encode()])
+        warnings = [self.history.warning] if self.history.warning else []
+        for name, key in GENERATION_KEYS.items():
+            warning = _drop_unrecorded(self.path / name, key, self.history.next_generation)
+            warnings += [warning] if warning else []
+        return tuple(warnings)
+
+
+@contextlib.contextmanager
+def locked(log_path: Path) -> Generator[None]:
+    """Inside, this process alone writes the run directory; it is made where there is none.
+
+    Raises:
+        RunDirectoryError: Not a directory, not a run directory, not writable, or another process is
+            writing it (says who).
+    """
+    is_new = not log_path.exists()
+    _check_is_run_directory(log_path, _names(log_path))
+    lock = RunLock(log_path)
+    try:
+        yield
+    finally:
+        lock.release()
+        if is_new:
+            with contextlib.suppress(OSError):  # Only where nothing was begun: it is empty.
+                log_path.rmdir()
 
 
 def open_run_directory(
     log_path: Path,
     config_json: str,
+    header: Header,
+    num_generations: int,
     behavior: Behavior,
     may_differ: Collection[str] = (),
 ) -> RunDirectory:
-    """Open or make the directory of a run.
+    """Open or make the directory of a run; the caller has it `locked`.
 
     Args:
         log_path: made with its parents where there is none.
         config_json: the Config as text, kept as `config.json`.
+        header: what the run begins with. A recorded run goes on only with the same base.
+        num_generations: of the whole run; no fewer than are recorded.
         behavior: what to do where a run is recorded: go on with it, delete it, refuse, or ask at
             the terminal.
         may_differ: fields, by dotted path, that may differ between the recorded Config and this
@@ -79,26 +131,14 @@ def open_run_directory(
     Raises:
         RunDirectoryError: Not writable, not a directory, not a run directory, another Config (names
             every field that differs), or a run is there and `behavior` refuses.
-        HistoryError: The history is damaged.
+        HistoryError: The history is damaged, or began with another base.
     """
-    try:
-        log_path.mkdir(parents=True, exist_ok=True)
-        names = {entry.name for entry in log_path.iterdir()}
-    except FileExistsError as error:
-        raise RunDirectoryError(f"log_path {log_path} must be a directory, found a file") from error
-    except OSError as error:
-        raise RunDirectoryError(
-            f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
-        ) from error
-    names = {name for name in names if not name.endswith(PARTIAL_SUFFIX)}
-    if names and CONFIG not in names:
-        raise RunDirectoryError(
-            f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "
-            "so it is not a run directory; give a new or empty directory"
-        )
+    names = _names(log_path)
+    _check_is_run_directory(log_path, names)
+    history_path = log_path / HISTORY
     resumed = False
     if names and not _is_unused(log_path, names):
-        differences = _differences(log_path / CONFIG, config_json, may_differ)
+        differences = _differences(log_path, config_json, may_differ)
         decision = _ask(log_path, differences) if behavior == "ask" else behavior
         if decision == "raise":
             raise RunDirectoryError(
@@ -110,44 +150,95 @@ def open_run_directory(
         elif differences:
             raise RunDirectoryError(
                 f"log_path {log_path} holds a run with another Config: {'; '.join(differences)}; "
-                "give another log_path or the recorded values"
+                f"give another log_path or the recorded values (what may differ on resuming: "
+                f"{', '.join(may_differ) or 'nothing'}), or begin another run with the first "
+                f"generations of this one: python -m es_cookbook.fork log_path={log_path} "
+                "output=... FIELD=..."
             )
         else:
             resumed = True
-    replace_file(log_path / CONFIG, [config_json.encode()])
-    history = HistoryStore(log_path / HISTORY)
-    warnings = [history.warning] if history.warning else []
-    for name, key in ((METRICS, "progress/generation"), (ROLLOUTS, "generation")):
-        if warning := _drop_unrecorded(log_path / name, key, history.next_generation):
-            warnings.append(warning)
-    return RunDirectory(log_path, history, resumed, tuple(warnings))
+    if resumed:
+        history = HistoryStore(history_path, header)
+        if num_generations < (recorded := history.next_generation):
+            history.close()
+            raise RunDirectoryError(
+                f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
+                f"many generations, found {num_generations}; to do some of them again: python -m "
+                f"es_cookbook.rewind log_path={log_path} generation={num_generations}"
+            )
+    else:
+        if history_path.exists():
+            replace_file(history_path, [])
+        replace_file(log_path / CONFIG, [config_json.encode()])
+        history = HistoryStore(history_path, header)
+    return RunDirectory(log_path, history, resumed, config_json)
+
+
+def _names(log_path: Path) -> set[str]:
+    """What is in the directory of a run, which is made where there is none."""
+    try:
+        log_path.mkdir(parents=True, exist_ok=True)
+        names = {entry.name for entry in log_path.iterdir()}
+    except FileExistsError as error:
+        raise RunDirectoryError(f"log_path {log_path} must be a directory, found a file") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
+        ) from error
+    return {name for name in names if not name.endswith(PARTIAL_SUFFIX) and name != LOCK}
+
+
+def _check_is_run_directory(log_path: Path, names: set[str]) -> None:
+    if names and CONFIG not in names:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "
+            "so it is not a run directory; give a new or empty directory"
+        )
 
 
 def _is_unused(log_path: Path, names: set[str]) -> bool:
     """Whether a run was begun here, and nothing else is here, but nothing was recorded."""
     history = log_path / HISTORY
-    return names <= _WRITTEN_BY_RUNS and history.exists() and not history.stat().st_size
+    if not (names <= _WRITTEN_BY_RUNS and history.exists()):
+        return False
+    try:
+        header = read_header(history)
+        is_fork = header is not None and header.fork is not None
+        return not is_fork and next(read_history(history), None) is None
+    except HistoryError:
+        return False
+
+
+def _names_its_base(history: Path) -> bool:
+    """Whether the history tells its base by more than the name that was typed."""
+    try:
+        header = read_header(history)
+    except HistoryError:
+        return False
+    return header is not None and header.weights is not None
+
+
+def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[bytes]:
+    """The whole lines of metrics or rollouts that belong to earlier generations."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                is_earlier = json.loads(line)[generation_key] < generation
+            except (ValueError, KeyError, TypeError):  # Torn or damaged.
+                continue
+            if is_earlier and line.endswith(b"\n"):
+                yield line
 
 
 def _drop_unrecorded(path: Path, generation_key: str, next_generation: int) -> str | None:
     """Cut torn lines and those of generations that the history lacks; gives a warning if any."""
     if not path.exists():
         return None
-
-    def kept() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    recorded = json.loads(line)[generation_key] < next_generation
-                except (ValueError, KeyError, TypeError):  # Torn or damaged.
-                    continue
-                if recorded and line.endswith(b"\n"):
-                    yield line
-
-    dropped = path.stat().st_size - sum(map(len, kept()))
+    kept = sum(map(len, lines_before(path, generation_key, next_generation)))
+    dropped = path.stat().st_size - kept
     if not dropped:
         return None
-    replace_file(path, kept())
+    replace_file(path, lines_before(path, generation_key, next_generation))
     warning = (
         f"{path}: dropped {dropped} bytes of generations that the history does not hold "
         f"(from {next_generation}); they are run again"
@@ -204,15 +295,17 @@ def _ask(log_path: Path, differences: list[str]) -> Literal["resume", "delete"]:
     return "resume" if answer == "r" else "delete"
 
 
-def _differences(recorded: Path, config_json: str, may_differ: Collection[str]) -> list[str]:
+def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) -> list[str]:
     """Every field that differs between the recorded Config and this one, in words."""
     try:
-        old = _flatten(json.loads(recorded.read_text(encoding="utf-8")))
+        old = _flatten(json.loads(_with_new_fields((log_path / CONFIG).read_text("utf-8"))))
     except (OSError, ValueError) as error:
         return [f"{CONFIG} cannot be read ({error})"]
     new = _flatten(json.loads(config_json))
     differences: list[str] = []
     explained = list(may_differ)
+    if "model_name" in explained and not _names_its_base(log_path / HISTORY):
+        explained.remove("model_name")  # Nothing tells whether the base is the same but its name.
     for path in sorted(old.keys() | new.keys()):
         if old.get(path) == new.get(path) and (path in old) == (path in new):
             continue
@@ -222,6 +315,14 @@ def _differences(recorded: Path, config_json: str, may_differ: Collection[str]) 
         differences.append(f"{path or 'Config'} was {_show(old, path)}, is {_show(new, path)}")
         explained.append(path)  # Another class at `engine` explains all of its fields.
     return differences
+
+
+def _with_new_fields(recorded: str) -> str:
+    """A Config as it was written, with the fields that its classes have gained since."""
+    try:
+        return config_to_json(config_from_json(recorded))
+    except ConfigError:
+        return recorded
 
 
 def _flatten(value: object, path: str = "") -> dict[str, object]:

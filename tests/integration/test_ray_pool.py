@@ -38,6 +38,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
+BASE = ROOT / "tests/data/base"
 CPUS = 6
 """More than there are: engines of these tests mostly wait."""
 GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(4)]
@@ -148,6 +149,18 @@ async def test_a_run_on_a_pool_is_the_run_on_one_engine_even_if_one_is_killed(
         assert metric(tmp_path / "pool", key) == metric(tmp_path / "alone", key)
     assert metric(tmp_path / "alone", "engines/restarted") == [0, 0, 0, 0]
     assert metric(tmp_path / "pool", "engines/restarted") == [0, 0, 1, 0]
+
+
+async def test_a_run_that_began_on_one_engine_goes_on_over_a_pool(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    torch_engine = TorchEngineBuilder(num_lanes=1)
+    unbroken = await history(tmp_path / "unbroken", model, torch_engine)
+    begun = await history(tmp_path / "run", model, torch_engine, num_generations=2)
+    assert unbroken.startswith(begun) and begun.count(b"\n") == 1 + 2
+    pool = PoolBuilder(num_engines=2, engine=torch_engine)
+    assert await history(tmp_path / "run", model, pool) == unbroken
+    for key in ("test/env/all/correct", "reward/mean", "progress/tokens"):
+        assert metric(tmp_path / "run", key) == metric(tmp_path / "unbroken", key)
 
 
 # Faults, with engines that need no model.
@@ -287,13 +300,13 @@ class Killing(Tracker):
 async def test_when_all_engines_are_lost_the_run_stops_and_can_be_resumed(tmp_path: Path) -> None:
     light = LightEngineBuilder()
     fields: dict[str, Any] = {"num_generations": 6, "eval_every": 0}
-    whole = await history(tmp_path / "whole", tmp_path, light, **fields)
+    whole = await history(tmp_path / "whole", BASE, light, **fields)
 
     pool = PoolBuilder(num_engines=2, engine=light, max_restarts=0)
     with pytest.raises(EngineError, match=r"no engine of the pool is left .* can be resumed"):
-        await history(tmp_path / "lost", tmp_path, pool, trackers=KillingBuilder(), **fields)
-    assert (tmp_path / "lost" / "history.jsonl").read_bytes().count(b"\n") == 3
-    assert await history(tmp_path / "lost", tmp_path, pool, **fields) == whole
+        await history(tmp_path / "lost", BASE, pool, trackers=KillingBuilder(), **fields)
+    assert (tmp_path / "lost" / "history.jsonl").read_bytes().count(b"\n") == 1 + 3
+    assert await history(tmp_path / "lost", BASE, pool, **fields) == whole
 
 
 # Joining, and clusters that are not what was asked for.

@@ -116,6 +116,7 @@ def test_every_target_answers_as_its_merged_weights_would(
     family, space, options = SPACES[which]
     reference = Reference(model(family), space)
     with Running(model(family), space, **options) as running:
+        assert running.engine.base_dtype == "float32"
         capacity = running.engine.capacity
         moved = [Step(), *STEPS]
         answers: list[Action] = []

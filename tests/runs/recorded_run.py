@@ -13,8 +13,9 @@ from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.model_files import load_causal_lm, parameter_infos
-from es_cookbook.runs.history_store import HistoryStore, Record
+from es_cookbook.model_files import base_identity, load_causal_lm, parameter_infos
+from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_store import HistoryStore
 from tests.tiny_run import TinyConfig
 
 STEPS = (
@@ -63,7 +64,10 @@ def record_run(
     loaded = load_causal_lm(str(model), dtype, torch.device("cpu"))
     centre = Centre(dict(loaded.named_parameters()), space(parameter_infos(loaded)))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
-    history = HistoryStore(path / "history.jsonl")
+    base = base_identity(str(model))
+    held = str(loaded.dtype).removeprefix("torch.")
+    header = Header(str(model), base.weights, base.tokenizer, held)
+    history = HistoryStore(path / "history.jsonl", header)
     for generation, step in enumerate(steps):
         recorded.fingerprints.append(centre.apply(step))
         recorded.weights.append(clone(centre.weights))

@@ -3,7 +3,9 @@
 import random
 
 from es_cookbook.evolution.genome import MAX_SEED, Step, Term
-from es_cookbook.runs.history_store import Record
+from es_cookbook.runs.history_format import Header, Record
+
+HEADER = Header("models/tiny", weights="abcd", tokenizer="ef01", dtype="float32")
 
 
 def make_record(generation: int, num_genomes: int = 4) -> Record:

@@ -1,11 +1,16 @@
+import dataclasses
+import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,13 +18,17 @@ from hypothesis import strategies as st
 
 from es_cookbook.errors import HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import MAX_SEED, Step, Term
-from es_cookbook.runs.history_store import HistoryStore, Record, decode, encode, read_history
-from tests.runs.records import make_record
+from es_cookbook.runs.history_format import Fork, Header, Record, decode, encode
+from es_cookbook.runs.history_store import HistoryStore, read_header, read_history
+from tests.runs.records import HEADER, make_record
+
+ROOT = Path(__file__).parents[2]
+DATA = Path(__file__).parent / "data"
 
 
 def write_history(path: Path, generations: int) -> list[Record]:
     records = [make_record(generation) for generation in range(generations)]
-    store = HistoryStore(path)
+    store = HistoryStore(path, HEADER)
     for record in records:
         store.append(record)
     store.close()
@@ -29,7 +38,7 @@ def write_history(path: Path, generations: int) -> list[Record]:
 def test_reads_back_what_was_appended_also_after_reopening(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     records = write_history(path, 3)
-    store = HistoryStore(path)
+    store = HistoryStore(path, HEADER)
     assert (store.next_generation, store.warning) == (3, None)
     store.append(make_record(3))
     assert list(store.records()) == [*records, make_record(3)]
@@ -49,7 +58,7 @@ def test_every_bit_of_a_record_survives_the_disk(
     terms: list[Term], fitness_G: list[float], decay: float, fingerprint: int
 ) -> None:
     record = Record(7, Step(tuple(terms), decay), tuple(fitness_G), 7, fingerprint)
-    back = decode(encode(record))
+    _, back = decode(encode(record))
     assert repr(back) == repr(record)  # repr tells -0.0 from 0.0, and NaN equals NaN.
     json.loads(encode(record), parse_constant=lambda name: pytest.fail(f"not JSON: {name}"))
 
@@ -73,7 +82,7 @@ def test_a_last_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path: P
     for end in range(start_of_last + 1, len(whole)):
         path.write_bytes(whole[:end])
         assert list(read_history(path)) == records[:2]
-        store = HistoryStore(path)
+        store = HistoryStore(path, HEADER)
         assert store.warning is not None and f"{end - start_of_last} bytes" in store.warning
         assert path.read_bytes() == whole[:start_of_last]
         store.append(records[2])
@@ -86,7 +95,7 @@ def test_a_last_line_of_zeros_after_a_power_cut_is_dropped(tmp_path: Path) -> No
     records = write_history(path, 2)
     with path.open("ab") as file:
         file.write(bytes(300))
-    assert HistoryStore(path).next_generation == 2
+    assert HistoryStore(path, HEADER).next_generation == 2
     assert list(read_history(path)) == records
 
 
@@ -94,14 +103,13 @@ def test_any_flipped_byte_before_the_last_line_is_refused_by_line_number(tmp_pat
     path = tmp_path / "history.jsonl"
     write_history(path, 3)
     whole = path.read_bytes()
-    first_newline = whole.index(b"\n")
-    second_newline = whole.index(b"\n", first_newline + 1)
-    for i in range(first_newline + 1, second_newline):
+    start_of_third = len(b"".join(whole.splitlines(keepends=True)[:2]))
+    for i in range(start_of_third, whole.index(b"\n", start_of_third) + 1):
         damaged = bytearray(whole)
         damaged[i] ^= 0x04
         path.write_bytes(damaged)
-        with pytest.raises(HistoryError, match="line 2 is damaged"):
-            HistoryStore(path)
+        with pytest.raises(HistoryError, match="line 3 is damaged"):
+            HistoryStore(path, HEADER)
         assert path.read_bytes() == damaged, "a damaged history is evidence; it is not touched"
 
 
@@ -109,24 +117,13 @@ def test_a_missing_line_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     write_history(path, 3)
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[2])
-    with pytest.raises(HistoryError, match="line 2 must hold generation 1, found generation 2"):
-        HistoryStore(path)
-
-
-def test_another_format_version_is_refused_even_in_the_last_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "history.jsonl"
-    monkeypatch.setattr("es_cookbook.runs.history_store.FORMAT_VERSION", 2)
-    write_history(path, 1)
-    monkeypatch.undo()
-    with pytest.raises(HistoryError, match=r"line 1: .*format version 2.*reads 1"):
-        HistoryStore(path)
+    path.write_bytes(lines[0] + lines[1] + lines[3])
+    with pytest.raises(HistoryError, match="line 3 must hold generation 1, found generation 2"):
+        HistoryStore(path, HEADER)
 
 
 def test_only_the_next_generation_can_be_appended(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path / "history.jsonl")
+    store = HistoryStore(tmp_path / "history.jsonl", HEADER)
     with pytest.raises(HistoryError, match="expects generation 0, found 1"):
         store.append(make_record(1))
 
@@ -135,7 +132,7 @@ def test_a_full_disk_costs_only_the_generation_it_hit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "history.jsonl"
-    store = HistoryStore(path)
+    store = HistoryStore(path, HEADER)
     store.append(make_record(0))
     real_write = os.write
     room = [50]
@@ -151,21 +148,18 @@ def test_a_full_disk_costs_only_the_generation_it_hit(
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         store.append(make_record(1))
     monkeypatch.undo()
-    half_way = path.read_bytes()
-    assert half_way != encode(make_record(0)), "the write stopped half-way"
+    assert not room[0], "the write stopped half-way"
+    assert path.read_bytes() == encode(HEADER) + encode(make_record(0)), "what it left was cut"
     store.append(make_record(1))  # The disk has room again, and the same store goes on.
     assert list(read_history(path)) == [make_record(0), make_record(1)]
-    path.write_bytes(half_way)  # Or another process does.
-    assert HistoryStore(path).next_generation == 1
-    assert path.read_bytes() == encode(make_record(0))
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from tests.runs.records import make_record
+from tests.runs.records import HEADER, make_record
 from es_cookbook.runs.history_store import HistoryStore
-store = HistoryStore(Path(sys.argv[1]))
+store = HistoryStore(Path(sys.argv[1]), HEADER)
 while True:
     store.append(make_record(store.next_generation, num_genomes=64))
     print(store.next_generation, flush=True)
@@ -189,3 +183,221 @@ def test_sigkill_never_loses_a_reported_generation(tmp_path: Path) -> None:
         recorded = list(read_history(path))
         assert len(recorded) >= reported > 0
         assert recorded == [make_record(i, num_genomes=64) for i in range(len(recorded))]
+
+
+# The format: version 1 as it was written, every field of version 2, and the reader in the docs.
+
+VERSION_1 = [
+    Record(
+        generation=0,
+        step=Step(
+            (
+                Term(3553260803050964941, -7.5795440294030254e-06),
+                Term(373402508605428821, -2.5891675029296337e-06),
+                Term(4481891911369680482, -4.049341374504143e-06),
+                Term(7654042048833979961, -3.0331272607892746e-06),
+            ),
+            decay=0.01,
+        ),
+        fitness_G=(
+            -1.3090373644593587,
+            0.1938877412491041,
+            0.9932497035351971,
+            -0.6469816305475048,
+        ),
+        dataset_position=1,
+        fingerprint=2577854692418029171,
+    ),
+    Record(
+        generation=1,
+        step=Step(
+            (
+                Term(5249979066121302517, -8.474337369372328e-06),
+                Term(582057716445789124, -2.5506902573942173e-06),
+                Term(7018639715332314491, -4.4949106478873815e-06),
+                Term(3501332431411006491, -7.887233511355132e-06),
+            ),
+            decay=0.01,
+        ),
+        fitness_G=(0.5, math.nan, -1.25, 0.0),
+        dataset_position=2,
+        fingerprint=14151560559444937093,
+    ),
+    Record(
+        generation=2,
+        step=Step(),
+        fitness_G=(
+            -1.0746327428812226,
+            -0.8438288140833818,
+            -0.5124543820595373,
+            -0.28679378157528723,
+        ),
+        dataset_position=3,
+        fingerprint=11777717384603786643,
+    ),
+]
+
+
+def test_a_history_of_version_1_is_read_and_goes_on_as_such(tmp_path: Path) -> None:
+    written_then = (DATA / "history_v1.jsonl").read_bytes()
+    assert repr(list(read_history(DATA / "history_v1.jsonl"))) == repr(VERSION_1)
+    assert read_header(DATA / "history_v1.jsonl") is None
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(written_then + b'{"version":1,"gener')
+    store = HistoryStore(path, HEADER)
+    assert (store.next_generation, store.header) == (3, None)
+    store.append(make_record(3))
+    store.close()
+    assert path.read_bytes() == written_then + encode(make_record(3), version=1)
+    assert repr(list(read_history(path))) == repr([*VERSION_1, make_record(3)])
+
+
+def test_what_the_run_began_with_is_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    forked = dataclasses.replace(HEADER, fork=Fork("runs/parent", 3))
+    assert read_header(path) is None
+    HistoryStore(path, forked).close()
+    assert read_header(path) == forked
+    assert list(read_history(path)) == []
+    unknown = dataclasses.replace(HEADER, weights=None, tokenizer=None, dtype=None)
+    assert decode(encode(unknown)) == (2, unknown)
+
+
+def test_another_base_is_refused_by_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    HistoryStore(path, HEADER).close()
+    HistoryStore(path, dataclasses.replace(HEADER, model_name="elsewhere/tiny")).close()
+    other = dataclasses.replace(HEADER, model_name="models/other", weights="1234", dtype="bfloat16")
+    with pytest.raises(HistoryError) as caught:
+        HistoryStore(path, other)
+    assert str(caught.value) == (
+        f"{path} began with model_name=models/tiny and cannot go on with model_name=models/other: "
+        "its weights was abcd, is 1234, its dtype (engine.dtype) was float32, is bfloat16; "
+        "give the base that it began with"
+    )
+    other = dataclasses.replace(HEADER, tokenizer="1234")
+    with pytest.raises(HistoryError, match=": its tokenizer was ef01, is 1234; give"):
+        HistoryStore(path, other)
+
+
+def sealed(fields: dict[str, Any]) -> bytes:
+    """A line with a checksum that is right, whatever its fields."""
+    body = json.dumps(fields, separators=(",", ":")).encode()[:-1]
+    return body + f',"checksum":"{zlib.crc32(body):08x}"}}\n'.encode()
+
+
+def fields_of(entry: Header | Record) -> dict[str, Any]:
+    return {k: v for k, v in json.loads(encode(entry)).items() if k != "checksum"}
+
+
+FORKED = dataclasses.replace(HEADER, fork=Fork("runs/parent", 3))
+
+
+@pytest.mark.parametrize("entry", [HEADER, FORKED, make_record(0)])
+def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
+    tmp_path: Path, entry: Header | Record
+) -> None:
+    path = tmp_path / "history.jsonl"
+    number = 1 if isinstance(entry, Header) else 2
+    before = b"" if number == 1 else encode(HEADER)
+    fields = fields_of(entry)
+    assert sealed(fields) == encode(entry)
+    wrong = {
+        f"{name} is missing": {k: v for k, v in fields.items() if k != name}
+        for name in fields
+        if name not in ("version", "kind")
+    }
+    wrong |= {f"{name} must be ": fields | {name: [True]} for name in fields if name != "version"}
+    wrong |= {"surprise is no field of the format": fields | {"surprise": 1}}
+    wrong |= {"format version 3, this es_cookbook reads 1 and 2": fields | {"version": 3}}
+    wrong |= {"format version None": {k: v for k, v in fields.items() if k != "version"}}
+    if isinstance(entry, Record):
+        wrong |= {"coefficients must be a list of floats": fields | {"coefficients": ["1"]}}
+        wrong |= {"seeds and coefficients must be as many": fields | {"seeds": "1 2"}}
+        wrong |= {"seeds must be hexadecimal": fields | {"seeds": "0x1 -2 3 4"}}
+        wrong |= {"decay must be in": fields | {"decay": 1.5}}
+        wrong |= {"fitness must be a list": fields | {"fitness": [0.5, False]}}
+        wrong |= {"coefficient must be finite": fields | {"coefficients": [math.nan] * 4}}
+    if fields.get("fork"):
+        wrong |= {"fork.generation must be": fields | {"fork": {"log_path": "a", "generation": -1}}}
+        wrong |= {"fork.log_path is missing": fields | {"fork": {"generation": 1}}}
+    for sentence, changed in wrong.items():
+        path.write_bytes(before + sealed(changed))
+        with pytest.raises(HistoryError) as caught:
+            list(read_history(path))
+        assert str(caught.value).startswith(f"{path}, line {number}: ")
+        assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ([HEADER, HEADER], "line 2: the header must be the first line"),
+        ([make_record(0)], "line 1: the header must be the first line"),
+        ([HEADER, (make_record(0), 1)], "line 2 has format version 1, the lines before it 2"),
+    ],
+)
+def test_a_file_has_one_header_and_one_version(
+    tmp_path: Path, lines: list[Any], sentence: str
+) -> None:
+    path = tmp_path / "history.jsonl"
+    given = [line if isinstance(line, tuple) else (line, 2) for line in lines]
+    path.write_bytes(b"".join(encode(entry, version) for entry, version in given))
+    with pytest.raises(HistoryError, match=sentence):
+        list(read_history(path))
+
+
+def test_damage_says_what_can_be_saved_and_how(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    records = write_history(path, 4)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"x\n", *lines[4:]]))
+    with pytest.raises(HistoryError) as caught:
+        list(read_history(path))
+    assert str(caught.value) == (
+        f"{path}, line 4 is damaged (the checksum does not match); restore the file from a copy, "
+        f"or go on from what is before it: python -m es_cookbook.fork log_path={tmp_path} "
+        "generation=2 output=..."
+    )
+    assert list(itertools.islice(read_history(path), 2)) == records[:2]
+    path.write_bytes(b"x" + b"".join(lines[1:]))
+    with pytest.raises(HistoryError, match=r"line 1 is damaged .*; restore the file from a copy$"):
+        list(read_history(path))
+
+
+def test_the_reader_in_the_docs_reads_both_versions(tmp_path: Path) -> None:
+    text = (ROOT / "docs/history_format.md").read_text(encoding="utf-8")
+    snippet = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[-1]
+    write_history(tmp_path / "history.jsonl", 3)
+    for path in (tmp_path / "history.jsonl", DATA / "history_v1.jsonl"):
+        program = f"{snippet}\nfor record in read({str(path)!r}):\n    print(record)\n"
+        said = subprocess.run(
+            [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        assert said == [
+            str((r.generation, r.step.decay, [(t.seed, t.coefficient) for t in r.step.terms]))
+            for r in read_history(path)
+        ]
+
+
+def test_the_docs_name_every_field() -> None:
+    text = (ROOT / "docs/history_format.md").read_text(encoding="utf-8")
+    for name in {
+        **fields_of(FORKED),
+        **fields_of(make_record(0)),
+        "fork.log_path": 0,
+        "checksum": 0,
+    }:
+        assert f"`{name}`" in text
+
+
+def test_two_last_lines_that_lost_the_newline_between_them_are_damage_and_no_torn_line(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "history.jsonl"
+    write_history(path, 2)
+    whole = path.read_bytes()
+    newline = whole.rstrip(b"\n").rfind(b"\n")
+    path.write_bytes(whole[:newline] + b" " + whole[newline + 1 :])
+    with pytest.raises(HistoryError, match="line 2 is damaged"):
+        HistoryStore(path, HEADER)

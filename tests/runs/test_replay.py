@@ -18,6 +18,8 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs import replay as replay_module
+from es_cookbook.runs.history_format import encode
+from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits
@@ -76,14 +78,21 @@ def test_parameters_are_found_in_every_architectures_checkpoint(
     assert same_bits(dict(open_replay(recorded.path).centre_tensors()), recorded.weights[-1])
 
 
+@pytest.mark.parametrize("version", [1, 2])
 def test_the_base_is_taken_in_the_dtype_that_the_engines_held_it_in(
-    tiny_model: Callable[[str], Path], tmp_path: Path
+    tiny_model: Callable[[str], Path], tmp_path: Path, version: int
 ) -> None:
+    """Since version 2 the history says it, before only the Config does."""
     inside_a_pool = RayPoolBuilder(engine=TorchEngineBuilder(dtype="bfloat16"))
     model = tiny_model("qwen2")
     run = record_run(tmp_path / "run", model, LowRank(), dtype="bfloat16", engine=inside_a_pool)
     other = record_run(tmp_path / "other", model, LowRank())
     assert run.fingerprints != other.fingerprints
+    if version == 1:
+        lines = [encode(record, 1) for record in read_history(run.path / "history.jsonl")]
+        (run.path / "history.jsonl").write_bytes(b"".join(lines))
+    else:
+        shutil.copy(other.path / "config.json", run.path / "config.json")
     assert same_bits(dict(open_replay(run.path).centre_tensors()), run.weights[-1])
 
 
@@ -131,7 +140,7 @@ def test_however_a_checkpoint_is_stored_it_is_read_as_transformers_reads_it(
     assert same_bits(dict(open_replay(recorded.path).centre_tensors()), recorded.weights[-1])
 
 
-def test_another_base_is_refused_with_both_fingerprints(
+def test_another_base_is_refused_by_name_and_by_both_fingerprints(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
@@ -140,7 +149,11 @@ def test_another_base_is_refused_with_both_fingerprints(
     weights = load_file(other / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"].view(torch.int32)[3, 4] ^= 1
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    replay = open_replay(recorded.path, model_name=str(other))
+    with pytest.raises(
+        HistoryError, match=f"cannot go on with model_name={other}: its weights was"
+    ):
+        open_replay(recorded.path, model_name=str(other))
+    replay = open_replay(recorded.path, model_name=str(other), check_base=False)
     with pytest.raises(HistoryError, match=f"had fingerprint {recorded.fingerprints[-1]:016x}, "):
         list(replay.centre_tensors())
     shutil.rmtree(model)
@@ -176,7 +189,7 @@ def test_what_cannot_be_replayed_is_one_sentence(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     recorded = record_run(tmp_path / "run", tiny_model("qwen2"), LowRank())
-    with pytest.raises(HistoryError, match="records 6 generations, so generation must be 0 to 6"):
+    with pytest.raises(HistoryError, match=r"generation must be 0 to 6, since .* found 7"):
         open_replay(recorded.path, 7)
     with pytest.raises(HistoryError, match="generation must be 0 or more, found -1"):
         open_replay(recorded.path, -1)

@@ -1,14 +1,17 @@
+import dataclasses
 import json
 import os
 import pty
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from es_cookbook.errors import HistoryError, RunDirectoryError
-from es_cookbook.runs.run_directory import Behavior, RunDirectory, open_run_directory
-from tests.runs.records import make_record
+from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.run_directory import Behavior, open_run_directory
+from tests.runs.records import HEADER, make_record
 
 CONFIG = json.dumps(
     {
@@ -21,13 +24,30 @@ CONFIG = json.dumps(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run directory in which a run has begun."""
+
+    path: Path
+    history: HistoryStore
+    resumed: bool
+    warnings: tuple[str, ...]
+
+
+def opened(
+    path: Path, config_json: str, behavior: Behavior, may_differ: Collection[str] = ()
+) -> Opened:
+    run = open_run_directory(path, config_json, HEADER, 10, behavior, may_differ)
+    return Opened(run.path, run.history, run.resumed, run.begin())
+
+
 def changed(**fields: object) -> str:
     return json.dumps(json.loads(CONFIG) | fields)
 
 
-def record_run(path: Path, generations: int) -> RunDirectory:
+def record_run(path: Path, generations: int) -> Opened:
     """A run as it stands between generations, with lines in the order that a run writes them."""
-    run = open_run_directory(path, CONFIG, "raise")
+    run = opened(path, CONFIG, "raise")
     for generation in range(generations):
         append(path / "metrics.jsonl", {"progress/generation": generation, "reward/mean": 0.5})
         append(path / "rollouts.jsonl", {"generation": generation, "turns": []})
@@ -41,7 +61,7 @@ def append(path: Path, row: dict[str, object]) -> None:
 
 
 def test_a_fresh_directory_is_made_with_its_parents(tmp_path: Path) -> None:
-    run = open_run_directory(tmp_path / "a" / "b", CONFIG, "raise")
+    run = opened(tmp_path / "a" / "b", CONFIG, "raise")
     assert not run.resumed and run.history.next_generation == 0 and run.warnings == ()
     assert (tmp_path / "a" / "b" / "config.json").read_text() == CONFIG
     assert sorted(entry.name for entry in run.path.iterdir()) == ["config.json", "history.jsonl"]
@@ -49,7 +69,7 @@ def test_a_fresh_directory_is_made_with_its_parents(tmp_path: Path) -> None:
 
 def test_the_same_config_resumes_where_the_history_ends(tmp_path: Path) -> None:
     record_run(tmp_path, 3)
-    run = open_run_directory(tmp_path, CONFIG, "resume")
+    run = opened(tmp_path, CONFIG, "resume")
     assert run.resumed and run.history.next_generation == 3 and run.warnings == ()
 
 
@@ -59,7 +79,7 @@ def test_another_config_is_refused_and_every_differing_field_named(tmp_path: Pat
         engine={"$class": "engines:VLLM", "max_loras": 4}, sigma=0.01, tags={"$tuple": ["a"]}
     )
     with pytest.raises(RunDirectoryError) as raised:
-        open_run_directory(tmp_path, other, "resume")
+        opened(tmp_path, other, "resume")
     sentence = str(raised.value)
     assert "sigma was 0.005, is 0.01" in sentence
     assert 'engine was "engines:Torch", is "engines:VLLM"' in sentence
@@ -72,15 +92,15 @@ def test_fields_that_may_differ_take_their_new_values(tmp_path: Path) -> None:
     record_run(tmp_path, 1)
     longer = changed(num_generations=20, engine={"$class": "engines:Torch", "threads": 4})
     with pytest.raises(RunDirectoryError, match="num_generations"):
-        open_run_directory(tmp_path, longer, "resume", may_differ=["engine", "num"])
-    run = open_run_directory(tmp_path, longer, "resume", may_differ=["engine", "num_generations"])
+        opened(tmp_path, longer, "resume", may_differ=["engine", "num"])
+    run = opened(tmp_path, longer, "resume", may_differ=["engine", "num_generations"])
     assert run.resumed and (tmp_path / "config.json").read_text() == longer
 
 
 def test_raise_refuses_a_recorded_run_and_says_what_else_there_is(tmp_path: Path) -> None:
     record_run(tmp_path, 1)
     with pytest.raises(RunDirectoryError, match=r"already holds a run.*resume or delete"):
-        open_run_directory(tmp_path, CONFIG, "raise")
+        opened(tmp_path, CONFIG, "raise")
 
 
 def test_delete_starts_again_also_with_another_config(tmp_path: Path) -> None:
@@ -88,7 +108,7 @@ def test_delete_starts_again_also_with_another_config(tmp_path: Path) -> None:
     (tmp_path / "snapshots").mkdir()
     (tmp_path / "snapshots" / "centre.safetensors").write_bytes(b"x")
     other = changed(sigma=1.0)
-    run = open_run_directory(tmp_path, other, "delete")
+    run = opened(tmp_path, other, "delete")
     assert not run.resumed and run.history.next_generation == 0
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.json", "history.jsonl"]
     assert (tmp_path / "config.json").read_text() == other
@@ -98,7 +118,7 @@ def test_delete_spares_a_model_directory_though_it_has_a_config(tmp_path: Path) 
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(RunDirectoryError, match=r"not deleted.*model\.safetensors"):
-        open_run_directory(tmp_path, CONFIG, "delete")
+        opened(tmp_path, CONFIG, "delete")
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
     assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen2"}'
 
@@ -109,13 +129,13 @@ def test_a_directory_of_other_things_is_refused_and_untouched(
 ) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunDirectoryError, match=r"thesis\.tex.*not a run directory"):
-        open_run_directory(tmp_path, CONFIG, behavior)
+        opened(tmp_path, CONFIG, behavior)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_directory_left_by_a_crash_before_its_config_is_fresh(tmp_path: Path) -> None:
     (tmp_path / "config.json.partial").write_text('{"$cl')
-    run = open_run_directory(tmp_path, CONFIG, "raise")
+    run = opened(tmp_path, CONFIG, "raise")
     assert not run.resumed and (tmp_path / "config.json").read_text() == CONFIG
 
 
@@ -126,7 +146,7 @@ def test_a_run_that_ended_before_its_first_generation_makes_way(
     record_run(tmp_path, 0)
     append(tmp_path / "metrics.jsonl", {"progress/generation": 0})
     other = changed(sigma=1.0)
-    assert not open_run_directory(tmp_path, other, behavior).resumed
+    assert not opened(tmp_path, other, behavior).resumed
     assert (tmp_path / "config.json").read_text() == other
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
@@ -134,7 +154,7 @@ def test_a_run_that_ended_before_its_first_generation_makes_way(
 def test_a_config_alone_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(RunDirectoryError, match="another Config"):
-        open_run_directory(tmp_path, CONFIG, "resume")
+        opened(tmp_path, CONFIG, "resume")
     assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen2"}'
 
 
@@ -145,7 +165,7 @@ def test_ask_without_a_terminal_says_what_to_do(
     with open(os.devnull) as nowhere:
         monkeypatch.setattr(sys, "stdin", nowhere)
         with pytest.raises(RunDirectoryError, match=r"no terminal.*behavior_if_log_dir_exists="):
-            open_run_directory(tmp_path, CONFIG, "ask")
+            opened(tmp_path, CONFIG, "ask")
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -160,13 +180,13 @@ def test_ask_resumes_deletes_or_aborts_as_told(
 ) -> None:
     record_run(tmp_path, 1)
     answer(monkeypatch, "what\nr\n")
-    assert open_run_directory(tmp_path, CONFIG, "ask").resumed
+    assert opened(tmp_path, CONFIG, "ask").resumed
     answer(monkeypatch, "abort\n")
     with pytest.raises(RunDirectoryError, match="left as it is"):
-        open_run_directory(tmp_path, CONFIG, "ask")
+        opened(tmp_path, CONFIG, "ask")
     capsys.readouterr()
     answer(monkeypatch, "r\nd\n")  # Another Config cannot be resumed, so r is no answer.
-    run = open_run_directory(tmp_path, changed(sigma=1.0), "ask")
+    run = opened(tmp_path, changed(sigma=1.0), "ask")
     assert not run.resumed and run.history.next_generation == 0
     printed = capsys.readouterr().out
     assert "sigma was 0.005, is 1.0" in printed and "[r]esume" not in printed
@@ -175,9 +195,9 @@ def test_ask_resumes_deletes_or_aborts_as_told(
 def test_a_log_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunDirectoryError, match=r"must be a directory, found a file"):
-        open_run_directory(tmp_path / "file", CONFIG, "raise")
+        opened(tmp_path / "file", CONFIG, "raise")
     with pytest.raises(RunDirectoryError, match=r"cannot be used as a directory"):
-        open_run_directory(tmp_path / "file" / "run", CONFIG, "raise")
+        opened(tmp_path / "file" / "run", CONFIG, "raise")
     assert (tmp_path / "file").read_text() == "in the way"
 
 
@@ -190,7 +210,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(
     # Tests may run as root, whom no permission stops, so the system's answer is stood in for.
     monkeypatch.setattr(Path, "open", read_only)
     with pytest.raises(RunDirectoryError, match=r"cannot write .*config\.json: Permission denied"):
-        open_run_directory(tmp_path / "run", CONFIG, "raise")
+        opened(tmp_path / "run", CONFIG, "raise")
 
 
 def test_killed_before_the_history_line_the_other_files_forget_the_generation(
@@ -203,7 +223,7 @@ def test_killed_before_the_history_line_the_other_files_forget_the_generation(
     append(broken / "rollouts.jsonl", {"generation": 3, "turns": []})
     with (broken / "rollouts.jsonl").open("a") as file:
         file.write('{"generation": 3, "tur')
-    run = open_run_directory(broken, CONFIG, "resume")
+    run = opened(broken, CONFIG, "resume")
     assert len(run.warnings) == 2 and all("from 3" in warning for warning in run.warnings)
     append(broken / "metrics.jsonl", {"progress/generation": 3, "reward/mean": 0.5})
     append(broken / "rollouts.jsonl", {"generation": 3, "turns": []})
@@ -216,7 +236,7 @@ def test_a_torn_history_takes_its_metrics_with_it_and_is_reported(tmp_path: Path
     record_run(tmp_path, 3)
     history = tmp_path / "history.jsonl"
     history.write_bytes(history.read_bytes()[:-1])
-    run = open_run_directory(tmp_path, CONFIG, "resume")
+    run = opened(tmp_path, CONFIG, "resume")
     assert run.history.next_generation == 2
     assert "torn last line" in run.warnings[0] and len(run.warnings) == 3
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
@@ -226,12 +246,12 @@ def test_a_damaged_history_is_not_resumed(tmp_path: Path) -> None:
     record_run(tmp_path, 3)
     history = tmp_path / "history.jsonl"
     history.write_bytes(history.read_bytes().replace(b'"generation":1,', b'"generation":7,'))
-    with pytest.raises(HistoryError, match="line 2 is damaged"):
-        open_run_directory(tmp_path, CONFIG, "resume")
+    with pytest.raises(HistoryError, match="line 3 is damaged"):
+        opened(tmp_path, CONFIG, "resume")
 
 
 def test_an_unreadable_config_cannot_be_resumed(tmp_path: Path) -> None:
     record_run(tmp_path, 1)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
-        open_run_directory(tmp_path, CONFIG, "resume")
+        opened(tmp_path, CONFIG, "resume")

@@ -1,9 +1,10 @@
 """What a tracker is, and several of them as one.
 
 A run calls `log` once a generation, after the generation's last measurement and before its history
-line, and once more at the end with `generation == num_generations` for the centre's last
-evaluation. The line of generation t so describes the centre that generation t started from
-(`test/...`) and what its genomes did (everything else).
+line, `recorded` after that line, and both once more at the end with `generation == num_generations`
+for the centre's last evaluation. What is kept is so on the disk before the generation counts, and
+what is shown as done can no longer be lost. The line of generation t so describes the centre that
+generation t started from (`test/...`) and what its genomes did (everything else).
 """
 
 import contextlib
@@ -57,6 +58,10 @@ class Tracker(ABC):
         """Take a generation's rollouts and keep as many as the tracker shows; none by default."""
         del generation, groups_P, decode
 
+    def recorded(self, generation: int) -> None:
+        """The generation that was logged last counts now, and may be shown as done."""
+        del generation
+
     @abstractmethod
     def close(self) -> None:
         """Finish writing and give the terminal back, also after a failure; twice is harmless."""
@@ -92,6 +97,11 @@ class Trackers(Tracker):
         """Tell every tracker."""
         for tracker in self._trackers:
             tracker.log_rollouts(generation, groups_P, decode)
+
+    def recorded(self, generation: int) -> None:
+        """Tell every tracker."""
+        for tracker in self._trackers:
+            tracker.recorded(generation)
 
     def close(self) -> None:
         """Close every tracker, also when one of them fails to."""

@@ -100,10 +100,17 @@ class PlainTracker(Tracker):
     def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
         self._pace = Pace(run, clock)
+        self._metrics: Mapping[str, float] = {}
         self._on = True
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """Keep the numbers until the generation counts."""
+        del generation
+        self._metrics = metrics
+
+    def recorded(self, generation: int) -> None:
         """Print the line."""
+        metrics = self._metrics
         self._pace.finished(generation)
         total = self._run.num_generations
         last = generation >= total
@@ -147,9 +154,13 @@ class ScreenTracker(Tracker):
         self._live.start()
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """Show the numbers."""
-        self._pace.finished(generation)
+        """Keep the numbers until the generation counts."""
+        del generation
         self._rows.append(dict(metrics))
+
+    def recorded(self, generation: int) -> None:
+        """Show them."""
+        self._pace.finished(generation)
         self._numbers = self._draw_numbers()
         self._refresh()
 

@@ -47,7 +47,9 @@ def test_plain_lines_tell_a_generation_each(
     for generation in range(2):
         clock.now += 30
         tracker.log(generation, METRICS)
+        tracker.recorded(generation)
     tracker.log(10, {"test/env/all/correct": 0.655})
+    tracker.recorded(10)
     tracker.close()
     assert capsys.readouterr().out.splitlines() == [
         "generation 1/10  reward 0.400  correct 0.250  12.3k tokens/s  4:30 left",
@@ -62,6 +64,7 @@ def test_standard_output_that_is_no_terminal_gets_plain_lines(
     tracker = LiveTrackerBuilder()(info(tmp_path))
     assert isinstance(tracker, PlainTracker)
     tracker.log(0, {"env/all/\x1b[2Jevil": 1.0})
+    tracker.recorded(0)
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and r"\x1b[2Jevil 1.000" in printed
 
@@ -81,6 +84,15 @@ def test_time_left_counts_only_what_this_process_has_run(tmp_path: Path) -> None
     assert (pace.done, pace.seconds_left) == (10, 0.0)
 
 
+def test_a_generation_is_not_shown_before_it_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = PlainTracker(info(tmp_path), Clock())
+    tracker.log(0, METRICS)
+    tracker.close()
+    assert capsys.readouterr().out == ""
+
+
 def screen(path: Path, action: str) -> str:
     """What a terminal of 100 columns is sent for one generation."""
     sent = io.StringIO()
@@ -89,6 +101,7 @@ def screen(path: Path, action: str) -> str:
     transition = Transition(Observation((1,)), Action((2,), action, "stop"), 1.0, {}, {})
     tracker.log_rollouts(0, [TrajectoryGroup([[Trajectory((transition,))]])], str)
     tracker.log(0, METRICS)
+    tracker.recorded(0)
     tracker.close()
     tracker.close()
     return sent.getvalue()
@@ -135,6 +148,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for generation in range(10):
     tracker.log(generation, {"reward/mean": 1.0})
+    tracker.recorded(generation)
 tracker.close()
 print("the run went on", file=sys.stderr, flush=True)
 os._exit(0)  # Past the interpreter's own last flush, which a closed pipe fails too.
@@ -167,6 +181,7 @@ from es_cookbook.runs.tracking.live import LiveTrackerBuilder
 tracker = LiveTrackerBuilder()(RunInfo(Path(sys.argv[1]), "{}", 0, 10))
 try:
     tracker.log(0, {"reward/mean": 1.0})
+    tracker.recorded(0)
     os.kill(os.getpid(), signal.SIGINT)
     tracker.log(1, {"reward/mean": 1.0})
 except KeyboardInterrupt:

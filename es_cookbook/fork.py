@@ -1,0 +1,81 @@
+"""Begin a new run with the first generations of another, and some fields changed.
+
+    python -m es_cookbook.fork log_path=runs/a generation=30 output=runs/b optimizer.sigma=0.005
+    python -m es_cookbook.resume log_path=runs/b
+
+The new run takes the recorded steps as given: they made the centre that it starts from, whatever
+its own optimizer would have done. From generation t on its optimizer decides; one with a state of
+its own (momentum, say) begins there as at the start of a run. The other run is only read.
+"""
+
+import functools
+from pathlib import Path
+
+import chz
+
+from es_cookbook import train
+from es_cookbook.cli import changed, run_cli, split_options
+from es_cookbook.configs import config_to_json
+from es_cookbook.errors import ConfigError
+from es_cookbook.runs.branches import fork_run
+
+_REFUSED = ("model_name", "search_space")
+"""What the recorded steps mean depends on these."""
+_ALLOWED = sorted(set(chz.chz_fields(train.Config)) - {*_REFUSED, "log_path"})
+
+
+@chz.chz
+class Fork:
+    """Begin a new run with the first generations of another, and some of its fields changed."""
+
+    log_path: str = chz.field(doc="run directory to begin with; it is only read")
+    output: str = chz.field(doc="run directory of the new run")
+    generation: int | None = chz.field(
+        default=None, doc="how many generations to take, 0 on; None takes all"
+    )
+
+
+def main(fork: Fork, fields: dict[str, str]) -> None:
+    """Make the new run's directory, and say how to go on.
+
+    Args:
+        fork: which run, and where to.
+        fields: of its Config, with new values.
+    """
+    for path in fields:
+        if path.partition(".")[0] in _REFUSED:
+            raise ConfigError(
+                f"{path} cannot change in a fork, since the recorded steps would mean something "
+                f"else; what may change: {', '.join(_ALLOWED)}"
+            )
+    recorded = train.recorded_config(Path(fork.log_path))
+    config = chz.replace(changed(recorded, fields), log_path=fork.output)
+    taken = fork_run(
+        Path(fork.log_path),
+        fork.generation,
+        Path(fork.output),
+        config_to_json(config),
+        recorded.model_name,
+    )
+    print(
+        f"{fork.output} begins with generations 1 to {taken} of {fork.log_path}; to go on: python "
+        f"-m es_cookbook.resume log_path={fork.output}"
+        if taken
+        else f"{fork.output} begins like {fork.log_path}, with no generation of it; to start: "
+        f"python -m es_cookbook.resume log_path={fork.output}"
+    )
+
+
+def cli() -> None:
+    """The console entry point."""
+    own, fields = split_options(Fork)
+    more_help = (
+        f"\n\nFields of the run's Config that may change: {', '.join(_ALLOWED)}.\n"
+        f"Those that may not, since the recorded steps would mean something else: "
+        f"{', '.join(_REFUSED)}."
+    )
+    run_cli(functools.partial(main, fields=fields), Fork, own, more_help)
+
+
+if __name__ == "__main__":
+    cli()

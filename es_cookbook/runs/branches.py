@@ -1,0 +1,144 @@
+"""Forks and rewinds: what becomes of a run directory when a run goes another way from generation t.
+
+A fork is a new directory that begins with the first t generations of another, which is only read. A
+rewind cuts a run back in place; the run as it stood goes to `rewound/<n>/`, which is a run
+directory itself and can be forked. Either works on a history that is damaged behind generation t,
+and either is there whole or not at all: the fork is made beside its name and renamed, and a rewind
+cuts nothing before the copy is on the disk.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from es_cookbook.errors import HistoryError, RunDirectoryError
+from es_cookbook.runs.files import PARTIAL_SUFFIX, cannot, fsync_directory, replace_file
+from es_cookbook.runs.history_format import FORMAT_VERSION, Fork, Header
+from es_cookbook.runs.history_store import Beginning, read_beginning
+from es_cookbook.runs.run_directory import (
+    CONFIG,
+    GENERATION_KEYS,
+    HISTORY,
+    REWOUND,
+    SNAPSHOTS,
+    lines_before,
+    locked,
+)
+
+
+def fork_run(
+    source: Path, generation: int | None, output: Path, config_json: str, model_name: str
+) -> int:
+    """Make a run directory that begins with the first generations of another.
+
+    Args:
+        source: run directory; only read, so it may be going on.
+        generation: how many generations to take; all that are recorded if None.
+        output: new or empty.
+        config_json: the new run's Config.
+        model_name: of the recorded Config, for a history that does not name it.
+
+    Returns:
+        How many generations were taken.
+
+    Raises:
+        RunDirectoryError: `output` holds something, or cannot be written.
+        HistoryError: Fewer generations are recorded, or they cannot be read.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
+    beginning = read_beginning(source / HISTORY, generation)
+    taken = len(beginning.records)
+    header = beginning.header or Header(model_name, None, None, None)
+    header = dataclasses.replace(header, fork=Fork(str(source), taken))
+    forked = Beginning(header, beginning.records, FORMAT_VERSION)
+    with _made_beside(output) as beside:
+        replace_file(beside / CONFIG, [config_json.encode()])
+        replace_file(beside / HISTORY, forked.encode())
+        for name, key in GENERATION_KEYS.items():
+            if (source / name).exists():
+                replace_file(beside / name, lines_before(source / name, key, taken))
+    return taken
+
+
+def rewind_run(log_path: Path, generation: int) -> Path:
+    """Cut a run back to its first generations.
+
+    Args:
+        log_path: run directory; nobody may be writing it.
+        generation: how many generations stay.
+
+    Returns:
+        Where the run is kept as it stood.
+
+    Raises:
+        RunDirectoryError: No run, a run that goes on, or the disk refuses; nothing is cut then.
+        HistoryError: Fewer generations are recorded, or no more: there is nothing to cut.
+    """
+    if not (log_path / CONFIG).exists():
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
+        )
+    with locked(log_path):
+        kept = read_beginning(log_path / HISTORY, generation)
+        if kept.header is not None and (fork := kept.header.fork) is not None:
+            fork = dataclasses.replace(fork, generation=min(fork.generation, generation))
+            kept = dataclasses.replace(kept, header=dataclasses.replace(kept.header, fork=fork))
+        cut = b"".join(kept.encode())
+        if (log_path / HISTORY).stat().st_size <= len(cut):
+            raise HistoryError(
+                f"log_path {log_path} holds {generation} generations and no more: there is nothing "
+                "to cut"
+            )
+        numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
+        rewound = log_path / REWOUND / str(max(numbers, default=0) + 1)
+        with _made_beside(rewound) as beside:
+            for name in (CONFIG, HISTORY, *GENERATION_KEYS):
+                if (log_path / name).exists():
+                    replace_file(beside / name, _chunks(log_path / name))
+        _move_snapshots(log_path, generation, rewound)
+        replace_file(log_path / HISTORY, [cut])
+        for name, key in GENERATION_KEYS.items():
+            if (log_path / name).exists():
+                replace_file(log_path / name, lines_before(log_path / name, key, generation))
+    return rewound
+
+
+def _move_snapshots(log_path: Path, generation: int, rewound: Path) -> None:
+    """Those of centres that are cut off; they are large, so they are not copied."""
+    later = [
+        path
+        for path in (log_path / SNAPSHOTS).glob("*")
+        if path.stem.isdecimal() and int(path.stem) > generation
+    ]
+    if later:
+        (rewound / SNAPSHOTS).mkdir()
+    for path in later:
+        path.rename(rewound / SNAPSHOTS / path.name)
+
+
+@contextlib.contextmanager
+def _made_beside(path: Path) -> Generator[Path]:
+    """A directory to fill, which has its final name when all went well and is gone if not."""
+    beside = path.with_name(path.name + PARTIAL_SUFFIX)
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        fsync_directory(beside)
+        beside.rename(path)
+        fsync_directory(path.parent)
+    except OSError as error:
+        if isinstance(error, RunDirectoryError):
+            raise
+        raise cannot("make", path, error, needed=4096) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            yield chunk

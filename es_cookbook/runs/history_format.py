@@ -1,0 +1,241 @@
+"""A line of the history: what is in it, as bytes and back.
+
+docs/history_format.md describes the format for those who read it without this package. In short: a
+line is one JSON object that ends with a CRC-32 of everything before it. The first line is the
+header (what the run began with), every other line a record (one generation). Seeds, fingerprints
+and digests are hexadecimal text, since many JSON readers round integers above 2⁵³; floats are
+Python's shortest text that reads back to the same bits. That is about 60 bytes a term and genome
+together.
+
+Version 1 had no header; its records are those of version 2. A file is of one version throughout.
+"""
+
+import dataclasses
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, cast
+
+from es_cookbook.errors import HistoryError
+from es_cookbook.evolution.genome import Step, Term
+
+FORMAT_VERSION = 2
+VERSIONS_READ = (1, 2)
+CHECKSUM_KEY = b',"checksum":"'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fork:
+    """Where the first generations of a run come from.
+
+    Attributes:
+        log_path: run directory that they were copied from, as it was given then.
+        generation: how many they are.
+    """
+
+    log_path: str
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Header:
+    """What a run began with; steps say nothing without it.
+
+    Attributes:
+        model_name: the base model, as it was given then.
+        weights: hexadecimal digest of its weights, `tokenizer`, of its tokenizer's files; None in a
+            fork of a version 1 history, which did not record them.
+        dtype: of the base weights as the engine held them, "float32" for example; None likewise.
+        fork: None in a run that began by itself.
+    """
+
+    model_name: str
+    weights: str | None
+    tokenizer: str | None
+    dtype: str | None
+    fork: Fork | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One generation as the history keeps it.
+
+    Attributes:
+        generation: 0, 1, 2, …; the step that led from this generation's centre to the next one's.
+        step: what moved the centre.
+        fitness_G: finite, or NaN for a genome that was lost.
+        dataset_position: where the next generation's batch begins.
+        fingerprint: 64-bit, of the centre after the step.
+    """
+
+    generation: int
+    step: Step
+    fitness_G: tuple[float, ...]
+    dataset_position: int
+    fingerprint: int
+
+    def __post_init__(self) -> None:
+        if any(math.isinf(fitness) for fitness in self.fitness_G):
+            raise ValueError(f"fitness_G must be finite or NaN, found {self.fitness_G}")
+        if self.generation < 0 or self.dataset_position < 0:
+            raise ValueError("generation and dataset_position must not be negative")
+        if not 0 <= self.fingerprint < 2**64:
+            raise ValueError(f"a fingerprint is a 64-bit integer, found {self.fingerprint}")
+
+
+def encode(entry: Header | Record, version: int = FORMAT_VERSION) -> bytes:
+    """A header or a record as one line, its newline included."""
+    plain = _plain_header(entry) if isinstance(entry, Header) else _plain_record(entry)
+    text = json.dumps({"version": version, **plain}, separators=(",", ":"), allow_nan=False)
+    body = text.encode()[:-1]
+    return body + CHECKSUM_KEY + f'{zlib.crc32(body):08x}"}}\n'.encode()
+
+
+def decode(line: bytes) -> tuple[int, Header | Record]:
+    """Read one line back: the format version that it has, and what it holds.
+
+    Raises:
+        ValueError: The line is torn or damaged: its checksum does not match.
+        HistoryError: The line is whole but of another version, or its fields are not those of the
+            format (names them).
+    """
+    body, _, checksum = line.rpartition(CHECKSUM_KEY)
+    if checksum != f'{zlib.crc32(body):08x}"}}\n'.encode():
+        raise ValueError("the checksum does not match")
+    try:
+        found = cast("dict[str, object]", json.loads(body + b"}"))
+        version = found.get("version")
+        if version not in VERSIONS_READ:
+            raise HistoryError(
+                f"the history has format version {version}, "
+                f"this es_cookbook reads {' and '.join(map(str, VERSIONS_READ))}"
+            )
+        if version == FORMAT_VERSION and "kind" in found:
+            return version, _header(found)
+        return cast(int, version), _record(found)
+    except HistoryError:
+        raise
+    except ValueError as error:  # What JSON, a Term, a Step or a Record refuses.
+        raise HistoryError(f"the line is whole, but {error}") from error
+
+
+def _plain_header(header: Header) -> dict[str, object]:
+    return {"kind": "header", **dataclasses.asdict(header)}
+
+
+def _plain_record(record: Record) -> dict[str, object]:
+    return {
+        "generation": int(record.generation),
+        "position": int(record.dataset_position),
+        "fingerprint": f"{record.fingerprint:x}",
+        "decay": float(record.step.decay),
+        "seeds": " ".join(f"{term.seed:x}" for term in record.step.terms),
+        "coefficients": [float(term.coefficient) for term in record.step.terms],
+        "fitness": [None if math.isnan(f) else float(f) for f in record.fitness_G],
+    }
+
+
+def _header(found: Mapping[str, object]) -> Header:
+    _check(found, _HEADER)
+    fork = None
+    if (origin := cast("dict[str, object] | None", found["fork"])) is not None:
+        _check(origin, _FORK, "fork.")
+        fork = Fork(cast(str, origin["log_path"]), cast(int, origin["generation"]))
+    return Header(
+        model_name=cast(str, found["model_name"]),
+        weights=cast("str | None", found["weights"]),
+        tokenizer=cast("str | None", found["tokenizer"]),
+        dtype=cast("str | None", found["dtype"]),
+        fork=fork,
+    )
+
+
+def _record(found: Mapping[str, object]) -> Record:
+    _check(found, _RECORD)
+    seeds_S = [int(seed, 16) for seed in cast(str, found["seeds"]).split()]
+    coefficients_S = cast("list[float]", found["coefficients"])
+    if len(seeds_S) != len(coefficients_S):
+        raise HistoryError(
+            f"seeds and coefficients must be as many, found {len(seeds_S)} and "
+            f"{len(coefficients_S)}"
+        )
+    fitness_G = cast("list[float | None]", found["fitness"])
+    return Record(
+        generation=cast(int, found["generation"]),
+        step=Step(
+            tuple(Term(*term) for term in zip(seeds_S, coefficients_S, strict=True)),
+            decay=cast(float, found["decay"]),
+        ),
+        fitness_G=tuple(math.nan if fitness is None else fitness for fitness in fitness_G),
+        dataset_position=cast(int, found["position"]),
+        fingerprint=int(cast(str, found["fingerprint"]), 16),
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, float)
+
+
+def _is_hex(value: object) -> bool:
+    return isinstance(value, str) and value != "" and set(value) <= set("0123456789abcdef")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _or_null(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_one(value)
+
+
+def _all(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_one, cast("list[object]", value)))
+
+
+def _are_hex(value: object) -> bool:
+    return isinstance(value, str) and all(map(_is_hex, value.split()))
+
+
+_Schema: TypeAlias = Mapping[str, tuple[Callable[[object], bool], str]]
+
+_RECORD: _Schema = {
+    "version": (_is_count, "an integer"),
+    "generation": (_is_count, "an integer from 0 on"),
+    "position": (_is_count, "an integer from 0 on"),
+    "fingerprint": (_is_hex, "hexadecimal text"),
+    "decay": (_is_float, "a float"),
+    "seeds": (_are_hex, "hexadecimal numbers with spaces between them"),
+    "coefficients": (_all(_is_float), "a list of floats"),
+    "fitness": (_all(_or_null(_is_float)), "a list of floats and nulls"),
+}
+_HEADER: _Schema = {
+    "version": (_is_count, "an integer"),
+    "kind": (lambda value: value == "header", 'the text "header"'),
+    "model_name": (_is_text, "text"),
+    "weights": (_or_null(_is_hex), "hexadecimal text or null"),
+    "tokenizer": (_or_null(_is_hex), "hexadecimal text or null"),
+    "dtype": (_or_null(_is_text), "text or null"),
+    "fork": (_or_null(lambda value: isinstance(value, dict)), "an object or null"),
+}
+_FORK: _Schema = {
+    "log_path": (_is_text, "text"),
+    "generation": (_is_count, "an integer from 0 on"),
+}
+
+
+def _check(found: Mapping[str, object], schema: _Schema, prefix: str = "") -> None:
+    """Refuse what is missing, what is too much, and what is of another type, all by name."""
+    wrong = [f"{prefix}{name} is missing" for name in schema if name not in found]
+    wrong += [f"{prefix}{name} is no field of the format" for name in found if name not in schema]
+    wrong += [
+        f"{prefix}{name} must be {what}, found {json.dumps(found[name])[:60]}"
+        for name, (fits, what) in schema.items()
+        if name in found and not fits(found[name])
+    ]
+    if wrong:
+        raise HistoryError("; ".join(wrong))

@@ -1,0 +1,207 @@
+"""One writer a run directory, and everybody else can read who it is.
+
+The lock is the operating system's own (`flock` on the file `lock`), so it goes with its process,
+however that ends: nobody has to guess from a process id whether an owner is still there. The file's
+text only says who that is, and is deleted on a normal end.
+
+What else there is to know:
+
+- A text that was left behind by a process of this machine is taken over: that process is gone.
+- A text that was left behind on another machine is respected. On NFS a lock holds between machines,
+  but some network file systems keep it to one machine, or are mounted so; then a run over there may
+  still be going on, unseen. The sentence says which file to delete if it is not.
+- On a file system (or system) that knows no locks the file itself is the lock. It is made by one
+  process alone, but a killed one leaves it behind, to be deleted by hand.
+
+A machine is told by its boot id, which its containers share, or by its name.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import errno
+import json
+import logging
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import cast
+
+from es_cookbook.errors import RunDirectoryError
+from es_cookbook.runs.files import cannot
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK = "lock"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a lock, as its file says.
+
+    Attributes:
+        host: name of the machine; `boot`, its boot id where it has one, else empty.
+        pid: process id there.
+        since: when it took the lock, for people.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    since: str
+
+    @classmethod
+    def this_process(cls) -> "Owner":
+        """The owner that this process would be."""
+        boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+        now = datetime.datetime.now().astimezone().isoformat(" ", timespec="seconds")
+        return cls(platform.node(), boot, os.getpid(), now)
+
+    def is_on_the_machine_of(self, other: "Owner") -> bool:
+        """Whether locks of the one are seen by the other for certain."""
+        return self.host == other.host or bool(self.boot and self.boot == other.boot)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}"
+
+
+class RunLock:
+    """The lock of a run directory, held from here to `release`.
+
+    Args:
+        directory: must exist.
+
+    Raises:
+        RunDirectoryError: Another process holds it (says who), or it cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / LOCK
+        self._us = Owner.this_process()
+        try:
+            self._descriptor = self._take()
+        except RunDirectoryError:
+            raise
+        except OSError as error:
+            raise cannot("write", self._path, error, needed=len(_text(self._us))) from error
+        _held.add(self._descriptor)
+
+    def release(self) -> None:
+        """Let others have it; twice is harmless, and so is a process that was forked off."""
+        if self._descriptor not in _held or os.getpid() != self._us.pid:
+            return
+        _held.discard(self._descriptor)
+        with contextlib.suppress(OSError):
+            self._path.unlink()  # While it is held: who has it open already finds it gone.
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _take(self) -> int:
+        while True:
+            descriptor, is_new = self._open()
+            try:
+                locks = self._flock(descriptor)
+                if not locks and not is_new:
+                    raise self._refusal(
+                        _owner(descriptor),
+                        f"this file system knows no locks; if that run is over, delete "
+                        f"{self._path}",
+                    )
+                if locks and not self._still_there(descriptor):
+                    os.close(descriptor)  # Its owner deleted it, with its end, after we opened it.
+                    continue
+                if left := _owner(descriptor):
+                    self._take_over(left)
+                self._sign(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return descriptor
+
+    def _open(self) -> tuple[int, bool]:
+        """The file's descriptor, and whether it was made just now."""
+        while True:
+            with contextlib.suppress(FileExistsError):
+                return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(self._path, os.O_RDWR), False
+
+    def _flock(self, descriptor: int) -> bool:
+        """Lock it; gives whether there are locks here."""
+        if sys.platform == "win32":
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            advice = "wait until that run has ended, or stop it"
+            raise self._refusal(_owner(descriptor), advice) from None
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+        return True
+
+    def _still_there(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _take_over(self, left: Owner) -> None:
+        if not left.is_on_the_machine_of(self._us):
+            raise self._refusal(
+                left,
+                "another machine, so it cannot be seen from here whether that run is over; if it "
+                f"is, delete {self._path}",
+            )
+        logger.info("%s: taken over from %s, which is gone", self._path, left)
+
+    def _sign(self, descriptor: int) -> None:
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _text(self._us), 0)
+        except OSError:
+            self._path.unlink()
+            raise
+
+    def _refusal(self, owner: Owner | None, advice: str) -> RunDirectoryError:
+        who = owner or "a process that has only just begun"
+        return RunDirectoryError(f"log_path {self._directory} is being written by {who}; {advice}")
+
+
+_held: set[int] = set()
+"""Descriptors of the locks of this process."""
+
+
+def _forget() -> None:
+    """In a forked child: a lock is its parent's alone, and ends with the parent."""
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _text(owner: Owner) -> bytes:
+    return json.dumps(dataclasses.asdict(owner)).encode() + b"\n"
+
+
+def _owner(descriptor: int) -> Owner | None:
+    """Who the file names; None if nobody (or not yet)."""
+    try:
+        plain = cast("dict[str, object]", json.loads(os.pread(descriptor, 4096, 0)))
+        return Owner(
+            str(plain["host"]), str(plain["boot"]), int(str(plain["pid"])), str(plain["since"])
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,232 @@
+"""A disk that is full, read-only or slow: the run stops with one sentence, and goes on exactly.
+
+The disks are real ones of a few pages where mounting is allowed; file sizes are limited by the
+kernel everywhere.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.errors import RunDirectoryError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.test_fork import config, files, same_run
+from tests.tiny_run import TinyConfig
+
+ROOT = Path(__file__).parents[1]
+PAGE = 4096
+PAGES = 64
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("unbroken") / "run"
+    train.run(config(path, num_generations=40))
+    return path
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of `PAGES` pages."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={PAGES * PAGE}", "none", str(path)],
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here; see the test with a limit on file sizes")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(disk: Path, free_pages: int) -> None:
+    """Leave so many pages."""
+    status = os.statvfs(disk)
+    (disk / "ballast").write_bytes(bytes((status.f_bavail - free_pages) * PAGE))
+
+
+def stopped(log_path: Path, **fields: Any) -> str:
+    with pytest.raises(RunDirectoryError) as caught:
+        train.run(config(log_path, num_generations=40, **fields))
+    return str(caught.value)
+
+
+def test_a_full_disk_stops_a_run_at_any_file_and_it_goes_on_when_there_is_room(
+    disk: Path, unbroken: Path
+) -> None:
+    hit: set[str] = set()
+    for free_pages in range(16):
+        log_path = disk / "run"
+        fill(disk, free_pages)
+        sentence = stopped(log_path)
+        found = re.fullmatch(
+            rf"cannot (write|append to) {log_path}/(\S+): No space left on device; free at least "
+            rf"(\d+) bytes on the disk of {log_path}(; everything before it is safe)?",
+            sentence,
+        )
+        assert found, sentence
+        assert int(found[3]) > 0
+        hit.add(found[2])
+        if log_path.exists():
+            assert not list(log_path.glob("*.partial")) and not (log_path / "lock").exists()
+        recorded = list(read_history(log_path / "history.jsonl"))
+        assert recorded == list(read_history(unbroken / "history.jsonl"))[: len(recorded)]
+        (disk / "ballast").unlink()
+        train.run(config(log_path, num_generations=40, behavior_if_log_dir_exists="resume"))
+        same_run(log_path, unbroken)
+        for path in log_path.iterdir():
+            path.unlink()
+        log_path.rmdir()
+    assert hit == {"lock", "config.json", "history.jsonl", "metrics.jsonl", "rollouts.jsonl"}
+
+
+def test_a_full_disk_refuses_to_resume_and_changes_nothing(disk: Path, unbroken: Path) -> None:
+    run = disk / "run"
+    train.run(config(run, num_generations=5))
+    (run / "history.jsonl").write_bytes((run / "history.jsonl").read_bytes()[:-1])
+    before = files(run)
+    for free_pages in (0, 1):
+        fill(disk, free_pages)
+        sentence = stopped(run, behavior_if_log_dir_exists="resume")
+        name = ("lock", "config.json")[free_pages]
+        assert sentence.startswith(f"cannot write {run / name}: No space left on device; free")
+        assert files(run).keys() == before.keys()
+        (disk / "ballast").unlink()
+    train.run(config(run, num_generations=40, behavior_if_log_dir_exists="resume"))
+    same_run(run, unbroken)
+
+
+def test_the_command_says_it_in_one_sentence(disk: Path) -> None:
+    fill(disk, 5)
+    options = [
+        f"log_path={disk / 'run'}",
+        f"model_name={ROOT / 'tests/data/base'}",
+        "engine=tests.fakes:FakeEngineBuilder",
+        "trackers=JsonlTrackerBuilder",
+        "num_generations=1000",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tiny_run", *options], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "No space left on device; free at least" in done.stderr
+
+
+def test_a_disk_that_became_read_only_is_named_and_what_is_there_can_be_read(disk: Path) -> None:
+    run = disk / "run"
+    train.run(config(run, num_generations=3))
+    before = files(run)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    assert stopped(run, behavior_if_log_dir_exists="resume") == (
+        f"cannot write {run / 'lock'}: Read-only file system; make {run} writable"
+    )
+    assert stopped(disk / "new").startswith(
+        f"log_path {disk / 'new'} cannot be used as a directory"
+    )
+    assert len(list(read_history(run / "history.jsonl"))) == 3
+    assert files(run) == before
+
+
+def test_a_directory_that_nobody_can_write_is_refused_before_a_model_is_loaded() -> None:
+    if not Path("/proc/self").exists():
+        pytest.skip("/proc is Linux's, and this is another system")
+    assert stopped(Path("/proc/run")).startswith(
+        "log_path /proc/run cannot be used as a directory: No such file or directory"
+    )
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from es_cookbook import train
+from es_cookbook.errors import RunDirectoryError
+from tests.test_disk import CASES, limited_config
+
+forever = resource.RLIM_INFINITY
+for file_name, limit in CASES.items():
+    config = limited_config(Path(sys.argv[1]) / file_name, file_name)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, forever))
+    try:
+        train.run(config)
+    except RunDirectoryError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (forever, forever))
+"""
+CASES = {"config.json": 700, "rollouts.jsonl": 2_000, "history.jsonl": 6_000}
+"""The file that hits a limit first -> bytes."""
+
+
+def limited_config(log_path: Path, file_name: str) -> TinyConfig:
+    """A run in which this file grows fastest."""
+    made = config(log_path, num_generations=10, behavior_if_log_dir_exists="resume")
+    if file_name != "history.jsonl":
+        return made
+    return chz.replace(
+        made,
+        optimizer=ES(population_size=32, sigma=0.1, learning_rate=0.05),
+        trackers=JsonlTrackerBuilder(rollouts_per_generation=0),
+    )
+
+
+def test_a_limit_on_file_sizes_stops_a_run_wherever_it_hits_and_it_goes_on_without(
+    tmp_path: Path,
+) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for sentence, (file_name, limit) in zip(said, CASES.items(), strict=True):
+        run = tmp_path / file_name
+        assert re.fullmatch(
+            rf"cannot (write|append to) {run}/{file_name}: File too large; raise the limit on a "
+            r"file's size \(ulimit -f\) by at least \d+ bytes(; everything before it is safe)?",
+            sentence,
+        )
+        history = files(run).get("history.jsonl", b"") if run.exists() else b""
+        assert len(history) <= limit and history.count(b"\n") == len(history.splitlines())
+        whole = chz.replace(limited_config(run, file_name), log_path=str(tmp_path / "whole"))
+        train.run(chz.replace(whole, behavior_if_log_dir_exists="delete"))
+        train.run(limited_config(run, file_name))
+        same_run(run, tmp_path / "whole")
+        assert (run / "history.jsonl").read_bytes().startswith(history)
+
+
+def test_a_slow_disk_makes_a_run_slow_and_nothing_else(
+    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+    waits = [0]
+
+    def slow(descriptor: int) -> None:
+        waits[0] += 1
+        time.sleep(0.005)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    made = config(tmp_path / "run", num_generations=40)
+
+    async def cancelled() -> None:
+        with anyio.move_on_after(0.4):
+            await train.main(made)
+
+    anyio.run(cancelled)
+    recorded = len(list(read_history(tmp_path / "run/history.jsonl")))
+    assert 0 < recorded < 40 and waits[0] >= recorded
+    train.run(chz.replace(made, behavior_if_log_dir_exists="resume"))
+    same_run(tmp_path / "run", unbroken)

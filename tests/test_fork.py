@@ -1,0 +1,364 @@
+"""Fork, rewind and resume: a run goes another way from generation t, or on from its directory."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from es_cookbook import fork, resume, rewind, train
+from es_cookbook.configs import load_config
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
+from es_cookbook.runs.history_format import Fork
+from es_cookbook.runs.history_store import read_header, read_history
+from es_cookbook.runs.lock import RunLock
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import FakeEngineBuilder
+from tests.tiny_run import TinyConfig, untimed
+
+ROOT = Path(__file__).parents[1]
+BASE = ROOT / "tests/data/base"
+
+
+def config(log_path: Path, **fields: Any) -> TinyConfig:
+    settings: dict[str, Any] = {
+        "model_name": str(BASE),
+        "log_path": str(log_path),
+        "engine": FakeEngineBuilder(capacity=3),
+        "num_generations": 6,
+        "trackers": JsonlTrackerBuilder(),
+        "behavior_if_log_dir_exists": "raise",
+    }
+    return TinyConfig(**settings | fields)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six generations; tests only read it."""
+    path = tmp_path_factory.mktemp("recorded") / "run"
+    train.run(config(path))
+    return path
+
+
+def do(monkeypatch: pytest.MonkeyPatch, command: Callable[[], None], *options: object) -> None:
+    """Run a command as the terminal does."""
+    monkeypatch.setattr(sys, "argv", ["command", *map(str, options)])
+    command()
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    return lambda *options: do(monkeypatch, fork.cli, *options)
+
+
+@pytest.fixture
+def resumes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    return lambda log_path, *options: do(monkeypatch, resume.cli, f"log_path={log_path}", *options)
+
+
+def rewinds(log_path: Path, generation: int) -> None:
+    rewind.main(rewind.Rewind(log_path=str(log_path), generation=generation))
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
+
+
+def damage(path: Path, line: int) -> None:
+    """Flip a bit of a line, counted from 1."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line - 1] = lines[line - 1].replace(b":", b";", 1)
+    path.write_bytes(b"".join(lines))
+
+
+def same_run(one: Path, other: Path) -> None:
+    assert list(read_history(one / "history.jsonl")) == list(read_history(other / "history.jsonl"))
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(one / name) == untimed(other / name)
+
+
+# Fork.
+
+
+def test_a_fork_without_changes_becomes_the_run_it_was_forked_from(
+    tmp_path: Path,
+    recorded: Path,
+    forks: Callable[..., None],
+    resumes: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = files(recorded)
+    forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}")
+    assert capsys.readouterr().out == (
+        f"{tmp_path / 'b'} begins with generations 1 to 4 of {recorded}; to go on: python -m "
+        f"es_cookbook.resume log_path={tmp_path / 'b'}\n"
+    )
+    header, parent = (read_header(path / "history.jsonl") for path in (tmp_path / "b", recorded))
+    assert header is not None and parent is not None
+    assert header.fork == Fork(str(recorded), 4) and header.weights == parent.weights
+    assert len(list(read_history(tmp_path / "b/history.jsonl"))) == 4
+    assert [row["progress/generation"] for row in untimed(tmp_path / "b/metrics.jsonl")] == [
+        *range(4)
+    ]
+    resumes(tmp_path / "b")
+    same_run(tmp_path / "b", recorded)
+    assert files(recorded) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
+
+
+def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_on(
+    tmp_path: Path, recorded: Path, forks: Callable[..., None], resumes: Callable[..., None]
+) -> None:
+    changes = (
+        "seed=7",
+        "optimizer.learning_rate=0.5",
+        "optimizer.learning_rate_schedule=cosine",
+        "num_generations=9",
+        "engine.capacity=2",
+    )
+    forks(f"log_path={recorded}", "generation=3", f"output={tmp_path / 'b'}", *changes)
+    forked = load_config(tmp_path / "b/config.json", TinyConfig)
+    assert forked == config(
+        tmp_path / "b",
+        seed=7,
+        optimizer=ES(
+            population_size=4, sigma=0.1, learning_rate=0.5, learning_rate_schedule=Cosine()
+        ),
+        num_generations=9,
+        engine=FakeEngineBuilder(capacity=2),
+    )
+    resumes(tmp_path / "b")
+    parent = list(read_history(recorded / "history.jsonl"))
+    records = list(read_history(tmp_path / "b/history.jsonl"))
+    assert len(records) == 9
+    assert records[:3] == parent[:3] and records[3].step != parent[3].step
+    # Resumed once more, the steps of the parent are not asked of this optimizer, its own are.
+    resumes(tmp_path / "b", "num_generations=9")
+    before = files(tmp_path / "b")
+    with pytest.raises(SystemExit):
+        resumes(tmp_path / "b", "num_generations=10")  # Its schedule ends at 9.
+    assert files(tmp_path / "b") == before
+    # A fork of the fork, before and after where that began.
+    for generation in (2, 5):
+        output = tmp_path / f"c{generation}"
+        forks(f"log_path={tmp_path / 'b'}", f"generation={generation}", f"output={output}")
+        resumes(output)
+        again = list(read_history(output / "history.jsonl"))
+        assert again[:generation] == records[:generation] and len(again) == 9
+    assert list(read_history(tmp_path / "c5/history.jsonl")) == records
+
+
+def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
+    tmp_path: Path, recorded: Path, forks: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("search_space.rank=2", f"model_name={tmp_path}"):
+        with pytest.raises(SystemExit) as caught:
+            forks(f"log_path={recorded}", f"output={tmp_path / 'b'}", option)
+        said = capsys.readouterr().err
+        assert caught.value.code == 1 and said.count("\n") == 1
+        assert said.startswith(f"{option.partition('=')[0]} cannot change in a fork")
+        assert "seed" in said and "optimizer" in said
+    assert not (tmp_path / "b").exists()
+    forks("--help")
+    shown = capsys.readouterr().out
+    assert "generation=None" in shown and "optimizer, rollout_timeout" in shown
+    assert "else: model_name, search_space." in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("generation=7",), "generation must be 0 to 6, since "),
+        (("generation=-1",), "generation must be 0 to 6, since "),
+        (("optimizer.sigmo=1",), "did you mean 'optimizer.sigma'?"),
+        (("output={recorded}",), "output must be a new or empty directory, found "),
+        (("log_path={tmp}/none",), "holds no config.json, so it is not a run directory"),
+    ],
+)
+def test_a_mistake_in_a_fork_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path,
+    recorded: Path,
+    forks: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    sentence: str,
+) -> None:
+    given = [option.format(recorded=recorded, tmp=tmp_path) for option in options]
+    with pytest.raises(SystemExit):
+        forks(f"log_path={recorded}", f"output={tmp_path / 'b'}", *given)
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_saves_what_is_before_the_damage(
+    tmp_path: Path,
+    recorded: Path,
+    forks: Callable[..., None],
+    resumes: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(recorded, tmp_path / "a")
+    damage(tmp_path / "a/history.jsonl", line=5)  # Generation 3's, after the header and 0, 1, 2.
+    with pytest.raises(SystemExit):
+        resumes(tmp_path / "a")
+    said = capsys.readouterr().err
+    assert f"python -m es_cookbook.fork log_path={tmp_path / 'a'} generation=3 output=..." in said
+    with pytest.raises(SystemExit):
+        forks(f"log_path={tmp_path / 'a'}", "generation=4", f"output={tmp_path / 'b'}")
+    assert "line 5 is damaged" in capsys.readouterr().err
+    forks(f"log_path={tmp_path / 'a'}", "generation=3", f"output={tmp_path / 'b'}")
+    resumes(tmp_path / "b")
+    same_run(tmp_path / "b", recorded)
+
+
+def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forks: Callable[..., None],
+    resumes: Callable[..., None],
+) -> None:
+    shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
+    shutil.copytree(BASE, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    forks("log_path=run_v1", "generation=2", "output=b")
+    header = read_header(Path("b/history.jsonl"))
+    assert header is not None and (header.model_name, header.weights) == ("model", None)
+    resumes("b")
+    resumes("run_v1")
+    same_run(Path("b"), Path("run_v1"))
+    with pytest.raises(SystemExit):
+        resumes("b", f"model_name={BASE}")
+
+
+# Rewind.
+
+
+def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
+    tmp_path: Path,
+    recorded: Path,
+    forks: Callable[..., None],
+    resumes: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    (run / "snapshots").mkdir()
+    for generation in (2, 4, 6):
+        (run / f"snapshots/{generation:06}.safetensors").write_bytes(b"%d" % generation)
+    before = files(run)
+    rewinds(run, 4)
+    assert capsys.readouterr().out == (
+        f"{run} holds 4 generations now, and {run / 'rewound' / '1'} the run as it stood; to go "
+        f"on: python -m es_cookbook.resume log_path={run}\n"
+    )
+    assert len(list(read_history(run / "history.jsonl"))) == 4
+    cut = files(run)
+    for name, content in before.items():
+        if name.startswith("snapshots"):
+            assert (name in cut) == ("000006" not in name)
+            assert (f"rewound/1/{name}" in cut) == ("000006" in name)
+        else:
+            assert cut[f"rewound/1/{name}"] == content
+    rewinds(run, 1)
+    resumes(run)
+    same_run(run, recorded)
+    assert sorted(path.name for path in (run / "rewound").iterdir()) == ["1", "2"]
+    forks(f"log_path={run / 'rewound' / '1'}", f"output={tmp_path / 'again'}")
+    resumes(tmp_path / "again")  # For the last evaluation, which belongs to no generation.
+    same_run(tmp_path / "again", recorded)
+
+
+def test_rewinding_saves_what_is_before_the_damage(
+    tmp_path: Path, recorded: Path, resumes: Callable[..., None]
+) -> None:
+    shutil.copytree(recorded, tmp_path / "run")
+    damage(tmp_path / "run/history.jsonl", line=6)
+    with pytest.raises(ValueError, match=r"line 6 is damaged .* generation=4 output"):
+        rewinds(tmp_path / "run", 5)
+    rewinds(tmp_path / "run", 4)
+    resumes(tmp_path / "run")
+    same_run(tmp_path / "run", recorded)
+
+
+def test_a_fork_that_is_rewound_behind_its_beginning_owns_what_follows(
+    tmp_path: Path, recorded: Path, forks: Callable[..., None], resumes: Callable[..., None]
+) -> None:
+    forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}", "seed=3")
+    rewinds(tmp_path / "b", 2)
+    header = read_header(tmp_path / "b/history.jsonl")
+    assert header is not None and header.fork == Fork(str(recorded), 2)
+    resumes(tmp_path / "b")
+    resumes(tmp_path / "b")  # Its optimizer is asked for every step from 2 on, and agrees.
+
+
+def test_a_rewind_that_cannot_be_is_refused_and_changes_nothing(
+    tmp_path: Path, recorded: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    before = files(run)
+    with pytest.raises(ValueError, match=r"generation must be 0 to 6, since .*; found 9"):
+        rewinds(run, 9)
+    with pytest.raises(ValueError, match="holds 6 generations and no more: there is nothing to"):
+        rewinds(run, 6)
+    with pytest.raises(OSError, match=r"none holds no config\.json, so it is not a run directory"):
+        rewinds(tmp_path / "none", 1)
+    lock = RunLock(run)
+    with pytest.raises(OSError, match="is being written by process"):
+        rewinds(run, 3)
+    lock.release()
+    assert files(run) == before and not (run / "rewound").exists()
+
+
+# Resume.
+
+
+def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_exactly(
+    tmp_path: Path, recorded: Path
+) -> None:
+    train.run(config(tmp_path / "run", num_generations=2))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "es_cookbook.resume"),
+            *(f"log_path={tmp_path / 'run'}", "num_generations=6", "engine.capacity=2"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    same_run(tmp_path / "run", recorded)
+    assert load_config(tmp_path / "run/config.json", TinyConfig) == chz.replace(
+        config(tmp_path / "run"),
+        engine=FakeEngineBuilder(capacity=2),
+        behavior_if_log_dir_exists="resume",
+    )
+
+
+def test_what_may_not_differ_and_runs_that_are_none_are_refused(
+    tmp_path: Path, recorded: Path, resumes: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(recorded)
+    with pytest.raises(SystemExit):
+        resumes(recorded, "seed=1")
+    said = capsys.readouterr().err
+    assert "seed was 0, is 1" in said and "what may differ on resuming: log_path" in said
+    with pytest.raises(SystemExit):
+        resumes(tmp_path)
+    assert "holds no config.json, so it is not a run directory" in capsys.readouterr().err
+    shutil.copytree(recorded, tmp_path / "script")
+    path = tmp_path / "script/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"$class": "__main__:Config"}))
+    with pytest.raises(SystemExit):
+        resumes(tmp_path / "script")
+    assert "needs classes of the script that wrote it" in capsys.readouterr().err
+    assert files(recorded) == before
