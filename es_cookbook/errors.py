@@ -54,6 +54,10 @@ class HistoryError(ESCookbookError, ValueError):
     """A history that is damaged, is another run's, or gives another fingerprint than recorded."""
 
 
+class HubError(ESCookbookError, OSError):
+    """A push that the Hugging Face Hub refused, or that did not get there."""
+
+
 def nearest(name: str, accepted: Iterable[str]) -> str:
     """A half-sentence that lists what is accepted, the nearest to `name` first.
 

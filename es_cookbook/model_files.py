@@ -132,11 +132,19 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
     """
     if path.exists():
         raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
+    with whole_directory(path) as beside:
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+
+
+@contextlib.contextmanager
+def whole_directory(path: Path) -> Generator[Path]:
+    """A directory to fill, beside its final name: on the disk and renamed in the end, or gone."""
     beside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
+        beside.mkdir()
+        yield beside
         for file in (*beside.iterdir(), beside):
             descriptor = os.open(file, os.O_RDONLY)
             os.fsync(descriptor)
@@ -162,6 +170,12 @@ def base_identity(model_name: str) -> BaseIdentity:
             part for name, digest in zip(names, digests, strict=True) for part in (name, digest)
         )
     return BaseIdentity(weights, _tokenizer_digest(model_name))
+
+
+def tokenizer_files(model_name: str) -> list[Path]:
+    """The files of a directory's or Hub name's tokenizer, all that there are."""
+    names = (*_TOKENIZER_FILES, *_TOKENIZER_SETTINGS)
+    return [path for name in names if (path := find_file(model_name, name))]
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:

@@ -40,6 +40,7 @@ from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBui
 from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.background_push import HubPush
 from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import HistoryStore, read_history
 from es_cookbook.runs.measures import Progress, reward_metrics
@@ -57,12 +58,13 @@ MAY_DIFFER = (
     "log_path",
     "behavior_if_log_dir_exists",
     "trackers",
-    "snapshot_every",
+    "hub",
     "model_name",
     "engine",
     "num_generations",
+    "snapshot_every",
 )
-"""What a resumed run may change: where and how it is kept, shown and run, and for how long.
+"""What a resumed run may change: where it is kept, shown and run, and for how long.
 
 `model_name` and `engine` as long as the base is the same, bit for bit; the history tells.
 """
@@ -115,6 +117,9 @@ class Config:
         default_factory=StandardTrackersBuilder,
         blueprint_unspecified=StandardTrackersBuilder,
         doc="where metrics and rollouts go",
+    )
+    hub: HubPush | None = chz.field(
+        default=None, doc="pushes the run to the Hugging Face Hub while it goes on: hub.repo_id=..."
     )
     behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
         default="ask", doc="what to do where log_path already holds a run"
@@ -183,6 +188,9 @@ async def main(config: Config) -> None:
             RunInfo(run.path, config_json, config.seed, config.num_generations, start)
         )
         stack.callback(tracker.close)
+        hub = config.hub and config.hub(run.path)
+        if hub:
+            stack.callback(hub.close)
         stack.enter_context(rare_garbage_collection())
 
         restarted_so_far = 0.0
@@ -220,6 +228,8 @@ async def main(config: Config) -> None:
                 "throughput/tokens_per_second": count_tokens(groups_P) / (ended - began),
             }
             restarted_so_far += metrics["engines/restarted"]
+            if hub:
+                metrics |= hub.metrics()
             tracker.log_rollouts(generation, groups_P, decode)
             tracker.log(generation, metrics)
             run.history.append(
@@ -227,12 +237,18 @@ async def main(config: Config) -> None:
             )
             tracker.recorded(generation)
             snapshots.recorded(generation + 1)
+            if hub:
+                hub.recorded(generation + 1)
         tracker.log(
             config.num_generations,
             {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
         )
         tracker.recorded(config.num_generations)
         await asyncio.to_thread(snapshots.finish)
+        if hub:
+            await anyio.to_thread.run_sync(
+                hub.finish, config.num_generations, abandon_on_cancel=True
+            )
 
 
 @contextlib.contextmanager
@@ -289,7 +305,7 @@ async def _replay(
             )
     if record is None:
         return
-    from es_cookbook.runs.snapshots import latest_snapshot  # Which imports torch.
+    from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
 
     snapshot = await asyncio.to_thread(latest_snapshot, log_path, fingerprints)
     fingerprint = await engine.restore(history.steps(), snapshot and snapshot.path)

@@ -61,16 +61,25 @@ class WeightFiles(Mapping[str, torch.Tensor]):
 
 
 def weight_files(model_name: str) -> WeightFiles:
-    """The checkpoint of a directory or Hub name: the files that transformers takes.
+    """The checkpoint of a directory or Hub name.
+
+    Raises:
+        ModelError: There is none, or it cannot be read; says where.
+    """
+    return WeightFiles(weight_paths(model_name))
+
+
+def weight_paths(model_name: str) -> list[Path]:
+    """The files of a checkpoint that transformers takes, safetensors before others.
 
     Raises:
         ModelError: There is none, or it cannot be read; says where.
     """
     for single, index in _SINGLE_AND_INDEX:
         if path := find_file(model_name, single):
-            return WeightFiles([path])
+            return [path]
         if path := find_file(model_name, index):
-            return WeightFiles(_shards(model_name, path))
+            return _shards(model_name, path)
     raise ModelError(
         f"model_name: {model_name!r} has no weights: none of "
         f"{', '.join(name for names in _SINGLE_AND_INDEX for name in names)} in its directory, or "

@@ -329,6 +329,23 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
     assert any(any(fitness_G) for fitness_G in fitness), "there was something to get wrong"
 
 
+def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
+    tmp_path: Path,
+) -> None:
+    """Ten kills, in a process of its own; `python -m benchmarks.kills` has many more."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kills", str(tmp_path), "10"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] == sum(found["moments"].values()) == 10 and found["runs"] >= 1
+    assert len(found["moments"]) > 1, "kills came at different moments"
+    assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
+
+
 async def test_a_run_with_snapshots_goes_on_from_the_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,23 +382,6 @@ async def test_a_run_with_snapshots_goes_on_from_the_latest(
     ]
     assert histories[0] == histories[1]
     assert beyond.exists()
-
-
-def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
-    tmp_path: Path,
-) -> None:
-    """Ten kills, in a process of its own; `python -m benchmarks.kills` has many more."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kills", str(tmp_path), "10"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["kills"] == sum(found["moments"].values()) == 10 and found["runs"] >= 1
-    assert len(found["moments"]) > 1, "kills came at different moments"
-    assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
 
 
 # What a resumed run may change, and what it may not.
@@ -450,8 +450,8 @@ async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_p
     sentence = str(caught.value)
     assert "search_space was" in sentence
     assert (
-        "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, "
-        "snapshot_every, model_name, engine, num_generations" in sentence
+        "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, model_name, "
+        "engine, num_generations, snapshot_every" in sentence
     )
     assert f"python -m es_cookbook.fork log_path={tmp_path} output=... FIELD=..." in sentence
     with pytest.raises(RunDirectoryError, match=r"must be at least 3, .*, found 2; .*rewind"):

@@ -24,6 +24,9 @@ class BaseParameters(Mapping[str, torch.Tensor]):
         names: parameters that will be asked for.
         dtype: that the engine held them in: "auto" for the checkpoint's own, or a dtype's name.
 
+    Attributes:
+        dtype: that the engine held them in.
+
     Raises:
         ModelError: The checkpoint cannot be read.
     """
@@ -32,7 +35,7 @@ class BaseParameters(Mapping[str, torch.Tensor]):
         self, model_name: str, architecture: PreTrainedModel, names: Collection[str], dtype: str
     ) -> None:
         files = weight_files(model_name)
-        self._dtype = _held_dtype(architecture, files) if dtype == "auto" else _named(dtype)
+        self.dtype = _held_dtype(architecture, files) if dtype == "auto" else _named(dtype)
         self._source: Mapping[str, torch.Tensor] = files
         parameters = dict(architecture.named_parameters(remove_duplicate=False))
         stored_as: dict[int, str] = {}
@@ -49,7 +52,7 @@ class BaseParameters(Mapping[str, torch.Tensor]):
             self._stored = {name: name for name in names}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._source[self._stored[name]].detach().to(self._dtype)
+        return self._source[self._stored[name]].detach().to(self.dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)

@@ -230,12 +230,12 @@ def check_same_base(path: Path, then: Header, now: Header) -> None:
     """Refuse another base model by name; what is not recorded is left to the fingerprint.
 
     Args:
-        path: of the history.
-        then: what it began with.
-        now: what is there.
+        path: the history, for the sentence.
+        then: what the run began with.
+        now: what there is.
 
     Raises:
-        HistoryError: They differ; says in what.
+        HistoryError: Another base; names what differs.
     """
     parts = (
         ("weights", then.weights, now.weights),

@@ -57,6 +57,7 @@ class Replay:
         infos: the model's parameters.
         space: which of them the centre has (an adapter's: its own).
         base: what the centre starts from, read when it is asked for.
+        dtype: in which the engine held the base, and sampled.
         generation: the centre is wanted after so many; 0 is the base.
         steps: of those generations.
         fingerprint: recorded for that centre; None for the base.
@@ -68,6 +69,7 @@ class Replay:
     infos: Sequence[ParameterInfo]
     space: SearchSpace
     base: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
     generation: int
     steps: Sequence[Step]
     fingerprint: int | None
@@ -153,15 +155,15 @@ def open_replay(
     dtype = header.dtype if header is not None and header.dtype is not None else _dtype_of(config)
     infos = parameter_infos(architecture)
     space = config.search_space(infos)
-    parameters: Mapping[str, torch.Tensor] = {}
-    if names := {info.name for info in infos} & set(space.shapes):
-        parameters = BaseParameters(model_name, architecture, names, dtype)
+    names = {info.name for info in infos} & set(space.shapes)
+    parameters = BaseParameters(model_name, architecture, names, dtype)
     return Replay(
         config=config,
         model_name=model_name,
         infos=infos,
         space=space,
         base=space.base(parameters),
+        dtype=parameters.dtype,
         generation=len(records),
         steps=[record.step for record in records],
         fingerprint=records[-1].fingerprint if records else None,

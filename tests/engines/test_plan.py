@@ -35,7 +35,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.types import Observation, SamplingParams
-from es_cookbook.runs.history_store import Record, encode
+from es_cookbook.runs.history_format import Record, encode
 from es_cookbook.seeds import derive_seed
 from tests.engines.reference import request, running_engine, sample_all
 from tests.tiny_models import FAMILIES

@@ -64,10 +64,7 @@ def record_run(
     loaded = load_causal_lm(str(model), dtype, torch.device("cpu"))
     centre = Centre(dict(loaded.named_parameters()), space(parameter_infos(loaded)))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
-    base = base_identity(str(model))
-    held = str(loaded.dtype).removeprefix("torch.")
-    header = Header(str(model), base.weights, base.tokenizer, held)
-    history = HistoryStore(path / "history.jsonl", header)
+    history = HistoryStore(path / "history.jsonl", header_of(model, str(loaded.dtype)))
     for generation, step in enumerate(steps):
         recorded.fingerprints.append(centre.apply(step))
         recorded.weights.append(clone(centre.weights))
@@ -75,6 +72,11 @@ def record_run(
         history.append(record)
     history.close()
     return recorded
+
+
+def header_of(model: Path, dtype: str) -> Header:
+    base = base_identity(str(model))
+    return Header(str(model), base.weights, base.tokenizer, dtype.removeprefix("torch."))
 
 
 def clone(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -65,7 +65,7 @@ class Adapter(SearchSpaceBuilder):
         """Build the space over the linear weights among the selected, or those of `start`."""
         if self.start is None:
             shapes = linear_shapes(self, parameters)
-            return _space(shapes, self.rank, _scaling(self.alpha, self.rank, self.rslora), self)
+            return _space(shapes, self.rank, self.alpha, self.rslora, self)
         return _load(Path(self.start), parameters, self)
 
 
@@ -77,7 +77,8 @@ class AdapterSpace(FullRankSpace):
         shapes: name of a factor -> its shape, A before B, in the model's order.
         targets: name of an adapted weight -> names of its A and B.
         rank: of all of them.
-        scaling: float32 factor on B A.
+        alpha: what B A is scaled by, times the rank or its root.
+        rslora: whether its root.
         init_seed: of a new adapter's A.
         start: a PEFT adapter's directory, or None for a new one.
     """
@@ -86,9 +87,15 @@ class AdapterSpace(FullRankSpace):
         default_factory=dict[str, tuple[str, str]]
     )
     rank: int = 1
-    scaling: float = 1.0
+    alpha: float = 1.0
+    rslora: bool = False
     init_seed: int = 0
     start: Path | None = None
+
+    @property
+    def scaling(self) -> float:
+        """Factor on B A, rounded to float32."""
+        return float(np.float32(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)))
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """What the factors start from; the model's parameters do not matter."""
@@ -118,19 +125,21 @@ class AdapterSpace(FullRankSpace):
             factors: A and B, float32, by name.
         """
         for name, (a, b) in self.targets.items():
-            product = (factors[b] @ factors[a]) * self.scaling
             weight = parameters[name]
-            weight.data.copy_(weight.data.float() + product.to(weight.device))
+            weight.data.copy_(self.merged(weight.data, factors[a], factors[b]))
 
-
-def _scaling(alpha: float, rank: int, rslora: bool) -> float:
-    return float(np.float32(alpha / (math.sqrt(rank) if rslora else rank)))
+    def merged(
+        self, weight: "torch.Tensor", a: "torch.Tensor", b: "torch.Tensor"
+    ) -> "torch.Tensor":
+        """An adapted weight with s · B A added, in float32, on the weight's device."""
+        return weight.float() + ((b @ a) * self.scaling).to(weight.device)
 
 
 def _space(
     shapes: Mapping[str, tuple[int, int]],
     rank: int,
-    scaling: float,
+    alpha: float,
+    rslora: bool,
     builder: Adapter,
     start: Path | None = None,
 ) -> AdapterSpace:
@@ -146,7 +155,8 @@ def _space(
         noise=builder.noise,
         targets=targets,
         rank=rank,
-        scaling=scaling,
+        alpha=alpha,
+        rslora=rslora,
         init_seed=builder.init_seed,
         start=start,
     )
@@ -173,13 +183,13 @@ def _load(path: Path, parameters: Sequence[ParameterInfo], builder: Adapter) -> 
                 "LoRA and rsLoRA can be perturbed"
             )
     rank = int(config["r"])
-    scaling = _scaling(float(config["lora_alpha"]), rank, bool(config.get("use_rslora")))
+    alpha, rslora = float(config["lora_alpha"]), bool(config.get("use_rslora"))
     shapes = {
         name: shape
         for name, shape in linear_shapes(builder, parameters).items()
         if f"{_PREFIX}{name.removesuffix('.weight')}.lora_A.weight" in stored
     }
-    space = _space(shapes, rank, scaling, builder, path)
+    space = _space(shapes, rank, alpha, rslora, builder, path)
     needed = {_PREFIX + name: shape for name, shape in space.shapes.items()}
     if needed != stored:
         wrong = sorted(needed.items() ^ stored.items())[0][0]

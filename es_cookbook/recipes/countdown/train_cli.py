@@ -93,6 +93,7 @@ def default_log_path(config: CLIConfig) -> str:
         config,
         log_path="",
         trackers=CLIConfig().trackers,
+        hub=None,
         behavior_if_log_dir_exists="ask",
     )
     digest = hashlib.blake2b(config_to_json(what).encode(), digest_size=4).hexdigest()

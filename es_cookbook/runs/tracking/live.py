@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 import chz
@@ -24,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
+from es_cookbook.runs.plain_text import printable
 from es_cookbook.runs.tracking.base import (
     Decode,
     RunInfo,
@@ -312,17 +312,3 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
-
-
-def printable(text: str) -> str:
-    r"""Text that a terminal shows and never obeys: control characters are written out.
-
-    >>> printable("\x1b[31mred")
-    '\\x1b[31mred'
-    """
-    return "".join(
-        character
-        if character == "\n" or unicodedata.category(character)[0] != "C"
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )

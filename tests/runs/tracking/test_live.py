@@ -14,7 +14,6 @@ from es_cookbook.runs.tracking.live import (
     Pace,
     PlainTracker,
     ScreenTracker,
-    printable,
 )
 
 METRICS = {
@@ -130,11 +129,6 @@ def test_a_model_cannot_paint_on_the_terminal(tmp_path: Path) -> None:
     for sequence in ("\x1b[2J", "\x1b]0;", "\x07", "\u202e", "\x9b"):
         assert sequence not in sent
     assert r"\x1b[2J" in sent and r"\u202egnp.exe" in sent
-
-
-def test_printable_keeps_words_of_every_language() -> None:
-    assert printable("naïve 日本語 😀\nσ = ½") == "naïve 日本語 😀\nσ = ½"
-    assert printable("\ud800\x00") == r"\ud800\x00"
 
 
 PIPED = """

@@ -1,0 +1,297 @@
+"""Talk to a run: its centre, its base, or any genome of any generation, rebuilt from seeds.
+
+    python -m es_cookbook.play log_path=runs/mine
+    python -m es_cookbook.play log_path=runs/mine generation=12 genome=3
+    python -m es_cookbook.play log_path=runs/mine problem=7
+    echo 'What is 2 + 2?' | python -m es_cookbook.play log_path=runs/mine genome=base
+
+In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe it is the same
+without decoration: a line for each answer, with newlines, control characters and backslashes
+written as in a Python string, and for `/problem` a line of JSON with the keys of `rollouts.jsonl`.
+A line that ends in a backslash goes on in the next, so a prompt may hold newlines. Every prompt
+stands alone: there is no conversation.
+
+The run directory is only read; the run may be going on.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import chz
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from es_cookbook.cli import run_cli
+from es_cookbook.configs import Names
+from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder, Target
+from es_cookbook.errors import ConfigError, DataError, RequestError, nearest
+from es_cookbook.play_console import Console, Pipe, Terminal
+from es_cookbook.rebuilt_run import RebuiltRun, RecordedRun, Split, rebuild
+from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.types import Observation
+from es_cookbook.seeds import derive_seed
+
+_ENGINES = Names(ENGINE_NAMES, default=None)
+_USERS_MISTAKES = (ConfigError, DataError, RequestError)
+"""After these the next prompt may well be answered."""
+
+_Result = TypeVar("_Result")
+
+
+@chz.chz
+class PlayConfig:
+    """Answer prompts with the centre, the base or any genome of a run; /help lists commands."""
+
+    log_path: str = chz.field(doc="run directory")
+    generation: int | None = chz.field(
+        default=None,
+        doc="the centre after so many generations, and the genomes around it; 0 is "
+        "the base, None the latest",
+    )
+    genome: int | Literal["centre", "base"] = chz.field(
+        default="centre", doc="who answers: centre, base, or the number of a genome"
+    )
+    engine: EngineBuilder | None = chz.field(
+        meta_factory=_ENGINES, default=None, doc="where it runs; the run's own engine if None"
+    )
+    model_name: str | None = chz.field(
+        default=None, doc="where the run's base model is now; where the run had it if None"
+    )
+    chat: bool = chz.field(
+        default=True, doc="put prompts into the tokenizer's chat template, if it has one"
+    )
+    temperature: float | None = chz.field(
+        default=None, doc="0 is greedy; the run's own if None, and greedy for held-out problems"
+    )
+    max_tokens: int | None = chz.field(
+        default=None, doc="most tokens of an answer; the run's own if None"
+    )
+    seed: int | None = chz.field(
+        default=None, doc="of the sampling; for problems the run's own if None, for prompts 0"
+    )
+    problem: int | None = chz.field(
+        default=None, doc="play this problem of the run by its Env and end, without prompts"
+    )
+    split: Split = chz.field(
+        default="test", doc="test: the held-out problems; train: the generation's batch"
+    )
+
+
+class Session:
+    """What is set now, and what the commands do.
+
+    Args:
+        config: options.
+        rebuilt: the run on its engine.
+        portal: to the event loop on which the engine runs, in another thread: this one reads.
+        console: shows and asks.
+    """
+
+    def __init__(
+        self, config: PlayConfig, rebuilt: RebuiltRun, portal: BlockingPortal, console: Console
+    ) -> None:
+        self._rebuilt = rebuilt
+        self._portal = portal
+        self._console = console
+        self._chat = config.chat
+        self._split: Split = config.split
+        self._who: Target = "centre"
+        self._seed = config.seed
+        self._overrides: dict[str, object] = {}
+        if config.temperature is not None:
+            self._override("temperature", config.temperature)
+        if config.max_tokens is not None:
+            self._override("max_tokens", config.max_tokens)
+        # What a command takes, what it does, and how.
+        self._commands: dict[str, tuple[str, str, Callable[[Sequence[str]], None]]] = {
+            "genome": ("G", "answer as genome G of this generation", self._to_genome),
+            "centre": ("", "answer as the centre", lambda _: self.answer_as("centre")),
+            "base": ("", "answer as the base model", lambda _: self.answer_as("base")),
+            "generation": ("[T]", "go to the centre after T generations; the latest", self._to),
+            "problem": ("[train|test] I", "play problem I of the run by its Env", self._problem),
+            "temperature": ("X", "sample at temperature X; 0 is greedy", self._temperature),
+            "max_tokens": ("N", "sample N tokens at most", self._max_tokens),
+            "seed": ("N", "seed of the sampling", self._set_seed),
+            "help": ("", "this list", self._help),
+            "quit": ("", "end; so does the end of the input", self._quit),
+        }
+        self._over = False
+
+    @property
+    def prompt(self) -> str:
+        """Who answers next, for a terminal."""
+        who = f"genome {self._who}" if isinstance(self._who, int) else self._who
+        return f"generation {self._rebuilt.generation}, {who}> "
+
+    def go_to(self, generation: int | None) -> None:
+        """Go to a generation's centre; to the latest one if None."""
+        run = self._rebuilt.run
+        run.refresh()
+        latest = len(run.records) if generation is None else generation
+        self._call(lambda: self._rebuilt.go_to(latest))
+        self._who = "centre"
+
+    def answer_as(self, who: Target) -> None:
+        """Let somebody else answer."""
+        if isinstance(who, int):
+            self._rebuilt.run.genome(self._rebuilt.generation, who)
+        self._who = who
+
+    def play(self, split: Split, number: int) -> None:
+        """Play a problem and show what happened."""
+        played = self._call(
+            lambda: self._rebuilt.play(self._who, split, number, self._overrides, self._seed)
+        )
+        decode = self._rebuilt.engine.tokenizer.decode
+        self._console.show_problem(
+            played,
+            lambda tokens_T: str(decode(list(tokens_T))),
+            {
+                "generation": self._rebuilt.generation,
+                "genome": self._who,
+                "split": split,
+                "problem": number,
+            },
+        )
+
+    def run(self) -> None:
+        """Answer until the input ends."""
+        while not self._over and (text := self._console.read(self.prompt)) is not None:
+            try:
+                self._take(text)
+            except _USERS_MISTAKES as error:
+                self._console.show_mistake(error)
+            except KeyboardInterrupt:
+                self._console.interrupted()
+
+    def _take(self, text: str) -> None:
+        if text.startswith("/") and not text.startswith("//"):
+            name, *arguments = text[1:].split() or [""]
+            if name not in self._commands:
+                raise ConfigError(
+                    f"there is no command /{name}; {nearest(name, self._commands)} (a prompt that "
+                    "begins with / is written with //)"
+                )
+            takes, _, act = self._commands[name]
+            if len(arguments) != len(takes.split()) and not takes.startswith("["):
+                raise ConfigError(f"/{name} takes {takes or 'nothing'}, found {text!r}")
+            act(arguments)
+        elif text or not self._console.skips_empty:
+            self._answer(text.removeprefix("/") if text.startswith("//") else text)
+
+    def _answer(self, text: str) -> None:
+        rebuilt = self._rebuilt
+        tokens_T = render_prompt(rebuilt.engine.tokenizer, text, chat=self._chat)
+        params = chz.replace(rebuilt.run.config.sampling, **self._overrides)
+        seed = derive_seed(self._seed or 0, "play")
+        action = self._call(lambda: rebuilt.answer(self._who, Observation(tokens_T), params, seed))
+        self._console.show_answer(action)
+
+    def _to_genome(self, arguments: Sequence[str]) -> None:
+        self.answer_as(_number("genome", arguments[0]))
+
+    def _to(self, arguments: Sequence[str]) -> None:
+        if len(arguments) > 1:
+            raise ConfigError(f"/generation takes one number or none, found {len(arguments)}")
+        self.go_to(_number("generation", arguments[0]) if arguments else None)
+
+    def _problem(self, arguments: Sequence[str]) -> None:
+        *splits, number = arguments or [""]
+        if len(splits) > 1 or any(split not in ("test", "train") for split in splits):
+            raise ConfigError(f"/problem takes [train|test] I, found {' '.join(arguments)!r}")
+        split: Split = self._split if not splits else "train" if splits[0] == "train" else "test"
+        self.play(split, _number("problem", number))
+
+    def _temperature(self, arguments: Sequence[str]) -> None:
+        try:
+            self._override("temperature", float(arguments[0]))
+        except ValueError as error:
+            raise ConfigError(f"/temperature: {error}") from error
+
+    def _max_tokens(self, arguments: Sequence[str]) -> None:
+        self._override("max_tokens", _number("max_tokens", arguments[0]))
+
+    def _set_seed(self, arguments: Sequence[str]) -> None:
+        self._seed = _number("seed", arguments[0])
+
+    def _help(self, _: Sequence[str]) -> None:
+        lines = [
+            f"/{name} {takes}".ljust(26) + what for name, (takes, what, _) in self._commands.items()
+        ]
+        self._console.say(
+            "\n".join(
+                [
+                    *lines,
+                    "Anything else is a prompt, and stands alone. A line that ends in \\ goes on "
+                    "in the next; // begins a prompt with /.",
+                ]
+            )
+        )
+
+    def _quit(self, _: Sequence[str]) -> None:
+        self._over = True
+
+    def _override(self, name: str, value: object) -> None:
+        """Set a sampling parameter, if it can be."""
+        try:
+            chz.replace(self._rebuilt.run.config.sampling, **{name: value})
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self._overrides[name] = value
+
+    def _call(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run it on the engine's event loop; a Ctrl-C cancels it."""
+        future = self._portal.start_task_soon(function)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            with contextlib.suppress(CancelledError):
+                future.result()
+            raise
+
+
+def _number(what: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"/{what} takes a whole number, found {text!r}") from error
+
+
+def main(config: PlayConfig) -> None:
+    """Rebuild the run and answer."""
+    run = RecordedRun(Path(config.log_path))
+    generation = len(run.records) if config.generation is None else config.generation
+    run.check_generation(generation)
+    if isinstance(config.genome, int):
+        run.genome(generation, config.genome)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    console = Terminal() if interactive else Pipe()
+    with contextlib.ExitStack() as stack:
+        # The engine has an event loop and a thread of its own: this one waits for a person.
+        portal = stack.enter_context(start_blocking_portal())
+        console.say(f"{config.log_path}: loading {config.model_name or run.config.model_name} ...")
+        rebuilt = portal.call(rebuild, run, config.engine, config.model_name)
+        stack.callback(portal.call, rebuilt.close)
+        session = Session(config, rebuilt, portal, console)
+        session.go_to(config.generation)
+        session.answer_as(config.genome)
+        try:
+            if config.problem is not None:
+                session.play(config.split, config.problem)
+                return
+            console.say(
+                f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
+                "A line is a prompt; /help lists commands."
+            )
+            session.run()
+        except BrokenPipeError:  # Whoever read the answers has read enough, `head` for example.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    run_cli(main, PlayConfig)

@@ -1,0 +1,351 @@
+"""A recorded run on an engine again: any generation's centre, any of its genomes, the base.
+
+Base model, history and Config are all that a run is, so everything it ever consisted of can be had
+back: the centre after t generations is the base moved by the first t steps, and genome g of
+generation t is what the optimizer asked for then. The directory is only read, so the run may be
+going on, on this machine or another that shares its disk.
+"""
+
+import functools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio
+import chz
+import numpy as np
+
+from es_cookbook import train
+from es_cookbook.configs import load_config
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
+from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
+from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.model_files import base_identity
+from es_cookbook.rl.timeouts import Clock, Watch
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    EnvGroup,
+    EnvGroupBuilder,
+    LostRollout,
+    Observation,
+    SamplingParams,
+    Trajectory,
+)
+from es_cookbook.rollout_group import RolloutGroup, cause_of
+from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_store import check_same_base, read_header, read_history
+from es_cookbook.runs.run_directory import CONFIG, HISTORY
+from es_cookbook.seeds import derive_seed
+
+Split: TypeAlias = Literal["test", "train"]
+"""The held-out problems, or the batch with which the generation trained."""
+
+
+class RecordedRun:
+    """What a run directory says, read and never written.
+
+    Args:
+        log_path: the run directory.
+
+    Attributes:
+        history: the file.
+        config: the run's Config.
+        header: what the run began with; None where that is not recorded.
+        records: a generation each, in order.
+
+    Raises:
+        RunDirectoryError: No run is there.
+        ConfigError: Its config.json cannot be read.
+        HistoryError: Its history is damaged.
+    """
+
+    def __init__(self, log_path: Path) -> None:
+        if not (log_path / CONFIG).is_file():
+            raise RunDirectoryError(f"log_path {log_path} holds no run: there is no {CONFIG} in it")
+        self.history = log_path / HISTORY
+        self.config = load_config(log_path / CONFIG, train.Config)
+        self.header = read_header(self.history)
+        self.records: Sequence[Record] = ()
+        self._genomes_G: Sequence[Genome] = ()
+        self._genomes_of: int | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what has been recorded since."""
+        self.records = tuple(read_history(self.history))
+
+    def check_generation(self, generation: int) -> None:
+        """Refuse a generation that has not been reached.
+
+        Raises:
+            ConfigError: Says how far the run is.
+        """
+        if not 0 <= generation <= len(self.records):
+            raise ConfigError(
+                f"there is no generation {generation}: the run has recorded {len(self.records)} of "
+                f"{self.config.num_generations}, so 0 (the base) to {len(self.records)} are there"
+            )
+
+    def genomes(self, generation: int) -> Sequence[Genome]:
+        """The population that attempted the problems of a generation, `genomes_G`.
+
+        Raises:
+            ConfigError: The generation has none, or has not been reached.
+            HistoryError: The optimizer does not do any more what it did.
+        """
+        self.check_generation(generation)
+        if self._genomes_of != generation:
+            self._genomes_G, self._genomes_of = self._asked(generation), generation
+        return self._genomes_G
+
+    def genome(self, generation: int, number: int) -> Genome:
+        """One of `genomes`.
+
+        Raises:
+            ConfigError: There is none of that number.
+            HistoryError: As `genomes`.
+        """
+        genomes_G = self.genomes(generation)
+        if not 0 <= number < len(genomes_G):
+            raise ConfigError(
+                f"there is no genome {number}: generation {generation} has {len(genomes_G)}, 0 to "
+                f"{len(genomes_G) - 1}"
+            )
+        return genomes_G[number]
+
+    def _asked(self, generation: int) -> Sequence[Genome]:
+        config = self.config
+        if generation >= config.num_generations:
+            raise ConfigError(
+                f"generation {generation} has no genomes: it is the end of the run; generations 0 "
+                f"to {config.num_generations - 1} have them"
+            )
+        fork = self.header and self.header.fork
+        first = fork.generation if fork else 0
+        if fork and generation < first:
+            raise ConfigError(
+                f"generation {generation} was not this run's but that of log_path={fork.log_path}, "
+                f"from which it was forked; genomes of generations {first} and later are here"
+            )
+        optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
+        for record in self.records[first:generation]:
+            genomes_G = optimizer.ask(record.generation)
+            step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
+            if step != record.step:
+                raise HistoryError(
+                    f"generation {record.generation}: the recorded fitness does not give the "
+                    "recorded step any more, so its genomes may not come back either; use the "
+                    "version of es_cookbook that began the run"
+                )
+        return optimizer.ask(generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One attempt at one problem.
+
+    Attributes:
+        problem: its name where it has one, else "".
+        rollout: what happened.
+        reward: the Env's own; NaN where the rollout was lost.
+        without_group_reward: whether the problem also has a reward that compares genomes, left out
+            here because nobody else attempts it.
+    """
+
+    problem: str
+    rollout: Trajectory | LostRollout
+    reward: float
+    without_group_reward: bool
+
+
+async def rebuild(
+    run: RecordedRun, engine: EngineBuilder | None = None, model_name: str | None = None
+) -> "RebuiltRun":
+    """Start an engine for a run.
+
+    Args:
+        run: the run.
+        engine: builds it; the run's own if None.
+        model_name: where the run's base model is here; where the run had it if None.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+        ConfigError: The engine cannot be built here.
+        HistoryError: The model is not the run's base.
+    """
+    builder = engine or run.config.engine
+    name = model_name or run.config.model_name
+    rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=run.config.search_space))
+    try:
+        if run.header is not None:
+            base = await anyio.to_thread.run_sync(base_identity, name)
+            now = Header(name, base.weights, base.tokenizer, rebuilt.engine.base_dtype)
+            check_same_base(run.history, run.header, now)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await rebuilt.close()
+        raise
+    return rebuilt
+
+
+class RebuiltRun:
+    """A run on an engine that holds the centre of one generation.
+
+    Args:
+        run: the run.
+        engine: built for the run's search space.
+
+    Attributes:
+        engine: the same.
+        generation: whose centre the engine holds.
+    """
+
+    def __init__(self, run: RecordedRun, engine: Engine) -> None:
+        self.run = run
+        self.engine = engine
+        self.generation = 0
+        self._datasets: Datasets | None = None
+
+    async def go_to(self, generation: int) -> None:
+        """Bring the engine's centre to where it was after so many generations.
+
+        Raises:
+            ConfigError: The generation has not been reached.
+            HistoryError: The centre has another fingerprint than recorded; ask nothing of this
+                object any more.
+        """
+        self.run.check_generation(generation)
+        if generation == 0 and self.run.records:
+            await self._restore(1)  # Only moved does the base show whether it is the run's.
+        await self._restore(generation)
+        self.generation = generation
+
+    async def _restore(self, generation: int) -> None:
+        records = self.run.records[:generation]
+        fingerprint = await self.engine.restore(record.step for record in records)
+        if records and fingerprint != records[-1].fingerprint:
+            raise HistoryError(
+                f"after {generation} generations the centre had fingerprint "
+                f"{records[-1].fingerprint:016x}, but the history gives {fingerprint:016x} from "
+                "this model; give as model_name the base model that began the run"
+            )
+
+    async def answer(
+        self, who: Target, observation: Observation, params: SamplingParams, seed: int
+    ) -> Action:
+        """One action of a genome of this generation, of the centre or of the base.
+
+        Raises:
+            ConfigError: There is no such genome.
+            RequestError: The engine can never serve it: too long a prompt, say.
+        """
+        async with self._hosted(who) as residents:
+            target = 0 if isinstance(who, int) else who
+            host = residents.host or self.engine
+            return await host.sample(SampleRequest(target, observation, params, seed))
+
+    async def play(
+        self,
+        who: Target,
+        split: Split,
+        number: int,
+        overrides: Mapping[str, object],
+        seed: int | None = None,
+    ) -> Played:
+        """Attempt a problem as the run does: through its Env, with its sampling and seeds.
+
+        So the rollouts that the run kept in `rollouts.jsonl` come back (attempt 0 of each).
+
+        Args:
+            who: a genome of this generation, the centre or the base.
+            split: "test" for the held-out problems, greedy as in an evaluation; "train" for the
+                batch that follows this generation's centre.
+            number: which of them.
+            overrides: fields of the sampling parameters that are to differ from the run's.
+            seed: instead of the run's own.
+
+        Raises:
+            ConfigError: There is no such problem or genome.
+            DataError: The dataset cannot be loaded here.
+        """
+        config = self.run.config
+        builder, seed_of_call = await self._problem(split, number)
+        if seed is not None:
+            seed_of_call = functools.partial(derive_seed, seed, "play", number)
+        own = {"temperature": 0.0} if split == "test" else {}
+        sampling = chz.replace(config.sampling, **{**own, **overrides})
+        compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
+        watch = Watch(config.rollout_timeout)
+        group = RolloutGroup(
+            _Alone(builder) if compares else builder,
+            self.engine,
+            sampling,
+            1,
+            [seed_of_call],
+            watch,
+        )
+        try:
+            async with self._hosted(who) as residents, anyio.create_task_group() as watching:
+                watching.start_soon(watch.run)
+                clock = Clock(watch)
+                attempt = Attempt(self.engine, sampling, residents, seed_of_call, clock)
+                policy = EnginePolicy(attempt, 0 if isinstance(who, int) else who)
+                await group.attempt(policy, 0)
+                watching.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:
+            raise cause_of(errors) from None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await group.close()
+        done = group.result()
+        name = getattr(builder, "name", "")
+        return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
+
+    async def close(self) -> None:
+        """Close the engine; closing twice is harmless."""
+        await self.engine.close()
+
+    @asynccontextmanager
+    async def _hosted(self, who: Target) -> AsyncGenerator[Residents]:
+        """Inside, whoever is to answer is resident: a genome alone, as number 0."""
+        if not isinstance(who, int):
+            yield Residents(range(1))
+            return
+        genome = self.run.genome(self.generation, who)
+        async with self.engine.lend() as host:
+            await host.load([genome])
+            yield Residents(range(who, who + 1), [genome], host)
+
+    async def _problem(
+        self, split: Split, number: int
+    ) -> tuple[EnvGroupBuilder, Callable[[int], int]]:
+        """A problem, and the sampling seed that the run gives to the n-th call of an attempt."""
+        config = self.run.config
+        if self._datasets is None:
+            self._datasets = await config.dataset(self.engine.tokenizer)
+        if split == "test":
+            problems_P = self._datasets.test_P
+            seed_of = functools.partial(derive_seed, config.seed, "evaluation")
+            what, whose = "held-out problem", "the run"
+        else:
+            problems_P = self._datasets.train.get_batch(self.generation)
+            seed_of = functools.partial(derive_seed, config.seed, "sampling", self.generation)
+            what, whose = "training problem", f"the batch of generation {self.generation}"
+        if not 0 <= number < len(problems_P):
+            there = f"{len(problems_P)}, 0 to {len(problems_P) - 1}" if problems_P else "none"
+            raise ConfigError(f"there is no {what} {number}: {whose} has {there}")
+        return problems_P[number], functools.partial(seed_of, number, 0)
+
+
+class _Alone(EnvGroupBuilder):
+    """A problem without the rewards that need the whole group."""
+
+    def __init__(self, builder: EnvGroupBuilder) -> None:
+        self._builder = builder
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return await self._builder.make_envs(num_envs)

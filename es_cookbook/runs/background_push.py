@@ -1,0 +1,224 @@
+"""Push a run to the Hub while it goes on, without ever standing in its way.
+
+The training process only looks how long the files are. A thread copies that much of them, and
+starts `es_cookbook.runs.hub` on the copy as a process of its own, at the lowest priority: a server
+that hangs, a library that fails or a slow network can then be waited for or killed. A push that
+fails is counted and its reason logged, once for each reason; the next push takes everything
+again. While one is under way others are put together into one, the latest.
+
+Left out: pushing exports from here. They take a replay each; `es_cookbook.runs.export` and
+`es_cookbook.runs.hub` do that beside the run, on any machine.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import chz
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.runs.hub import MAIN, RUN_FILES, TOKEN, check_repo_id, check_timeout, no_token
+
+_MODULE = "es_cookbook.runs.hub"
+_LONGEST_REASON = 500
+
+logger = logging.getLogger(__name__)
+
+
+@chz.chz
+class HubPush:
+    """Pushes a run every few generations. Called with the run directory, it starts to."""
+
+    repo_id: str = chz.field(doc="repository on the Hub: owner/name; made if there is none")
+    every: int = chz.field(default=10, doc="generations between pushes; the last is pushed anyway")
+    revision: str = chz.field(
+        default=MAIN,
+        doc="branch; {generation} stands for how many are recorded: generation-{generation:05d}",
+    )
+    private: bool = chz.field(
+        default=True, doc="make the repository private; a public one is then refused"
+    )
+    timeout: float = chz.field(
+        default=120.0, doc="seconds a push may take; the end of the run waits no longer either"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_repo_id(self.repo_id)
+        check_timeout(self.timeout)
+        if self.every < 1:
+            raise ConfigError(f"every must be at least 1, found {self.every}")
+        try:
+            self.revision_of(0)
+        except (ValueError, LookupError, AttributeError) as error:
+            raise ConfigError(
+                "revision must be a branch, in which {generation} may stand for a number, found "
+                f"{self.revision!r}"
+            ) from error
+
+    def revision_of(self, generations: int) -> str:
+        """The branch for a run of so many recorded generations."""
+        return self.revision.format(generation=generations)
+
+    def __call__(self, run_path: Path) -> "BackgroundPush":
+        """Start the thread that pushes."""
+        return BackgroundPush(self, run_path)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be pushed: so many bytes of each file."""
+
+    generations: int
+    sizes: Mapping[str, int]
+
+
+class BackgroundPush:
+    """See the module's text.
+
+    Args:
+        config: where to, and how often.
+        run_path: the run directory.
+    """
+
+    def __init__(self, config: HubPush, run_path: Path) -> None:
+        self._config = config
+        self._run_path = run_path
+        self._changed = threading.Condition()
+        self._wanted: _Wanted | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._busy = False
+        self._closed = False
+        self._pushed = 0
+        self._failed = 0
+        self._logged: set[str] = set()
+        if not os.environ.get(TOKEN):  # Said now, not only after the first generations.
+            self._log(str(no_token()))
+        self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
+        self._thread.start()
+
+    def recorded(self, generations: int) -> None:
+        """So many generations are recorded now; pushes them if it is time. Returns at once."""
+        if generations % self._config.every == 0:
+            self._want(generations)
+
+    def metrics(self) -> Mapping[str, float]:
+        """`hub/pushed` and `hub/failed`: pushes since this process started."""
+        return {"hub/pushed": float(self._pushed), "hub/failed": float(self._failed)}
+
+    def finish(self, generations: int) -> None:
+        """Push the run as it is at its end, and wait until that is done or the time is over."""
+        self._want(generations)
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._closed or not (self._busy or self._wanted), self._config.timeout
+            )
+        if not done:
+            self._fail(
+                f"cannot push to {self._config.repo_id}: it was not done within "
+                f"{self._config.timeout:g} s of the end of the run; the command "
+                f"`python -m {_MODULE} path={self._run_path} repo_id={self._config.repo_id}` "
+                "pushes it again"
+            )
+
+    def close(self) -> None:
+        """Stop, whatever is under way; closing twice is harmless."""
+        with self._changed:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _want(self, generations: int) -> None:
+        sizes: dict[str, int] = {}
+        for name in RUN_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                sizes[name] = (self._run_path / name).stat().st_size
+        with self._changed:
+            self._wanted = _Wanted(generations, sizes)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._wanted)
+                if self._closed:
+                    return
+                wanted, self._wanted, self._busy = self._wanted, None, True
+            assert wanted is not None
+            try:
+                reason = self._push(wanted)
+            except OSError as error:  # No room for the copy, no process to be had.
+                reason = f"cannot push to {self._config.repo_id}: {error.strerror or error}"
+            if self._closed:  # And killed by that: no failure of the Hub's.
+                return
+            if reason is None:
+                self._pushed += 1
+            else:
+                self._fail(reason)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _push(self, wanted: _Wanted) -> str | None:
+        """Push a copy; gives what went wrong, if anything did."""
+        with tempfile.TemporaryDirectory(prefix="es-cookbook-hub-") as directory:
+            for name, size in wanted.sizes.items():
+                _copy_beginning(self._run_path / name, Path(directory) / name, size)
+            options = {
+                "path": directory,
+                "repo_id": self._config.repo_id,
+                "revision": self._config.revision_of(wanted.generations),
+                "private": self._config.private,
+                "timeout": self._config.timeout,
+            }
+            with self._changed:
+                if self._closed:
+                    return None
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE, *(f"{k}={v}" for k, v in options.items())],
+                    env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # A Ctrl-C is for the run, which then closes this.
+                )
+            _lowest_priority(self._process.pid)
+            said = self._process.communicate()[1].strip()
+            if self._process.returncode == 0:
+                return None
+            last_line = said.rpartition("\n")[2][:_LONGEST_REASON]
+            return last_line or f"{_MODULE} ended with {self._process.returncode} and said nothing"
+
+    def _fail(self, reason: str) -> None:
+        self._failed += 1
+        self._log(f"{reason}; the run goes on, and the next push takes everything")
+
+    def _log(self, sentence: str) -> None:
+        if sentence not in self._logged:
+            self._logged.add(sentence)
+            logger.warning(sentence)
+
+
+def _copy_beginning(source: Path, target: Path, size: int) -> None:
+    """Copy the first `size` bytes, from which a file only grows."""
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer)
+        writer.truncate(size)
+
+
+def _lowest_priority(pid: int) -> None:
+    if hasattr(os, "setpriority"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, 19)

@@ -1,0 +1,213 @@
+"""What a run's centre can be written as: a model directory, or a PEFT adapter.
+
+Weights that the run moved, or its merged adapter, make a whole model. Its adapter alone is a PEFT
+adapter, and so is the nearest of a rank to what the run changed: per weight a truncated singular
+value decomposition of centre - base. Each is written as the centre's tensors come, one at a time,
+and none of them outlives its turn.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.model_files import load_architecture, load_causal_lm, load_tokenizer
+from es_cookbook.runs.base_parameters import BaseParameters
+from es_cookbook.runs.low_rank_fit import fit, relative_error
+from es_cookbook.runs.model_directory import BaseFiles
+from es_cookbook.runs.peft_adapter import factor_names, write_adapter
+from es_cookbook.runs.replay import Replay
+
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""`max_lora_rank` that vLLM accepts."""
+_LOAD_MODEL = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("this directory")
+tokenizer = AutoTokenizer.from_pretrained("this directory")
+
+from vllm import LLM
+
+llm = LLM("this directory", dtype="{dtype}")  # vLLM's own choice may be another dtype"""
+_LOAD_ADAPTER = """\
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("this directory")  # with PEFT installed
+
+from vllm import LLM
+from vllm.lora.request import LoRARequest
+
+llm = LLM("{base}", enable_lora=True, max_lora_rank={rank}, dtype="{dtype}")
+llm.generate("...", lora_request=LoRARequest("adapter", 1, "this directory"))"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What came out.
+
+    Attributes:
+        kind: in a few words.
+        library: the Hub's name of what loads it.
+        relation: the Hub's name of how it comes from the base.
+        loading: Python that loads it.
+        said: what else the user has to know, a line each.
+        errors: weight -> relative error, where it is an approximation.
+    """
+
+    kind: str
+    library: str
+    relation: str
+    loading: str
+    said: tuple[str, ...] = ()
+    errors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+
+
+def write_model(directory: Path, replay: Replay) -> Written:
+    """A whole model: the base with the weights that the run moved, or with its adapter merged.
+
+    Args:
+        directory: there already, and empty.
+        replay: of the run.
+    """
+    space = replay.space
+    kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
+    shapes, changed = space.shapes, replay.centre_tensors()
+    if isinstance(space, AdapterSpace):
+        kind += ", the adapter merged"
+        shapes = {info.name: info.shape for info in replay.infos if info.name in space.targets}
+        changed = _merged(replay, space)
+    base = BaseFiles(replay.model_name)
+    if base.have(shapes):
+        base.write_changed(directory, set(shapes), changed, replay.dtype)
+    else:
+        _save_whole(directory, replay, changed)
+    loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
+    return Written(kind, "transformers", "finetune", loading)
+
+
+def _merged(replay: Replay, space: AdapterSpace) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each adapted weight with its adapter added, as soon as both factors have come."""
+    architecture = load_architecture(replay.model_name)
+    names, dtype = set(space.targets), dtype_name(replay.dtype)
+    base = BaseParameters(replay.model_name, architecture, names, dtype)
+    weight_of = {factor: name for name, pair in space.targets.items() for factor in pair}
+    waiting: dict[str, torch.Tensor] = {}
+    for factor, tensor in replay.centre_tensors():
+        waiting[factor] = tensor
+        name = weight_of[factor]
+        a, b = space.targets[name]
+        if a in waiting and b in waiting:
+            yield name, space.merged(base[name], waiting.pop(a), waiting.pop(b))
+
+
+def _save_whole(
+    directory: Path, replay: Replay, changed: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """As transformers writes it, which takes the memory of the model: it stores it otherwise."""
+    model = load_causal_lm(replay.model_name, dtype_name(replay.dtype), torch.device("cpu"))
+    parameters = dict(model.named_parameters())
+    for name, tensor in changed:
+        parameters[name].copy_(tensor)
+    model.save_pretrained(directory)
+    load_tokenizer(replay.model_name).save_pretrained(directory)
+
+
+def write_own_adapter(directory: Path, replay: Replay, space: AdapterSpace) -> Written:
+    """The adapter of an adapter run.
+
+    Args:
+        directory: there already, and empty.
+        replay: of the run.
+        space: the run's.
+    """
+    write_adapter(
+        directory,
+        shapes=space.shapes,
+        factors=replay.centre_tensors(),
+        settings={"r": space.rank, "lora_alpha": space.alpha, "use_rslora": space.rslora},
+        modules=_modules(replay),
+        base_model=_location(replay.model_name),
+    )
+    return _adapter(f"a PEFT adapter of rank {space.rank}", space.rank, replay)
+
+
+def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
+    """The nearest adapter of a rank to what the run changed, and how near each weight is.
+
+    Args:
+        directory: there already, and empty.
+        replay: of a run over linear weights.
+        rank: at least 1.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (rows, columns) in replay.space.shapes.items():
+        a, b = factor_names(name)
+        shapes[a], shapes[b] = (rank, columns), (rows, rank)
+    squares: dict[str, tuple[float, float]] = {}
+
+    def factors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in replay.centre_tensors():
+            found = fit(weight - replay.base[name].float(), rank)
+            squares[name] = (found.squared_error, found.squared_norm)
+            yield from zip(factor_names(name), (found.a, found.b), strict=True)
+
+    write_adapter(
+        directory,
+        shapes=shapes,
+        factors=factors(),
+        settings={"r": rank, "lora_alpha": rank, "use_rslora": False},
+        modules=_modules(replay),
+        base_model=_location(replay.model_name),
+    )
+    errors = {name: relative_error(*squares[name]) for name in replay.space.shapes}
+    over_all = relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
+    said = [f"{name}: relative error {error:.4g}" for name, error in errors.items()]
+    said += [f"over all: relative error {over_all:.4g}", _rank_of_change(rank, replay)]
+    return dataclasses.replace(
+        _adapter(f"a PEFT adapter of rank {rank}, the nearest to it", rank, replay),
+        said=tuple(said),
+        errors=errors | {"over all": over_all},
+    )
+
+
+def _modules(replay: Replay) -> list[str]:
+    return [name for name, _ in load_architecture(replay.model_name).named_modules()]
+
+
+def _rank_of_change(rank: int, replay: Replay) -> str:
+    """Whether an adapter of this rank can hold all of what the run changed."""
+    seeds = {term.seed for step in replay.steps for term in step.terms}
+    space = replay.space
+    moved = len(seeds) * (space.rank if isinstance(space, LowRankSpace) else math.inf)
+    exact = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
+    found = f"the run's {len(seeds)} seeds changed a weight by at most rank {exact:.0f}"
+    if rank >= exact:
+        return f"{found}: this adapter holds all of it, and only rounding is left out"
+    return f"{found}; an adapter of that rank would leave out nothing but rounding"
+
+
+def _adapter(kind: str, rank: int, replay: Replay) -> Written:
+    loading = _LOAD_ADAPTER.format(
+        base=_location(replay.model_name),
+        rank=next((accepted for accepted in _VLLM_RANKS if accepted >= rank), rank),
+        dtype=dtype_name(replay.dtype),
+    )
+    return Written(kind, "peft", "adapter", loading)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As configs write it.
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def _location(model_name: str) -> str:
+    """Where loaders find the base, from any directory."""
+    return str(Path(model_name).resolve()) if Path(model_name).is_dir() else model_name

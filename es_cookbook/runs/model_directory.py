@@ -1,0 +1,146 @@
+"""A Hugging Face model directory with some weights changed: what transformers and vLLM load.
+
+It is laid out as the base is, file by file, and each file is written tensor by tensor. What does
+not change is copied bit for bit. What changes is rounded once, to the dtype that sampled, which is
+the base's own unless the run named another; then `config.json` names that one too, so that whoever
+loads the directory samples as the run did. A name that is tied to a changed weight and has a tensor
+of its own in the base's files gets the same values, so that both stay one.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Set
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from es_cookbook.errors import ModelError
+from es_cookbook.model_files import load_architecture, tokenizer_files
+from es_cookbook.runs.tensor_file import TensorFile, TensorKind
+from es_cookbook.weight_files import WeightFiles, find_file, weight_paths
+
+_ALSO_COPIED = ("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
+_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class BaseFiles:
+    """The base's files, and which tensor of which file a parameter is.
+
+    Args:
+        model_name: a directory or Hub name.
+
+    Raises:
+        ModelError: It cannot be read; says where.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self._files = {_name_for(path): WeightFiles([path]) for path in weight_paths(model_name)}
+        model = load_architecture(model_name)
+        first_names: dict[int, str] = {}
+        self._parameter_of = {
+            name: first_names.setdefault(id(parameter), name)
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+        }
+        self._places: dict[str, list[tuple[str, str]]] = {}
+        for file_name, files in self._files.items():
+            for name in files:
+                parameter = self._parameter_of.get(name, name)
+                self._places.setdefault(parameter, []).append((file_name, name))
+
+    def have(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether every one of these parameters is stored as it is, under a name of its own."""
+        return all(
+            name in self._places and all(tuple(t.shape) == shape for t in self._stored(name))
+            for name, shape in shapes.items()
+        )
+
+    def _stored(self, parameter: str) -> Iterator[torch.Tensor]:
+        return (self._files[file_name][name] for file_name, name in self._places[parameter])
+
+    def write_changed(
+        self,
+        directory: Path,
+        names: Set[str],
+        changed: Iterable[tuple[str, torch.Tensor]],
+        dtype: torch.dtype,
+    ) -> None:
+        """Fill a directory with the base's config, tokenizer and weights, some of them changed.
+
+        Args:
+            directory: there already, and empty.
+            names: parameters that change; the files `have` them.
+            changed: all of them with their values, float32, in any order; taken one at a time.
+            dtype: that the changed ones are written in.
+
+        Raises:
+            ModelError: A changed weight is not stored as plain numbers.
+            OSError: It cannot be written.
+        """
+        as_stored = {tensor.dtype for name in names for tensor in self._stored(name)}
+        if quantised := [d for d in as_stored if not d.is_floating_point or d.itemsize < 2]:
+            raise ModelError(
+                f"model_name: {self.model_name!r} stores weights that change as {quantised[0]}, "
+                "and only float64, float32, float16 and bfloat16 can be replaced"
+            )
+        self._copy_small_files(directory, dtype, as_stored)
+        weight_map: dict[str, str] = {}
+        total_size = 0
+        with contextlib.ExitStack() as stack:
+            written: dict[str, TensorFile] = {}
+            for file_name, files in self._files.items():
+                kinds: dict[str, TensorKind] = {}
+                for name in files:
+                    stays = self._parameter_of.get(name, name) not in names
+                    tensor = files[name]
+                    kinds[name] = (tensor.dtype if stays else dtype, tuple(tensor.shape))
+                    total_size += tensor.numel() * kinds[name][0].itemsize
+                    weight_map[name] = file_name
+                written[file_name] = stack.enter_context(TensorFile(directory / file_name, kinds))
+                for name in files:
+                    if self._parameter_of.get(name, name) not in names:
+                        written[file_name].write(name, files[name])
+            for parameter, tensor in changed:
+                for file_name, name in self._places[parameter]:
+                    written[file_name].write(name, tensor)
+        if list(self._files) != [_ONE_FILE]:
+            self._write_index(directory, total_size, weight_map)
+
+    def _write_index(self, directory: Path, total_size: int, weight_map: Mapping[str, str]) -> None:
+        metadata: dict[str, object] = {}
+        if path := find_file(self.model_name, _INDEX):
+            metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata", {})
+        metadata["total_size"] = total_size
+        index = {"metadata": metadata, "weight_map": weight_map}
+        _write_json(directory / _INDEX, index, sort_keys=True)  # as transformers does
+
+    def _copy_small_files(
+        self, directory: Path, dtype: torch.dtype, as_stored: Set[torch.dtype]
+    ) -> None:
+        also = [path for name in _ALSO_COPIED if (path := find_file(self.model_name, name))]
+        for path in (*tokenizer_files(self.model_name), *also):
+            shutil.copyfile(path, directory / path.name)
+        path = find_file(self.model_name, "config.json")
+        assert path is not None, "the architecture was loaded from it"
+        config = cast("dict[str, object]", json.loads(path.read_text(encoding="utf-8")))
+        named = config.pop("torch_dtype", None)  # its name before transformers 5
+        named = config.get("dtype", named)
+        sampled = str(dtype).removeprefix("torch.")
+        if named == sampled or (named is None and as_stored == {dtype}):
+            shutil.copyfile(path, directory / path.name)
+        else:
+            _write_json(directory / path.name, config | {"dtype": sampled})
+
+
+def _name_for(path: Path) -> str:
+    """The name of the safetensors file in place of one of the base's."""
+    if path.suffix == ".safetensors":
+        return path.name
+    return path.with_suffix(".safetensors").name.replace("pytorch_model", "model", 1)
+
+
+def _write_json(path: Path, value: Mapping[str, object], sort_keys: bool = False) -> None:
+    text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=sort_keys)
+    path.write_text(f"{text}\n", encoding="utf-8")

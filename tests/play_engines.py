@@ -1,0 +1,80 @@
+"""What tests of talking to a run need: a model that is always the same, and engines that none is.
+
+One of them attacks, one repeats, one keeps silent.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import chz
+import torch
+
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.request_checks import check_sample
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.rl.types import Action
+from tests.fakes import FakeEngine
+from tests.tiny_run import write_tiny_model
+
+if TYPE_CHECKING:
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+
+
+def write_model(path: Path, seed: int = 0) -> Path:
+    """A tiny run's model, the same for the same seed; gives the path."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return write_tiny_model(path)
+
+
+HOSTILE = "two\nlines \\ \x1b[2J\x1b]0;title\x07\x9b1A \u202egnp.exe\u2028\r\x7f\ud800 end"
+
+
+def hostile_answer(who: Genome | str, request: SampleRequest) -> str:
+    return HOSTILE
+
+
+@chz.chz
+class HostileBuilder(EngineBuilder):
+    """Builds an engine whose answers are escape sequences."""
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return FakeEngine(answer=hostile_answer)
+
+
+class EchoEngine(FakeEngine):
+    """Whose tokens are the codes of characters."""
+
+    @property
+    def tokenizer(self) -> Any:
+        return SimpleNamespace(chat_template=None, encode=lambda text: [ord(c) for c in text])
+
+    async def sample(self, request: SampleRequest) -> Action:
+        check_sample(request, self.context_length, sys.maxunicode)
+        return Action((0,), "".join(map(chr, request.observation.tokens_T)), "stop")
+
+
+@chz.chz
+class EchoBuilder(EngineBuilder):
+    """Builds an engine that answers with the prompt."""
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return EchoEngine()
+
+
+class SilentEngine(FakeEngine):
+    async def sample(self, request: SampleRequest) -> Action:
+        if request.target != "base":
+            await anyio.sleep_forever()
+        return await super().sample(request)
+
+
+@chz.chz
+class SilentBuilder(EngineBuilder):
+    """Builds an engine of which only the base ever answers."""
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return SilentEngine()

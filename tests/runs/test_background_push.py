@@ -1,0 +1,233 @@
+"""A run is pushed while it goes on, and no server, however bad, stops it or slows it."""
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from es_cookbook import train
+from es_cookbook.configs import load_config
+from es_cookbook.errors import ConfigError
+from es_cookbook.runs.background_push import BackgroundPush, HubPush
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from tests.fakes import FakeEngineBuilder
+from tests.hub_server import TOKEN, HubServer
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("hub") / "model")
+
+
+def config(model: Path, log_path: Path, push: HubPush | None, **fields: Any) -> TinyConfig:
+    return TinyConfig(
+        model_name=str(model),
+        log_path=str(log_path),
+        engine=FakeEngineBuilder(),
+        trackers=JsonlTrackerBuilder(),
+        hub=push,
+        **fields,
+    )
+
+
+async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(
+    hub: HubServer, model: Path, tmp_path: Path
+) -> None:
+    await train.main(config(model, tmp_path, HubPush(repo_id="me/run", every=5)))
+    names = ("config.json", "history.jsonl", "metrics.jsonl")
+    assert hub.files("me/run") == {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
+    assert hub.repositories["me/run"].private
+
+
+async def until(push: BackgroundPush, key: str, count: int) -> None:
+    with anyio.fail_after(60):
+        while push.metrics()[key] < count:
+            await anyio.sleep(0.01)
+
+
+async def test_a_push_holds_what_was_recorded_when_it_was_asked_for(
+    hub: HubServer, model: Path, tmp_path: Path
+) -> None:
+    await train.main(config(model, tmp_path, None, num_generations=4))
+    recorded = (tmp_path / "history.jsonl").read_bytes()
+    push = HubPush(repo_id="me/run", every=2, revision="generation-{generation:03d}")(tmp_path)
+    with (tmp_path / "history.jsonl").open("ab") as file:
+        push.recorded(3)  # Not its turn.
+        push.recorded(4)
+        file.write(recorded[: recorded.index(b"\n") + 1])
+    await until(push, "hub/pushed", 1)
+    push.close()
+    assert set(hub.repositories["me/run"].branches) == {"main", "generation-004"}
+    assert hub.files("me/run", "generation-004")["run/history.jsonl"] == recorded
+    assert push.metrics() == {"hub/pushed": 1.0, "hub/failed": 0.0}
+
+
+async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push(
+    hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await train.main(config(model, tmp_path, None, num_generations=3))
+    push = HubPush(repo_id="me/run", every=1)(tmp_path)
+    hub.fail_with = 501
+    push.recorded(1)
+    await until(push, "hub/failed", 1)
+    push.recorded(2)
+    await until(push, "hub/failed", 2)
+    (sentence,) = [record.getMessage() for record in caplog.records]
+    assert sentence == (
+        f"cannot push to me/run on {hub.url[7:]}: it answered with status 501; "
+        "the run goes on, and the next push takes everything"
+    )
+    hub.fail_with = 403
+    push.recorded(3)
+    await until(push, "hub/failed", 3)
+    assert "may not write to me/run" in caplog.messages[1]
+    hub.fail_with = None
+    push.recorded(3)
+    await until(push, "hub/pushed", 1)
+    push.close()
+    assert push.metrics() == {"hub/pushed": 1.0, "hub/failed": 3.0}
+    assert len(caplog.messages) == 2
+    kept = hub.files("me/run")["run/history.jsonl"]
+    assert kept == (tmp_path / "history.jsonl").read_bytes()
+
+
+async def test_pushes_that_wait_become_one_the_latest(
+    hub: HubServer, model: Path, tmp_path: Path
+) -> None:
+    await train.main(config(model, tmp_path, None, num_generations=3))
+    hub.hang = 0.3
+    push = HubPush(repo_id="me/run", every=1, revision="g{generation}")(tmp_path)
+    push.recorded(1)
+    while not hub.requests:
+        await anyio.sleep(0.01)
+    for generations in range(2, 50):
+        push.recorded(generations)
+    hub.hang = 0
+    await until(push, "hub/pushed", 2)
+    push.close()
+    assert set(hub.repositories["me/run"].branches) == {"main", "g1", "g49"}
+
+
+@pytest.mark.parametrize("trouble", ["refuses the token", "fails", "hangs", "is not there"])
+async def test_a_run_is_the_same_whatever_the_server_does(
+    hub: HubServer,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+) -> None:
+    if trouble == "refuses the token":
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    elif trouble == "fails":
+        hub.fail_with = 500
+    elif trouble == "hangs":
+        hub.hang = 600
+    else:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # Nobody listens to "discard".
+    await train.main(config(model, tmp_path / "alone", None))
+    with anyio.fail_after(30):
+        await train.main(
+            config(model, tmp_path / "pushed", HubPush(repo_id="a/b", every=1, timeout=4))
+        )
+    histories = [(tmp_path / n / "history.jsonl").read_bytes() for n in ("alone", "pushed")]
+    assert histories[0] == histories[1]
+    rows = read_metrics(tmp_path / "pushed" / "metrics.jsonl")
+    assert all({"hub/pushed", "hub/failed"} <= set(row) for row in rows[:-1])
+    assert any("cannot push to a/b" in message for message in caplog.messages)
+
+
+async def test_the_token_is_in_no_file_and_no_log(
+    hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await train.main(config(model, tmp_path, HubPush(repo_id="me/run")))
+    assert hub.files("me/run"), "the token was used"
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(kept) >= 4
+    assert not any(TOKEN.encode() in path.read_bytes() for path in kept)
+    assert not any(TOKEN.encode() in content for content in hub.files("me/run").values())
+    assert TOKEN not in caplog.text
+
+
+async def test_without_a_token_the_run_says_so_at_once_and_goes_on(
+    hub: HubServer,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    await train.main(config(model, tmp_path, HubPush(repo_id="me/run")))
+    assert caplog.messages[0].startswith("cannot push to the Hub: HF_TOKEN is not set")
+    assert len(list(read_history(tmp_path / "history.jsonl"))) == 12
+    assert hub.requests == []
+
+
+def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Path) -> None:
+    hub.hang = 600
+    options = [
+        f"model_name={model}",
+        "engine=tests.fakes:FakeEngineBuilder",
+        "num_generations=1000000",
+    ]
+    options += [f"log_path={tmp_path}", "trackers=JsonlTrackerBuilder"]
+    options += ["hub.repo_id=me/run", "hub.every=1", "hub.timeout=500"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "tests.tiny_run", *options],
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+    )
+    while not hub.requests:
+        assert run.poll() is None, run.communicate()[1]
+        time.sleep(0.01)
+    (pusher,) = children_of(run.pid)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=20)[1]
+    assert run.returncode == 130
+    assert said.startswith("interrupted after generation ")
+    assert not Path(f"/proc/{pusher}").exists()
+    recorded = load_config(tmp_path / "config.json", train.Config)
+    assert recorded.hub == HubPush(repo_id="me/run", every=1, timeout=500)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"every": 0}, "every must be at least 1, found 0"),
+        ({"timeout": 0}, "timeout must be above 0 seconds, found 0"),
+        ({"revision": "{generations}"}, "revision must be a branch, in which {generation} may"),
+        ({"revision": "{"}, "revision must be a branch, in which {generation} may"),
+        ({"repo_id": "run"}, "repo_id must be owner/name in letters"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        HubPush(**{"repo_id": "me/run"} | fields)
+    assert str(caught.value).startswith(sentence)

@@ -1,0 +1,387 @@
+"""An export is the engine's centre, in files that transformers and PEFT load as they are."""
+
+import dataclasses
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.runs import history_store
+from es_cookbook.runs.export import ExportConfig, export
+from es_cookbook.runs.model_directory import BaseFiles
+from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
+
+pytestmark = pytest.mark.anyio
+
+
+def write(run: Path, output: Path, **fields: Any) -> str:
+    return export(ExportConfig(log_path=str(run), output=str(output), **fields))
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def loaded(directory: Path) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForCausalLM.from_pretrained(directory, dtype="auto").state_dict())
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+
+
+@dataclasses.dataclass
+class Case:
+    """A base, a run on it, and the dtype that sampled."""
+
+    space: SearchSpaceBuilder
+    family: str = "llama"
+    stored: str = "float32"
+    sampled: str = "auto"
+    shards: int = 1
+
+
+CASES = {
+    "low rank, three files": Case(LowRank(rank=2), shards=3),
+    "dense, tied, bfloat16": Case(FullRank(), "qwen2", "bfloat16"),
+    "adapter, merged": Case(Adapter(rank=3, alpha=12.0, exclude=("*up_proj*",)), shards=3),
+    "adapter, merged, bfloat16": Case(Adapter(rank=2), "qwen2", "bfloat16"),
+    "stored narrower than it sampled": Case(LowRank(), "qwen2", "bfloat16", "float32"),
+    "stored wider than it sampled": Case(LowRank(), "qwen2", "float32", "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("which", CASES)
+async def test_a_model_directory_is_what_the_engine_would_save(tmp_path: Path, which: str) -> None:
+    case = CASES[which]
+    model = make_base(tmp_path / "model", case.family, case.stored, case.shards)
+    run = await make_run(tmp_path / "run", model, case.space, case.sampled)
+    said = write(run, tmp_path / "out", merge="merged" in which)
+    assert "after 3 generations (fingerprint " in said
+    async with engine_at(run, model, case.space, dtype=case.sampled) as engine:
+        await engine.save(tmp_path / "saved")
+        actions = await greedy(engine)
+    assert same(loaded(tmp_path / "out"), loaded(tmp_path / "saved"))
+    assert not same(loaded(tmp_path / "saved"), loaded(model) | {})
+    # Laid out as the base: the same files, the same tensors in them, tied ones as often.
+    files = {file.name for file in (tmp_path / "out").iterdir()} - {"README.md"}
+    assert files == {file.name for file in model.iterdir()}
+    assert len(list(model.glob("*.safetensors"))) >= case.shards
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        assert load_file(file).keys() == load_file(model / file.name).keys()
+    for name in ("tokenizer.json", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
+    if case.stored == case.sampled or case.sampled == "auto":
+        config = (tmp_path / "out" / "config.json").read_bytes()
+        assert config == (model / "config.json").read_bytes()
+    if case.stored == "float32" and case.sampled == "auto":
+        check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("5A").input_ids == [11, 23]
+
+
+async def test_any_generation_can_be_had_and_none_is_the_base_byte_for_byte(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model", shards=2)
+    run = await make_run(tmp_path / "run", model, LowRank())
+    assert "(the base)" in write(run, tmp_path / "out0", generation=0)
+    for file in model.iterdir():
+        assert (tmp_path / "out0" / file.name).read_bytes() == file.read_bytes()
+    write(run, tmp_path / "out2", generation=2)
+    async with engine_at(run, model, LowRank(), generation=2) as engine:
+        await engine.save(tmp_path / "saved")
+    assert same(loaded(tmp_path / "out2"), loaded(tmp_path / "saved"))
+    write(run, tmp_path / "out3", generation=3)
+    assert not same(loaded(tmp_path / "out3"), loaded(tmp_path / "saved"))
+
+
+async def test_a_tied_weight_that_is_stored_twice_changes_twice(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model", "qwen2")
+    stored = weights(model)
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+    save_file(stored, model / "model.safetensors", {"format": "pt"})
+    run = await make_run(tmp_path / "run", model, FullRank())
+    write(run, tmp_path / "out")
+    found = weights(tmp_path / "out")
+    assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+    assert not torch.equal(found["lm_head.weight"], stored["lm_head.weight"])
+
+
+async def test_a_base_of_torch_save_becomes_safetensors(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model", "qwen2")
+    torch.save(weights(model), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    run = await make_run(tmp_path / "run", model, LowRank())
+    write(run, tmp_path / "out")
+    async with engine_at(run, model, LowRank()) as engine:
+        await engine.save(tmp_path / "saved")
+    assert same(weights(tmp_path / "out"), weights(tmp_path / "saved"))
+
+
+async def test_a_model_that_is_stored_otherwise_than_it_is_held_is_stored_so_again(
+    tmp_path: Path,
+) -> None:
+    model = make_base(tmp_path / "model", "mixtral")
+    parameters = {
+        name for name, _ in AutoModelForCausalLM.from_pretrained(model).named_parameters()
+    }
+    assert parameters - weights(model).keys(), "experts are one parameter, and stored one by one"
+    run = await make_run(tmp_path / "run", model, FullRank())
+    write(run, tmp_path / "out")
+    async with engine_at(run, model, FullRank()) as engine:
+        await engine.save(tmp_path / "saved")
+        actions = await greedy(engine)
+    assert weights(tmp_path / "out").keys() == weights(model).keys()
+    assert same(weights(tmp_path / "out"), weights(tmp_path / "saved"))
+    check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(
+    tmp_path: Path, rslora: bool
+) -> None:
+    model = make_base(tmp_path / "model")
+    # Not all of a kind, so that modules have to be named in full.
+    space = Adapter(rank=3, alpha=10.0, rslora=rslora, exclude=("*1.mlp.up_proj*",))
+    run = await make_run(tmp_path / "run", model, space)
+    assert "as a PEFT adapter of rank 3" in write(run, tmp_path / "out")
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    async with engine_at(run, model, space) as engine:
+        actions = await greedy(engine)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    with pytest.raises(AssertionError):
+        check_same_answers(base, actions)
+    check_same_answers(PeftModel.from_pretrained(base, tmp_path / "out").eval(), actions)
+    check_same_answers(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval(), actions)
+    check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
+
+
+async def test_an_exported_adapter_is_where_another_run_can_start(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model")
+    space = Adapter(rank=2, alpha=3.0)
+    run = await make_run(tmp_path / "run", model, space)
+    write(run, tmp_path / "out")
+    again = Adapter(start=str(tmp_path / "out"))
+    async with engine_at(run, model, space) as engine:
+        await engine.save(tmp_path / "saved")
+    async with engine_at(run, model, again, generation=0) as engine:
+        await engine.save(tmp_path / "saved again")
+    assert same(weights(tmp_path / "saved"), weights(tmp_path / "saved again"))
+    second = await make_run(tmp_path / "second", model, again)
+    write(second, tmp_path / "out again")
+    config = json.loads((tmp_path / "out again" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["target_modules"][0]) == (2, 3.0, "down_proj")
+    first, moved = weights(tmp_path / "out"), weights(tmp_path / "out again")
+    assert first.keys() == moved.keys() and not same(first, moved)
+
+
+async def test_a_low_rank_run_as_an_adapter_says_how_near_it_is(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model")
+    run = await make_run(tmp_path / "run", model, LowRank())
+    async with engine_at(run, model, LowRank()) as engine:
+        actions = await greedy(engine)
+        await engine.save(tmp_path / "saved")
+    seeds = {
+        t.seed for r in history_store.read_history(run / "history.jsonl") for t in r.step.terms
+    }
+    base, centre = weights(model), weights(tmp_path / "saved")
+    found: dict[int, float] = {}
+    for rank in (1, len(seeds)):
+        said = write(run, tmp_path / f"rank{rank}", rank=rank)
+        adapter = weights(tmp_path / f"rank{rank}")
+        squares = torch.zeros(2)
+        names = [name for name in base if f"base_model.model.{_factor(name, 'A')}" in adapter]
+        assert len(names) == 15, "lm_head among them"
+        for name in names:
+            a, b = (adapter[f"base_model.model.{_factor(name, side)}"] for side in "AB")
+            change = centre[name] - base[name]
+            left = (change - b @ a).norm()
+            error = float(re.search(rf"{re.escape(name)}: relative error (\S+)", said)[1])  # type: ignore[index]
+            assert error == pytest.approx(float(left / change.norm()), rel=1e-3, abs=1e-6)
+            squares += torch.stack([left, change.norm()]) ** 2
+        found[rank] = float(re.search(r"over all: relative error (\S+)", said)[1])  # type: ignore[index]
+        assert found[rank] == pytest.approx(float((squares[0] / squares[1]) ** 0.5), rel=1e-3)
+        card = (tmp_path / f"rank{rank}" / "README.md").read_text()
+        assert f"| `over all` | {found[rank]:.4g} |" in card
+        holds = "this adapter holds all of it" in said
+        assert holds == (rank == len(seeds)), said
+        assert f"{len(seeds)} seeds changed a weight by at most rank {len(seeds)}" in said
+    assert found[1] > 0.1 and found[len(seeds)] < 1e-4
+    directory = tmp_path / f"rank{len(seeds)}"
+    check_same_answers(AutoPeftModelForCausalLM.from_pretrained(directory).eval(), actions)
+
+
+def _factor(weight: str, side: str) -> str:
+    return f"{weight.removesuffix('.weight')}.lora_{side}.weight"
+
+
+async def test_what_an_adapter_cannot_hold_is_named(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model")
+    dense = await make_run(tmp_path / "dense", model, FullRank())
+    with pytest.raises(ConfigError, match=r"linear .*only.* model\.embed_tokens\.weight.* 3 more"):
+        write(dense, tmp_path / "out", rank=2)
+    linear = await make_run(tmp_path / "linear", model, FullRank(include=("*proj*",)))
+    said = write(linear, tmp_path / "out", rank=2)
+    assert "by at most rank 32;" in said
+    adapter = await make_run(tmp_path / "adapter", model, Adapter(rank=2))
+    with pytest.raises(ConfigError, match="adapter has rank 2 and is written as it is without it"):
+        write(adapter, tmp_path / "no", rank=2)
+    with pytest.raises(ConfigError, match="give one of them"):
+        write(linear, tmp_path / "no", rank=2, merge=True)
+    assert "merge=true changes nothing" in write(linear, tmp_path / "whole", merge=True)
+    assert not (tmp_path / "no").exists()
+
+
+async def test_the_card_says_where_the_weights_come_from(tmp_path: Path) -> None:
+    model = make_base(tmp_path / "model")
+    run = await make_run(tmp_path / "run", model, LowRank())
+    write(run, tmp_path / "out", generation=2)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "- evolution-strategies\n" in card.split("---")[1]
+    record = list(history_store.read_history(run / "history.jsonl"))[1]
+    for fact in (f"{record.fingerprint:016x}", str(model), "LowRank", "float32"):
+        assert f"| `{fact}` |" in card
+    assert json.loads(card.split("```json\n")[1].split("```")[0])["seed"] == 0
+    rows = [line for line in card.splitlines() if re.match(r"\| \d", line)]
+    assert [row.split(" | ")[0] for row in rows] == ["| 0", "| 1", "| 2"]
+    assert "test/env/all/correct" in card
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Path]:
+    yield make_base(tmp_path / "model")
+
+
+async def test_another_fingerprint_is_refused_with_both_and_leaves_nothing(
+    tmp_path: Path, base: Path
+) -> None:
+    run = await make_run(tmp_path / "run", base, LowRank())
+    records = list(history_store.read_history(run / "history.jsonl"))
+    wrong = dataclasses.replace(records[1], fingerprint=records[1].fingerprint ^ 1)
+    lines = (run / "history.jsonl").read_bytes().splitlines(keepends=True)
+    lines[lines.index(history_store.encode(records[1]))] = history_store.encode(wrong)
+    (run / "history.jsonl").write_bytes(b"".join(lines))
+    for fields in ({}, {"rank": 2}):
+        with pytest.raises(HistoryError) as raised:
+            write(run, tmp_path / "out" / "here", generation=2, **fields)
+        assert f"{records[1].fingerprint:016x}" in str(raised.value)
+        assert f"{wrong.fingerprint:016x}" in str(raised.value)
+        assert list((tmp_path / "out").iterdir()) == []
+    write(run, tmp_path / "fine", generation=3)
+
+
+async def test_a_base_that_moved_is_found_by_its_new_place_and_no_other_is_taken(
+    tmp_path: Path, base: Path
+) -> None:
+    run = await make_run(tmp_path / "run", base, LowRank())
+    moved = base.rename(tmp_path / "moved")
+    with pytest.raises(ModelError, match=r"no directory .*model.*give model_name="):
+        write(run, tmp_path / "out")
+    write(run, tmp_path / "out", model_name=str(moved))
+    tensors = {name: tensor + 1e-3 for name, tensor in weights(moved).items()}
+    save_file(tensors, moved / "model.safetensors", {"format": "pt"})
+    with pytest.raises((HistoryError, ModelError), match="moved"):
+        write(run, tmp_path / "again", model_name=str(moved))
+    assert not (tmp_path / "again").exists()
+
+
+async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
+    run = await make_run(tmp_path / "run", base, LowRank())
+    for fields, error, sentence in (
+        ({"generation": 4}, HistoryError, r"generation must be 0 to 3, since .*found 4"),
+        ({"output": str(run)}, ConfigError, "is there already"),
+        ({"log_path": str(tmp_path / "none")}, RunDirectoryError, "none must be a run directory"),
+        ({"log_path": str(base)}, ConfigError, r"model/config\.json must hold a run's Config"),
+    ):
+        given = {"log_path": str(run), "output": str(tmp_path / "out"), **fields}
+        with pytest.raises(error, match=sentence) as raised:
+            export(ExportConfig(**given))
+        assert "\n" not in str(raised.value)
+        assert not (tmp_path / "out").exists()
+    for name, value in (("rank", 0), ("generation", -1)):
+        with pytest.raises(ConfigError, match=f"{name} must be"):
+            ExportConfig(log_path="x", output="y", **{name: value})
+
+
+async def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path, base: Path) -> None:
+    run = await make_run(tmp_path / "run", base, LowRank())
+    size = (base / "model.safetensors").stat().st_size
+
+    def as_program(limit: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "es_cookbook.runs.export"]
+        command += [f"log_path={run}", f"output={tmp_path / 'out' / 'here'}"]
+        limits = (limit, limit)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+        )
+
+    full = as_program(size // 2)
+    assert full.returncode == 1
+    assert full.stderr.startswith("cannot write output") and full.stderr.count("\n") == 1
+    assert "nothing was left" in full.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+    done = as_program(2 * size)
+    assert done.returncode == 0, done.stderr
+    assert "exported the centre after 3 generations" in done.stdout
+
+
+async def test_what_a_process_left_that_died_is_cleared_away(tmp_path: Path, base: Path) -> None:
+    run = await make_run(tmp_path / "run", base, LowRank())
+    shutil.copytree(base, tmp_path / ".out.partial")
+    (tmp_path / ".out.partial" / "foreign").write_text("of before")
+    write(run, tmp_path / "out")
+    assert not (tmp_path / ".out.partial").exists()
+    assert not (tmp_path / "out" / "foreign").exists()
+
+
+def test_no_more_than_a_changed_tensor_is_kept_at_a_time(tmp_path: Path, base: Path) -> None:
+    files = BaseFiles(str(base))
+    names = [name for name in weights(base) if "proj" in name]
+    given: list[weakref.ref[torch.Tensor]] = []
+    stored = weights(base)
+
+    def changed() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in names:
+            assert all(ref() is None for ref in given[:-1])
+            tensor = stored[name] + 1
+            given.append(weakref.ref(tensor))
+            yield name, tensor
+
+    (tmp_path / "out").mkdir()
+    files.write_changed(tmp_path / "out", set(names), changed(), torch.float32)
+    after = weights(tmp_path / "out")
+    assert all(torch.equal(after[name], stored[name] + (name in names)) for name in stored)
+
+
+def test_quantised_weights_are_not_replaced(tmp_path: Path, base: Path) -> None:
+    tensors = weights(base)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].to(torch.int8)
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    (tmp_path / "out").mkdir()
+    changed = iter([(name, torch.zeros(tensors[name].shape))])
+    with pytest.raises(ModelError, match=r"stores weights that change as torch\.int8, and only"):
+        BaseFiles(str(base)).write_changed(tmp_path / "out", {name}, changed, torch.float32)

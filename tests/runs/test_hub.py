@@ -1,0 +1,178 @@
+"""A push is one commit with exactly the files; whatever goes wrong is one sentence."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from es_cookbook import train
+from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.runs.hub import HubCommand, files_to_push
+from tests.fakes import FakeEngineBuilder
+from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """The real command with the real client."""
+    inherited = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    return subprocess.run(
+        [sys.executable, "-m", "es_cookbook.runs.hub", *options],
+        cwd=ROOT,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    path = tmp_path / "export"
+    (path / "deep").mkdir(parents=True)
+    (path / "README.md").write_text("---\nlicense: mit\n---\nA model\n")
+    (path / "config.json").write_text('{"model_type": "qwen2"}')
+    (path / "model.safetensors").write_bytes(bytes(range(256)) * 5000)
+    (path / "deep" / "empty.txt").touch()
+    (path / "model-2.safetensors.partial").write_bytes(b"half")
+    (path / "run.lock").write_text("1234")
+    (path / ".hidden").write_text("not for anybody")
+    (path / ".cache").mkdir()
+    (path / ".cache" / "thing").write_text("nor this")
+    return path
+
+
+EXPORTED = ("README.md", "config.json", "deep/empty.txt", "model.safetensors")
+
+
+def test_an_export_is_one_commit_of_exactly_its_files_in_a_private_repository(
+    hub: HubServer, export: Path
+) -> None:
+    done = push(hub.environment(), f"path={export}", "repo_id=me/model")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{hub.url}/me/model/commit/{2:040x}\n"
+    assert hub.files("me/model") == {name: (export / name).read_bytes() for name in EXPORTED}
+    assert len(hub.files("me/model")["model.safetensors"]) > LARGEST_REGULAR, "one went by LFS"
+    assert hub.repositories["me/model"].private
+    assert len(hub.repositories["me/model"].branches["main"]) == 2, "one commit after the first"
+
+
+def test_a_revision_is_a_branch_and_a_second_push_adds_to_it(hub: HubServer, export: Path) -> None:
+    options = (f"path={export}", "repo_id=me/model", "revision=generation/12")
+    assert push(hub.environment(), *options).returncode == 0
+    (export / "config.json").write_text("{}")
+    assert push(hub.environment(), *options).returncode == 0
+    assert hub.files("me/model") == {}, "main is as it was"
+    assert set(hub.files("me/model", "generation/12")) == set(EXPORTED)
+    assert hub.files("me/model", "generation/12")["config.json"] == b"{}"
+
+
+def test_a_public_repository_is_refused_unless_it_is_asked_for(
+    hub: HubServer, export: Path
+) -> None:
+    hub.repositories["me/open"] = Repository(private=False)
+    options = (f"path={export}", "repo_id=me/open")
+    refused = push(hub.environment(), *options)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "cannot push to me/open: it is public; make it private, or give private=False to push what "
+        "everybody may read\n"
+    )
+    assert hub.files("me/open") == {}
+    assert push(hub.environment(), *options, "private=False").returncode == 0
+    assert set(hub.files("me/open")) == set(EXPORTED)
+    assert push(hub.environment(), f"path={export}", "repo_id=me/new", "private=False").stdout
+    assert not hub.repositories["me/new"].private
+
+
+@pytest.mark.anyio
+async def test_of_a_run_go_whole_lines_of_what_it_is_made_of(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    model = write_tiny_model(tmp_path / "model")
+    await train.main(
+        TinyConfig(model_name=str(model), log_path=str(run), engine=FakeEngineBuilder(), seed=3)
+    )
+    names = ("config.json", "history.jsonl", "metrics.jsonl")
+    whole = {f"run/{name}": (run / name).read_bytes() for name in names}
+    assert (run / "rollouts.jsonl").exists()
+    (run / "lock").write_text("1234")
+    for name in ("history.jsonl", "metrics.jsonl"):
+        with (run / name).open("ab") as file:
+            file.write(b'{"version":1,"gener')  # A generation that is being written.
+    done = push(hub.environment(), f"path={run}", "repo_id=me/run")
+    assert done.returncode == 0, done.stderr
+    assert hub.files("me/run") == whole
+
+
+def test_a_damaged_history_is_not_pushed(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text("nothing of ours\nnor this\n")
+    with pytest.raises(HistoryError, match="line 1"):
+        files_to_push(tmp_path)
+
+
+def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="holds nothing to push"):
+        files_to_push(tmp_path)
+    with pytest.raises(RunDirectoryError, match="must be a directory that exists"):
+        files_to_push(tmp_path / "none")
+
+
+@pytest.mark.parametrize("repo_id", ["name", "a/b/c", "/name", "me/", "me/ü", "me/a b"])
+def test_what_is_no_repository_is_refused(repo_id: str) -> None:
+    with pytest.raises(ConfigError, match="repo_id must be owner/name"):
+        HubCommand(path=".", repo_id=repo_id)
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "sentence"),
+    [
+        (
+            None,
+            None,
+            "cannot push to the Hub: HF_TOKEN is not set; make a token that may write at ",
+        ),
+        ("hf_wrong", None, "it does not accept the token in HF_TOKEN"),
+        (TOKEN, 403, "the token in HF_TOKEN may not write to me/model"),
+        (TOKEN, 501, "it answered with status 501"),
+    ],
+)
+def test_a_refusal_is_one_sentence_without_the_token(
+    hub: HubServer, export: Path, token: str | None, status: int | None, sentence: str
+) -> None:
+    hub.fail_with = status
+    done = push(hub.environment(token), f"path={export}", "repo_id=me/model")
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert TOKEN not in done.stderr and "hf_wrong" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_no_network_is_one_sentence(export: Path) -> None:
+    with HubServer() as gone:
+        environment = gone.environment()
+    done = push(environment, f"path={export}", "repo_id=me/model")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"cannot push to me/model on {gone.url[7:]}: ConnectError: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_server_that_hangs_is_given_up(hub: HubServer, export: Path) -> None:
+    hub.hang = 60
+    done = push(hub.environment(), f"path={export}", "repo_id=me/model", "timeout=1")
+    assert done.returncode == 1
+    assert done.stderr == "cannot push to me/model: it was not done within 1 s\n"

@@ -1,0 +1,35 @@
+"""Nothing that a model writes can command a terminal or break a line-by-line protocol."""
+
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.runs.plain_text import one_line, printable
+
+TEXTS = st.text(st.characters(exclude_categories=()))  # Surrogates and control characters too.
+
+
+def test_printable_keeps_words_of_every_language() -> None:
+    assert printable("naïve 日本語 😀\nσ = ½") == "naïve 日本語 😀\nσ = ½"
+    assert printable("\ud800\x00") == r"\ud800\x00"
+
+
+def test_escape_sequences_overrides_and_line_ends_are_written_out() -> None:
+    assert printable("\x1b]0;title\x07\x9b2J\r\u202e\u2028") == (
+        r"\x1b]0;title\x07\x9b2J\r\u202e\u2028"
+    )
+
+
+@given(TEXTS)
+def test_every_text_becomes_one_line_that_can_be_undone(text: str) -> None:
+    line = one_line(text)
+    assert line.splitlines() == ([line] if text else [])
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in line + printable(text) if c != "\n")
+    assert line.encode("latin-1", "backslashreplace").decode("unicode_escape") == text
+
+
+def test_all_characters_at_once() -> None:
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    line = one_line(everything)
+    assert line.encode("latin-1", "backslashreplace").decode("unicode_escape") == everything

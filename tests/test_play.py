@@ -1,0 +1,356 @@
+"""One can talk to a run: by hand at a terminal, and from a script through a pipe."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import anyio
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.cli import run_cli
+from es_cookbook.play import PlayConfig, main
+from es_cookbook.rebuilt_run import RecordedRun, rebuild
+from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.plain_text import one_line
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.seeds import derive_seed
+from tests.fakes import FakeEngineBuilder
+from tests.play_engines import HOSTILE, write_model
+from tests.tiny_run import TinyConfig
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of four generations."""
+    path = tmp_path_factory.mktemp("play")
+    run(TinyConfig(model_name=str(write_model(path / "model")), log_path=str(path / "run")))
+    return path / "run"
+
+
+@pytest.fixture(scope="module")
+def fake_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the engine that answers at once."""
+    path = tmp_path_factory.mktemp("play")
+    model = write_model(path / "model")
+    config = TinyConfig(
+        model_name=str(model), log_path=str(path / "run"), engine=FakeEngineBuilder()
+    )
+    run(config)
+    return path / "run"
+
+
+def run(config: TinyConfig) -> None:
+    config = chz.replace(config, num_generations=4, trackers=JsonlTrackerBuilder())
+    anyio.run(train.main, config)
+
+
+def command(log_path: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "es_cookbook.play", f"log_path={log_path}", *options]
+
+
+def piped(
+    log_path: Path, typed: str, *options: str, encoding: str = "utf-8"
+) -> subprocess.CompletedProcess[str]:
+    """The program as a process of its own."""
+    return subprocess.run(
+        command(log_path, *options),
+        cwd=ROOT,
+        input=typed,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        timeout=120,
+        check=False,
+    )
+
+
+def fed(log_path: Path, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported everything already."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    arguments = [f"log_path={log_path}", *options]
+    with (
+        mock.patch.object(sys, "stdin", io.StringIO(typed)),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            run_cli(main, PlayConfig, arguments)
+        except SystemExit as stopped:
+            assert isinstance(stopped.code, int)
+            code = stopped.code
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> list[str]:
+    """What (generation, who) answers to a prompt, asked of an engine directly."""
+
+    async def ask() -> list[str]:
+        rebuilt = await rebuild(RecordedRun(log_path))
+        texts: list[str] = []
+        for generation, who, prompt in asked:
+            await rebuilt.go_to(generation)
+            tokens_T = tuple(rebuilt.engine.tokenizer.encode(prompt))
+            params = SamplingParams(max_tokens=4, temperature=1.0)
+            seed = derive_seed(0, "play")
+            action = await rebuilt.answer(who, Observation(tokens_T), params, seed)
+            texts.append(action.text)
+        await rebuilt.close()
+        return texts
+
+    return anyio.run(ask)
+
+
+def test_through_a_pipe_an_answer_is_a_line_and_nothing_else_is_said(log_path: Path) -> None:
+    typed = "A\n/base\nA\n/generation 2\nA\n/genome 1\nA\n/generation\nA\n/quit\nnever\n"
+    done = piped(log_path, typed)
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = [(4, "centre"), (0, "base"), (2, "centre"), (2, 1), (4, "centre")]
+    answers = expected(log_path, [(generation, who, "A") for generation, who in asked])
+    assert done.stdout == "".join(f"{one_line(answer)}\n" for answer in answers)
+    assert len(set(answers)) > 2, "there was something to mistake"
+
+
+def test_options_say_who_answers_and_how(log_path: Path) -> None:
+    done = fed(log_path, "A\n", "generation=2", "genome=1")
+    assert done.stdout.splitlines() == expected(log_path, [(2, 1, "A")]), done.stderr
+    long = fed(log_path, "A\n/seed 5\nA\n/max_tokens 3\nA\n", "max_tokens=20", "temperature=2")
+    first, second, third = long.stdout.splitlines()
+    assert first != second and second.startswith(third)
+    assert len(third) < len(second)
+
+
+def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.role[:0] }}B{% endfor %}"
+    )
+    run(TinyConfig(model_name=str(model), log_path=str(tmp_path / "run")))
+    plain, chat = expected(tmp_path / "run", [(4, "centre", "A"), (4, "centre", "B")])
+    assert plain != chat
+    assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
+    assert fed(tmp_path / "run", "A\n", "chat=false").stdout == f"{one_line(plain)}\n"
+
+
+def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> None:
+    kept = json.loads((log_path / "rollouts.jsonl").read_text().splitlines()[5])
+    done = fed(
+        log_path,
+        f"/genome {kept['genome']}\n/problem train {kept['problem']}\n",
+        f"generation={kept['generation']}",
+    )
+    played = json.loads(done.stdout)
+    assert played["turns"] == kept["turns"]
+    assert played["reward"] == kept["reward"]
+    assert {key: played[key] for key in ("generation", "genome", "split", "problem", "name")} == {
+        "generation": kept["generation"],
+        "genome": kept["genome"],
+        "split": "train",
+        "problem": kept["problem"],
+        "name": f"train {2 * kept['generation'] + kept['problem']}",
+    }
+    once = fed(log_path, "never read\n", "problem=1", "genome=base")
+    assert json.loads(once.stdout)["name"] == "test 51"
+
+
+def test_what_a_model_writes_stays_on_its_line_and_can_be_undone(fake_run: Path) -> None:
+    typed = "hello\n/problem 0\nhello again\n"
+    done = piped(fake_run, typed, "engine=tests.play_engines:HostileBuilder", encoding="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, problem, last = done.stdout.splitlines()
+    assert first == last
+    assert first.encode("latin-1", "backslashreplace").decode("unicode_escape") == HOSTILE
+    assert json.loads(problem)["turns"][0]["action"] == HOSTILE
+    assert not any(unicodedata.category(c)[0] == "C" for c in done.stdout if c != "\n")
+
+
+def test_a_line_that_ends_in_a_backslash_goes_on(fake_run: Path) -> None:
+    typed = "a\\\nb\\\\\n//help\n\nlast\\\n"
+    engine = "engine=tests.play_engines:EchoBuilder"
+    done = fed(fake_run, typed, engine)
+    assert done.stdout.splitlines() == [r"a\nb\\\\", "/help"]
+    assert done.stderr == "line 4: a prompt needs at least one token, found none\n"
+    assert fed(fake_run, "last\\\n", engine).stdout == "last\\n\n"
+
+
+def test_a_mistake_in_a_pipe_stops_it_and_names_the_line(fake_run: Path) -> None:
+    done = fed(fake_run, "fine\n/genom 3\nnever\n")
+    assert done.returncode == 1
+    assert done.stdout.count("\n") == 1
+    assert done.stderr.startswith("line 2: there is no command /genom; did you mean 'genome'? ")
+
+
+def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(fake_run: Path) -> None:
+    player = subprocess.Popen(
+        command(fake_run),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert player.stdin and player.stdout and player.stderr
+    player.stdin.write(b"\xff\xfe\n")
+    player.stdin.flush()
+    assert player.stdout.readline().strip().isdigit(), "answered before the input ended"
+    player.stdout.close()
+    player.stdin.write(b"A\n" * 3)
+    player.stdin.close()
+    assert player.stderr.read() == b""
+    assert player.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["generation=5"],
+            "there is no generation 5: the run has recorded 4 of 4, so 0 (the base) ",
+        ),
+        (["generation=1", "genome=4"], "there is no genome 4: generation 1 has 4, 0 to 3"),
+        (["genome=0"], "generation 4 has no genomes: it is the end of the run; generations 0 to 3"),
+        (["problem=4"], "there is no held-out problem 4: the run has 4, 0 to 3"),
+        (["temperature=-1"], "temperature must be 0 (greedy) or positive, found -1"),
+        (["max_tokens=0"], "max_tokens must be at least 1, found 0"),
+    ],
+)
+def test_options_that_cannot_be_are_one_sentence(
+    fake_run: Path, options: list[str], sentence: str
+) -> None:
+    done = fed(fake_run, "never read", *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_run_and_another_base_are_one_sentence(log_path: Path, tmp_path: Path) -> None:
+    none = fed(tmp_path, "A\n")
+    assert none.returncode == 1
+    assert none.stderr == f"log_path {tmp_path} holds no run: there is no config.json in it\n"
+    model = write_model(tmp_path / "model", seed=1)  # Of the same shape with other weights.
+    other = fed(log_path, "A\n", f"model_name={model}")
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "model_name" in other.stderr and other.stderr.count("\n") == 1
+
+
+class Person:
+    """Somebody at a real terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._terminal, its_end = pty.openpty()
+        self.player = subprocess.Popen(
+            arguments,
+            cwd=ROOT,
+            stdin=its_end,
+            stdout=its_end,
+            stderr=its_end,
+            env={**os.environ, "TERM": "dumb"},  # Or `readline` sends sequences of its own.
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(its_end)
+        self.seen = ""
+
+    def sees(self, end: str) -> str:
+        """Wait until the screen ends with this, or closes; gives what came since the last time."""
+        said = ""
+        deadline = time.monotonic() + 60
+        while not (end and said.endswith(end)):
+            assert time.monotonic() < deadline, said
+            if select.select([self._terminal], [], [], 0.1)[0]:
+                try:
+                    said += os.read(self._terminal, 65536).decode(errors="replace")
+                except OSError:  # The other end is closed.
+                    assert not end, said
+                    break
+        self.seen += said
+        return said.replace("\r\n", "\n")
+
+    def types(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def leaves(self) -> int:
+        code = self.player.wait(60)
+        os.close(self._terminal)
+        return code
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_a_person_is_told_who_answers_and_may_err(log_path: Path) -> None:
+    person = Person(*command(log_path))
+    hint = person.sees("generation 4, centre> ")
+    assert "4 of 4 generations are recorded. A line is a prompt; /help lists commands." in hint
+    person.types("A\n")
+    (answer,) = expected(log_path, [(4, "centre", "A")])
+    said = person.sees("generation 4, centre> ")
+    assert said == f"A\n{answer}\n[cut after 4 tokens]\ngeneration 4, centre> "
+    person.types("\n/generation 3\n")
+    person.sees("generation 3, centre> ")
+    person.types("/genome 9\n")
+    assert "there is no genome 9: generation 3 has 4, 0 to 3" in person.sees("centre> ")
+    person.types("/genome 2\n")
+    person.sees("generation 3, genome 2> ")
+    person.types("/problem 1\n")
+    shown = person.sees("generation 3, genome 2> ")
+    assert "test problem 1 (test 51)\nprompt:\n  " in shown
+    assert "\nanswer (4 tokens, cut):\n  " in shown
+    assert "\nreward " in shown and "  correct " in shown and "  format 1" in shown
+    person.types("/help\n")
+    listed = person.sees("genome 2> ")
+    names = "genome centre base generation problem temperature max_tokens seed help quit"
+    assert all(f"/{name}" in listed for name in names.split())
+    person.types("/quit\n")
+    person.sees("")
+    assert person.leaves() == 0
+
+
+def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(fake_run: Path) -> None:
+    person = Person(*command(fake_run, "engine=tests.play_engines:HostileBuilder"))
+    person.sees("centre> ")
+    for typed in ("hello\n", "/problem 0\n", "/problem train 1\n"):
+        person.types(typed)
+        said = person.sees("centre> ")
+        assert r"\x1b[2J\x1b]0;title\x07\x9b1A \u202egnp.exe\u2028\r\x7f\ud800 end" in said
+        assert "two\n" in said and "lines \\ " in said
+    person.types("\x04")
+    person.sees("")
+    assert person.leaves() == 0
+    assert (
+        set(map(unicodedata.category, person.seen.replace("\r\n", ""))) & {"Cc", "Cf", "Zl"}
+        == set()
+    )
+
+
+def test_ctrl_c_stops_an_answer_and_then_the_program(fake_run: Path) -> None:
+    person = Person(*command(fake_run, "engine=tests.play_engines:SilentBuilder"))
+    person.sees("centre> ")
+    person.types("hello\n")
+    person.sees("hello\r\n")
+    time.sleep(0.3)  # Nothing shows that it is being answered.
+    person.types("\x03")
+    assert "[stopped]" in person.sees("centre> ")
+    person.types("/base\n")
+    person.sees("base> ")
+    person.types("hello\n")
+    assert person.sees("base> ").split("\n")[1].isdigit(), "it goes on"
+    time.sleep(1)  # `readline` misses one that comes between the prompt and its first look.
+    person.types("\x03")
+    person.sees("")
+    assert person.leaves() == 0
