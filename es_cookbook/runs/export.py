@@ -70,8 +70,9 @@ def export(config: ExportConfig) -> str:
 
     Raises:
         ConfigError: The output is there already, or these options do not go with this run.
-        ModelError: The base cannot be found or read, or is another than the run began with.
-        HistoryError: There is no such generation, or the rebuilt centre is not the recorded one.
+        ModelError: The base cannot be found or read.
+        HistoryError: There is no such generation, the base is another than the run began with, or
+            the rebuilt centre is not the recorded one.
         RunDirectoryError: There is no such run, or the output cannot be written.
     """
     output = Path(config.output)
@@ -86,6 +87,7 @@ def export(config: ExportConfig) -> str:
             f"{error}; if the base has moved, give model_name=its new place"
         ) from error
     _check_options(config, replay)
+    replay.check_base()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(output) as directory:

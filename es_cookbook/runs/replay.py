@@ -53,6 +53,8 @@ class Replay:
 
     Attributes:
         config: the run's.
+        history: its history's path.
+        header: what the run began with; None where the history is too old to say.
         model_name: where the base is.
         infos: the model's parameters.
         space: which of them the centre has (an adapter's: its own).
@@ -65,6 +67,8 @@ class Replay:
     """
 
     config: RunConfig
+    history: Path
+    header: Header | None
     model_name: str
     infos: Sequence[ParameterInfo]
     space: SearchSpace
@@ -74,6 +78,20 @@ class Replay:
     steps: Sequence[Step]
     fingerprint: int | None
     snapshot: Snapshot | None
+
+    def check_base(self) -> None:
+        """Compare the base with the one that the run began with; reads all of it.
+
+        The fingerprint tells it apart where the centre is the model's own weights and has moved; an
+        adapter's factors say nothing of the model beside them.
+
+        Raises:
+            HistoryError: It is another; names what differs.
+        """
+        if self.header is not None:
+            found = base_identity(self.model_name)
+            now = Header(self.model_name, found.weights, found.tokenizer, self.header.dtype)
+            check_same_base(self.history, self.header, now)
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
         """Every parameter of the centre, float32, by name, each as soon as it is there.
@@ -121,11 +139,7 @@ class Replay:
 
 
 def open_replay(
-    log_path: Path,
-    generation: int | None = None,
-    *,
-    model_name: str | None = None,
-    check_base: bool = True,
+    log_path: Path, generation: int | None = None, *, model_name: str | None = None
 ) -> Replay:
     """Find out how the centre of a run's generation is rebuilt.
 
@@ -133,11 +147,10 @@ def open_replay(
         log_path: run directory; it is only read.
         generation: the centre after so many generations; after all that are recorded if None.
         model_name: where the base model is now; where the run had it if None.
-        check_base: compare the base with what the history says of it, for which all of it is read.
 
     Raises:
         RunDirectoryError: There is no run directory.
-        HistoryError: The history is damaged or has no such generation, or the base is another.
+        HistoryError: The history is damaged, or has no such generation.
         ConfigError: The run's Config cannot be read any more.
         ModelError: The base model cannot be read.
     """
@@ -148,17 +161,15 @@ def open_replay(
     header, records = beginning.header, beginning.records
     model_name = config.model_name if model_name is None else model_name
     architecture = load_architecture(model_name)
-    if check_base and header is not None:
-        base = base_identity(model_name)
-        now = Header(model_name, base.weights, base.tokenizer, header.dtype)
-        check_same_base(log_path / HISTORY, header, now)
-    dtype = header.dtype if header is not None and header.dtype is not None else _dtype_of(config)
     infos = parameter_infos(architecture)
     space = config.search_space(infos)
     names = {info.name for info in infos} & set(space.shapes)
+    dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
     parameters = BaseParameters(model_name, architecture, names, dtype)
     return Replay(
         config=config,
+        history=log_path / HISTORY,
+        header=header,
         model_name=model_name,
         infos=infos,
         space=space,

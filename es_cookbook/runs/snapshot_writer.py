@@ -79,7 +79,7 @@ class SnapshotWriter:
         from es_cookbook.runs.snapshots import write_snapshot
 
         try:
-            replay = open_replay(self._log_path, generation, check_base=False)  # The run has.
+            replay = open_replay(self._log_path, generation)
             assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
             write_snapshot(
                 self._log_path,

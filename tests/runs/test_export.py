@@ -304,6 +304,21 @@ async def test_a_base_that_moved_is_found_by_its_new_place_and_no_other_is_taken
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.parametrize("fields", [{"generation": 0}, {"merge": True}, {}], ids=str)
+async def test_another_base_under_the_same_adapter_is_refused_by_name(
+    tmp_path: Path, base: Path, fields: dict[str, Any]
+) -> None:
+    run = await make_run(tmp_path / "run", base, Adapter(rank=2))
+    write(run, tmp_path / "fine", **fields)
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    tensors = {name: tensor + 1e-3 for name, tensor in weights(other).items()}
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(HistoryError, match=r"began with model_name=.*other: its weights was"):
+        write(run, tmp_path / "out", model_name=str(other), **fields)
+    assert not (tmp_path / "out").exists()
+
+
 async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
     run = await make_run(tmp_path / "run", base, LowRank())
     for fields, error, sentence in (

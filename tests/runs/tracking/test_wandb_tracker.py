@@ -1,5 +1,6 @@
 import logging
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +63,11 @@ def test_offline_runs_lie_in_the_run_directory_and_resume_under_the_same_id(
     files = sorted(path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2, "a project alone does not go online: nobody is logged in"
     assert {file.name for file in files} == {f"run-{(path / 'wandb_id').read_text()}.wandb"}
-    rows = [row for file in files for row in logged(file) if "reward/mean" in row]
+    rows: list[dict[str, str]] = []
+    until = time.monotonic() + 30
+    while len(rows) < 3 and time.monotonic() < until:  # W&B's service may write after `finish`.
+        time.sleep(0.1)
+        rows = [row for file in files for row in logged(file) if "reward/mean" in row]
     assert sorted((row["_step"], row["reward/mean"]) for row in rows) == [
         ("0", "0.25"),
         ("1", "0.5"),
