@@ -26,10 +26,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 from transformers import AutoTokenizer
 
 from benchmarks.harness import Row, ratios, report, row
 from benchmarks.sampling import endless_model, first_prompt
+from es_cookbook.cores import num_cores
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
 from es_cookbook.engines.ray_pool import RayPoolBuilder
 from es_cookbook.engines.torch_engine import TorchEngineBuilder
@@ -88,19 +90,21 @@ def start_plain(path: str) -> "AsyncLLM":
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=path,
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=512,
-            max_num_seqs=1024,
-            kv_cache_memory_bytes=1 << 30,
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            distributed_executor_backend=UniProcExecutor if current_platform.is_cpu() else None,
-        )
+    arguments = AsyncEngineArgs(
+        model=path,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        max_num_seqs=1024,
+        kv_cache_memory_bytes=1 << 30,
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+        distributed_executor_backend=UniProcExecutor if current_platform.is_cpu() else None,
     )
+    # As many threads as the engine gives vLLM, which leaves this process a core.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", str(max(1, num_cores() - 1)))
+        return AsyncLLM.from_engine_args(arguments)
 
 
 async def plain_generation(

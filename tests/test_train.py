@@ -342,7 +342,7 @@ def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_o
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kills"] == sum(found["moments"].values()) == 10 and found["runs"] >= 1
-    assert len(found["moments"]) > 1, "kills came at different moments"
+    assert found["moments"].keys() - {"while starting"}, "some came within a generation"
     assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
 
 

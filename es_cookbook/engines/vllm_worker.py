@@ -6,7 +6,8 @@ lists, and seeds are all that is ever sent.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -79,7 +80,7 @@ class GenomeWorker:
         if num_slots:
             self._take_slots(num_slots)
         model = cast(torch.nn.Module, self.model_runner.model)
-        with torch.no_grad():
+        with _writing_weights():
             self._genomes = host_genomes(model, builder(parameters), parameters)
             if num_slots:
                 self._genomes.load([])
@@ -94,13 +95,13 @@ class GenomeWorker:
     @_answers
     def genomes_use(self, weights: int | Literal["centre", "base"]) -> None:
         """See `RankGenomes.use`."""
-        with torch.no_grad():
+        with _writing_weights():
             self._genomes.use(weights)
 
     @_answers
     def genomes_apply(self, step: PlainStep) -> list[FingerprintPiece]:
         """See `RankGenomes.apply`."""
-        with torch.no_grad():
+        with _writing_weights():
             return self._genomes.apply(_step(step))
 
     @_answers
@@ -109,7 +110,7 @@ class GenomeWorker:
     ) -> list[FingerprintPiece]:
         """See `RankGenomes.restore`."""
         path = None if snapshot is None else Path(snapshot)
-        with torch.no_grad():
+        with _writing_weights():
             return self._genomes.restore([_step(step) for step in steps], path)
 
     def _take_slots(self, num_slots: int) -> None:
@@ -120,6 +121,16 @@ class GenomeWorker:
             manager._adapter_manager.activate_adapter(slot + 1)
         # Before each step vLLM looks whether the batch's adapters are there, one by one; they are.
         vars(manager)["_apply_adapters"] = _nothing
+
+
+@contextmanager
+def _writing_weights() -> Generator[None]:
+    """Inside, the model's weights may be written."""
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        vllm_cpu.weights_changed()
 
 
 def _nothing(requests: object) -> None:
