@@ -39,7 +39,12 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.model_files import base_identity, load_causal_lm, parameter_infos
+from es_cookbook.model_files import (
+    base_identity,
+    load_architecture,
+    load_causal_lm,
+    parameter_infos,
+)
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.runs.history_format import Header, Record
@@ -80,7 +85,8 @@ def write_run(log_path: Path, model: Path, made: Sequence[Record]) -> None:
     log_path.mkdir()
     (log_path / "config.json").write_text(config_to_json(config))
     base = base_identity(str(model))
-    header = Header(str(model), base.weights, base.tokenizer, "float32")
+    dtype = str(load_architecture(str(model)).config.dtype).removeprefix("torch.")
+    header = Header(str(model), base.weights, base.tokenizer, dtype)
     history = HistoryStore(log_path / "history.jsonl", header)
     for record in made:
         history.append(record)

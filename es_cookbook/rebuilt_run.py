@@ -39,6 +39,7 @@ from es_cookbook.rollout_group import RolloutGroup, cause_of
 from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import check_same_base, read_header, read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
+from es_cookbook.runs.snapshots import latest_snapshot
 from es_cookbook.seeds import derive_seed
 
 Split: TypeAlias = Literal["test", "train"]
@@ -226,7 +227,12 @@ class RebuiltRun:
 
     async def _restore(self, generation: int) -> None:
         records = self.run.records[:generation]
-        fingerprint = await self.engine.restore(record.step for record in records)
+        fingerprints = [record.fingerprint for record in records]
+        snapshot = await anyio.to_thread.run_sync(
+            latest_snapshot, self.run.history.parent, fingerprints, self.run.header
+        )
+        steps = [record.step for record in records]
+        fingerprint = await self.engine.restore(steps, snapshot and snapshot.path)
         if records and fingerprint != records[-1].fingerprint:
             raise HistoryError(
                 f"after {generation} generations the centre had fingerprint "

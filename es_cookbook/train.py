@@ -307,7 +307,7 @@ async def _replay(
         return
     from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
 
-    snapshot = await asyncio.to_thread(latest_snapshot, log_path, fingerprints)
+    snapshot = await asyncio.to_thread(latest_snapshot, log_path, fingerprints, history.header)
     fingerprint = await engine.restore(history.steps(), snapshot and snapshot.path)
     if fingerprint != record.fingerprint:
         raise HistoryError(

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 import chz
@@ -51,6 +51,7 @@ async def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trackers=JsonlTrackerBuilder(rollouts_per_generation=8),
             num_generations=6,
             eval_every=3,
+            snapshot_every=2,
         )
     )
     return path / "run"
@@ -75,6 +76,22 @@ async def test_every_rollout_of_the_run_comes_back(log_path: Path, rebuilt: Rebu
         assert texts == [turn["action"] for turn in row["turns"]]
         assert played.reward == row["reward"]
     assert len({row["turns"][0]["action"] for row in rows}) > 10, "there was something to mistake"
+
+
+async def test_a_snapshot_on_the_way_is_where_a_replay_begins(
+    log_path: Path, rebuilt: RebuiltRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path | None] = []
+    restore = rebuilt.engine.restore
+
+    async def watched(steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        asked.append(snapshot)
+        return await restore(steps, snapshot)
+
+    monkeypatch.setattr(rebuilt.engine, "restore", watched)
+    await rebuilt.go_to(5)
+    there = sorted((log_path / "snapshots").iterdir())
+    assert asked == [[path for path in there if path.stem < "000006"][-1]]
 
 
 async def test_the_held_out_measurement_comes_back(log_path: Path, rebuilt: RebuiltRun) -> None:
@@ -117,7 +134,8 @@ async def test_sampling_can_differ_from_the_runs(rebuilt: RebuiltRun) -> None:
 
 async def test_nothing_is_written(log_path: Path, rebuilt: RebuiltRun) -> None:
     def state() -> dict[str, tuple[int, bytes]]:
-        return {f.name: (f.stat().st_mtime_ns, f.read_bytes()) for f in log_path.iterdir()}
+        files = (path for path in log_path.rglob("*") if path.is_file())
+        return {str(f): (f.stat().st_mtime_ns, f.read_bytes()) for f in files}
 
     before = state()
     other = await rebuild(RecordedRun(log_path))

@@ -178,7 +178,7 @@ def open_replay(
         generation=len(records),
         steps=[record.step for record in records],
         fingerprint=records[-1].fingerprint if records else None,
-        snapshot=latest_snapshot(log_path, [record.fingerprint for record in records]),
+        snapshot=latest_snapshot(log_path, [record.fingerprint for record in records], header),
     )
 
 

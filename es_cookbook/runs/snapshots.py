@@ -15,6 +15,7 @@ import torch
 
 from es_cookbook.errors import HistoryError, RunDirectoryError
 from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory
+from es_cookbook.runs.history_format import Header
 from es_cookbook.runs.run_directory import SNAPSHOTS
 from es_cookbook.runs.tensor_file import TensorFile, TensorKind
 from es_cookbook.snapshot_files import Snapshot, metadata, read_snapshot
@@ -24,14 +25,20 @@ _SUFFIX = ".safetensors"
 _logger = logging.getLogger(__name__)
 
 
-def latest_snapshot(log_path: Path, fingerprints: Sequence[int]) -> Snapshot | None:
+def latest_snapshot(
+    log_path: Path, fingerprints: Sequence[int], header: Header | None
+) -> Snapshot | None:
     """The last one that can be used, or None; one that cannot is named in a warning.
 
     Args:
         log_path: run directory.
         fingerprints: `[t]`, of the centre after t + 1 generations, as the history has them; later
             snapshots are not looked at.
+        header: of the history. Where it does not say which base the run began with, none is used:
+            only a whole replay then shows whether this is that base.
     """
+    if header is None or header.weights is None:
+        return None
     for path in sorted((log_path / SNAPSHOTS).glob(f"*{_SUFFIX}"), reverse=True):
         number = path.name.removesuffix(_SUFFIX)
         if not number.isdecimal() or not 0 < int(number) <= len(fingerprints):
