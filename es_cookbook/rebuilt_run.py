@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 
 import anyio
 import chz
-import numpy as np
 
 from es_cookbook import train
 from es_cookbook.configs import load_config
@@ -23,7 +22,6 @@ from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Targe
 from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.model_files import base_identity
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
@@ -36,7 +34,7 @@ from es_cookbook.rl.types import (
     Trajectory,
 )
 from es_cookbook.rollout_group import RolloutGroup, cause_of
-from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history_format import Record
 from es_cookbook.runs.history_store import check_same_base, read_header, read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.runs.snapshots import latest_snapshot
@@ -133,15 +131,12 @@ class RecordedRun:
                 f"from which it was forked; genomes of generations {first} and later are here"
             )
         optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
-        for record in self.records[first:generation]:
-            genomes_G = optimizer.ask(record.generation)
-            step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
-            if step != record.step:
-                raise HistoryError(
-                    f"generation {record.generation}: the recorded fitness does not give the "
-                    "recorded step any more, so its genomes may not come back either; use the "
-                    "version of es_cookbook that began the run"
-                )
+        train.retell(
+            optimizer,
+            self.records[first:generation],
+            ", so its genomes may not come back either; use the version of es_cookbook that began "
+            "the run",
+        )
         return optimizer.ask(generation)
 
 
@@ -183,8 +178,8 @@ async def rebuild(
     rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=run.config.search_space))
     try:
         if run.header is not None:
-            base = await anyio.to_thread.run_sync(base_identity, name)
-            now = Header(name, base.weights, base.tokenizer, rebuilt.engine.base_dtype)
+            dtype = rebuilt.engine.base_dtype
+            now = await anyio.to_thread.run_sync(train.header_of, name, dtype)
             check_same_base(run.history, run.header, now)
     except BaseException:
         with anyio.CancelScope(shield=True):

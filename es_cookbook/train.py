@@ -16,7 +16,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Literal, cast
 
@@ -165,7 +165,7 @@ async def main(config: Config) -> None:
             max_failed_fraction=config.max_failed_fraction,
             run_seed=config.seed,
         )
-        header = await asyncio.to_thread(_header, config.model_name, engine.base_dtype)
+        header = await asyncio.to_thread(header_of, config.model_name, engine.base_dtype)
         # Opened last: a mistake in anything above leaves what is recorded alone.
         run = open_run_directory(
             Path(config.log_path),
@@ -270,8 +270,16 @@ def rare_garbage_collection() -> Generator[None]:
         gc.unfreeze()
 
 
-def _header(model_name: str, base_dtype: str) -> Header:
-    """What a run begins with."""
+def header_of(model_name: str, base_dtype: str) -> Header:
+    """What a run with this base begins with; reads all of the base.
+
+    Args:
+        model_name: the base model.
+        base_dtype: in which its engine holds it.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
     from es_cookbook.model_files import base_identity  # Which imports torch.
 
     base = base_identity(model_name)
@@ -287,24 +295,19 @@ async def _replay(
     state of its own begins afresh where the fork did.
     """
     fork = history.header.fork if history.header else None
-    record: Record | None = None
-    fingerprints: list[int] = []
-    for record in history.records():
-        fingerprints.append(record.fingerprint)
-        if fork is not None and record.generation < fork.generation:
-            continue
-        genomes_G = optimizer.ask(record.generation)
-        step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
-        if step != record.step:
-            raise HistoryError(
-                f"generation {record.generation}: the recorded fitness does not give the recorded "
-                "step any more; resume with the version of es_cookbook and the num_generations "
-                "(where a schedule depends on it) that the run began with, or fork it "
-                f"with generation={history.next_generation} (python -m es_cookbook.fork), which "
-                "takes the recorded steps as given"
-            )
-    if record is None:
+    records = list(history.records())
+    retell(
+        optimizer,
+        records[fork.generation if fork else 0 :],
+        "; resume with the version of es_cookbook and the num_generations (where a schedule "
+        "depends on it) that the run began with, or fork it with "
+        f"generation={history.next_generation} (python -m es_cookbook.fork), which takes the "
+        "recorded steps as given",
+    )
+    if not records:
         return
+    record = records[-1]
+    fingerprints = [record.fingerprint for record in records]
     from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
 
     snapshot = await asyncio.to_thread(latest_snapshot, log_path, fingerprints, history.header)
@@ -315,6 +318,27 @@ async def _replay(
             f"{record.fingerprint:016x}, but the history gives {fingerprint:016x} from this model; "
             "resume with the model that began the run"
         )
+
+
+def retell(optimizer: Optimizer, records: Iterable[Record], advice: str) -> None:
+    """Tell an optimizer what it was told in these generations, and check that it does the same.
+
+    Args:
+        optimizer: new.
+        records: of the generations, in order.
+        advice: ends the sentence if it does not.
+
+    Raises:
+        HistoryError: It gives another step than the recorded one.
+    """
+    for record in records:
+        genomes_G = optimizer.ask(record.generation)
+        step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
+        if step != record.step:
+            raise HistoryError(
+                f"generation {record.generation}: the recorded fitness does not give the recorded "
+                f"step any more{advice}"
+            )
 
 
 async def _close(engine: Engine) -> None:

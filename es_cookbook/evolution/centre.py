@@ -40,6 +40,8 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import AddTerms, SearchSpace
 
+_CPU = torch.device("cpu")
+
 
 class Centre:
     """The current parameters. Not safe to move from two threads at once.
@@ -71,7 +73,7 @@ class Centre:
         space: SearchSpace,
         num_threads: int | None = None,
         parts: Mapping[str, Part] | None = None,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
+        device: torch.device = _CPU,
     ) -> None:
         base = space.base(base)
         if parts is None:

@@ -24,7 +24,7 @@ from es_cookbook.cli import run_cli
 from es_cookbook.configs import config_to_json
 from es_cookbook.errors import ConfigError, ModelError, RunDirectoryError
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.model_files import base_identity, whole_directory
+from es_cookbook.model_files import BaseIdentity, whole_directory
 from es_cookbook.runs.export_forms import (
     Written,
     dtype_name,
@@ -87,12 +87,12 @@ def export(config: ExportConfig) -> str:
             f"{error}; if the base has moved, give model_name=its new place"
         ) from error
     _check_options(config, replay)
-    replay.check_base()
+    base = replay.check_base()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(output) as directory:
             written = _write(directory, config, replay)
-            card = _card(config, replay, written)
+            card = _card(config, replay, base, written)
             (directory / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
         if isinstance(error, RunDirectoryError):
@@ -139,7 +139,7 @@ def _check_options(config: ExportConfig, replay: Replay) -> None:
         )
 
 
-def _card(config: ExportConfig, replay: Replay, written: Written) -> str:
+def _card(config: ExportConfig, replay: Replay, base: BaseIdentity, written: Written) -> str:
     """The README.md."""
     front_matter: dict[str, str | Sequence[str]] = {
         "library_name": written.library,
@@ -149,7 +149,6 @@ def _card(config: ExportConfig, replay: Replay, written: Written) -> str:
     if not Path(replay.model_name).is_dir():  # The Hub refuses a base model that is no name on it.
         front_matter["base_model"] = replay.model_name
         front_matter["base_model_relation"] = written.relation
-    identity = base_identity(replay.model_name)
     fingerprint = replay.fingerprint
     return model_card(
         title=Path(config.output).name,
@@ -164,8 +163,8 @@ def _card(config: ExportConfig, replay: Replay, written: Written) -> str:
             "generations": str(replay.generation),
             "fingerprint": "none: it is the base" if fingerprint is None else f"{fingerprint:016x}",
             "base model": replay.model_name,
-            "base weights": identity.weights,
-            "base tokenizer": identity.tokenizer,
+            "base weights": base.weights,
+            "base tokenizer": base.tokenizer,
             "search space": type(replay.config.search_space).__name__,
             "sampled in": dtype_name(replay.dtype),
             "es_cookbook": es_cookbook.__version__,

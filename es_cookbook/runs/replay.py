@@ -24,7 +24,12 @@ from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.model_files import base_identity, load_architecture, parameter_infos
+from es_cookbook.model_files import (
+    BaseIdentity,
+    base_identity,
+    load_architecture,
+    parameter_infos,
+)
 from es_cookbook.runs.base_parameters import BaseParameters
 from es_cookbook.runs.history_format import Header
 from es_cookbook.runs.history_store import check_same_base, read_beginning
@@ -79,8 +84,8 @@ class Replay:
     fingerprint: int | None
     snapshot: Snapshot | None
 
-    def check_base(self) -> None:
-        """Compare the base with the one that the run began with; reads all of it.
+    def check_base(self) -> BaseIdentity:
+        """Compare the base with the one that the run began with; reads all of it, and gives it.
 
         The fingerprint tells it apart where the centre is the model's own weights and has moved; an
         adapter's factors say nothing of the model beside them.
@@ -88,10 +93,11 @@ class Replay:
         Raises:
             HistoryError: It is another; names what differs.
         """
+        found = base_identity(self.model_name)
         if self.header is not None:
-            found = base_identity(self.model_name)
             now = Header(self.model_name, found.weights, found.tokenizer, self.header.dtype)
             check_same_base(self.history, self.header, now)
+        return found
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
         """Every parameter of the centre, float32, by name, each as soon as it is there.

@@ -49,6 +49,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
 
+def error_said(said: str, what: str) -> float:
+    found = re.search(rf"{re.escape(what)}: relative error (\S+)", said)
+    assert found is not None
+    return float(found[1])
+
+
 @dataclasses.dataclass
 class Case:
     """A base, a run on it, and the dtype that sampled."""
@@ -214,10 +220,10 @@ async def test_a_low_rank_run_as_an_adapter_says_how_near_it_is(tmp_path: Path) 
             a, b = (adapter[f"base_model.model.{_factor(name, side)}"] for side in "AB")
             change = centre[name] - base[name]
             left = (change - b @ a).norm()
-            error = float(re.search(rf"{re.escape(name)}: relative error (\S+)", said)[1])  # type: ignore[index]
+            error = error_said(said, name)
             assert error == pytest.approx(float(left / change.norm()), rel=1e-3, abs=1e-6)
             squares += torch.stack([left, change.norm()]) ** 2
-        found[rank] = float(re.search(r"over all: relative error (\S+)", said)[1])  # type: ignore[index]
+        found[rank] = error_said(said, "over all")
         assert found[rank] == pytest.approx(float((squares[0] / squares[1]) ** 0.5), rel=1e-3)
         card = (tmp_path / f"rank{rank}" / "README.md").read_text()
         assert f"| `over all` | {found[rank]:.4g} |" in card
