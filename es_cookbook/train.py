@@ -33,7 +33,6 @@ from es_cookbook.evolution.optimizers.base import (
     OPTIMIZER_NAMES,
     Optimizer,
     OptimizerBuilder,
-    step_rms_over_sigma,
     tied_fraction,
 )
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
@@ -156,7 +155,7 @@ async def main(config: Config) -> None:
         decode = cast(Decode, engine.tokenizer.decode)
         datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.context_length)
-        optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
+        optimizer = await asyncio.to_thread(new_optimizer, config, config.model_name)
         sampler = PopulationSampler(
             engine,
             sampling=config.sampling,
@@ -217,7 +216,7 @@ async def main(config: Config) -> None:
                 **reward_metrics(rewards_P_G),
                 **env_metrics(groups_P),
                 "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
-                "step/rms_over_sigma": step_rms_over_sigma(step, optimizer.sigma(generation)),
+                "step/rms_over_sigma": step.rms / optimizer.sigma(generation),
                 "rollouts/failed": len(lost_rollouts(groups_P)),
                 "engines/restarted": engine.stats().get("restarted", 0.0) - restarted_so_far,
                 "time/load": sampler.seconds.load,
@@ -268,6 +267,26 @@ def rare_garbage_collection() -> Generator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+def new_optimizer(config: Config, model_name: str) -> Optimizer:
+    """The optimizer of a run that begins.
+
+    Args:
+        config: the run's.
+        model_name: where its base model is.
+
+    Raises:
+        ModelError: The base model cannot be read.
+        ConfigError: The search space or the optimizer does not fit it.
+    """
+    from es_cookbook.model_files import load_architecture, parameter_infos  # Which import torch.
+
+    return config.optimizer(
+        run_seed=config.seed,
+        num_generations=config.num_generations,
+        space=config.search_space(parameter_infos(load_architecture(model_name))),
+    )
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:
