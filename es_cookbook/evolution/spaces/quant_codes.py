@@ -4,19 +4,22 @@ A code is a whole number 0 ... 2^bits - 1, kept exactly in float32. A term c · 
 a whole number, rounded at random as in QES (Quantized Evolution Strategies, Xu, Miikkulainen and
 Qiu 2026, arXiv:2602.03120):
 
-    u = sign(c) * floor(float32(|c|) * ε + v),    code <- min(max(code + u, 0), 2^bits - 1)
+    code <- code + u,    u = sign(c) * floor(float32(|c|) * ε + v)
 
 where v is uniform in (0, 1), a function of (seed, name, element) as ε is. So the mean of u is c · ε
 however small c is, where the nearest whole number would be 0 at any c below about 0.1; σ = 0.005
 moves 0.4 % of the codes by one. Antithetic twins share v, and move each code by opposite amounts.
 
-Each term is rounded and clipped by itself, in float32, so a sum of steps is what they are one after
-the other. What an optimizer would add to weights is a thousandth of a code a step: plain ES leaves
-rounding to chance, generation after generation; the optimizer `qes` rounds the accumulated step
-(`es_cookbook.evolution.optimizers.qes`), and is what this space is for.
+Each term is rounded by itself, so a sum of steps is what they are one after the other. A code
+beyond its range is taken to the end of it where it is used (`QuantisedWeight.moved`).
 
-Left out: codes at the end of their range are clipped, where QES leaves them as they are; they
-differ only for changes by more than one.
+What an optimizer would add to weights is a thousandth of a code in a step. Plain ES here leaves
+every such step to chance, with a noise of its own that no fitness asked for; the optimizer `qes`
+adds up what was tried and rounds the sum (`es_cookbook.evolution.optimizers.qes`). It is what this
+space is for.
+
+Left out: QES leaves a code as it is where a change would lead out of its range; clipping differs
+from that only for changes by more than one.
 """
 
 import dataclasses
@@ -58,42 +61,37 @@ class QuantCodes(SearchSpaceBuilder):
         selected = self.select(parameters, ("codes",))
         return QuantCodesSpace(
             shapes={p.name: p.shape for p in selected},
-            bits={p.name: p.bits for p in selected if p.bits is not None},
+            highest=2 ** max(p.bits or 0 for p in selected) - 1,
             noise=self.noise,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantCodesSpace(SearchSpace):
-    """Whole numbers in a range, changed by whole numbers.
+    """Whole numbers, changed by whole numbers.
 
     Attributes:
         shapes: name -> (out, in), in the model's order.
-        bits: name -> bits of its codes.
+        highest: greatest code; the least is 0.
         noise: distribution of ε.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    bits: Mapping[str, int]
+    highest: int
     noise: NoiseKind = "gaussian"
 
     def change(self, name: str, term: Term, start: int, stop: int) -> NDArray[np.float32]:
-        """U of one term, whole numbers, for elements `start` ... `stop` - 1 in C order."""
-        size = np.float32(abs(term.coefficient))
-        noise = noise_range(term.seed, name, start, stop, self.noise)
-        np.multiply(noise, size, out=noise)
-        np.add(noise, uniform_range(term.seed, f"{name}.rounding", start, stop), out=noise)
-        np.floor(noise, out=noise)
-        return np.negative(noise, out=noise) if term.coefficient < 0 else noise
-
-    def clip_(self, name: str, codes: NDArray[np.float32]) -> None:
-        """Take codes to the nearest in their range, in place."""
-        np.clip(codes, np.float32(0), np.float32(2 ** self.bits[name] - 1), out=codes)
+        """What one term adds to elements `start` ... `stop` - 1 in C order: whole numbers."""
+        change = noise_range(term.seed, name, start, stop, self.noise)
+        np.multiply(change, np.float32(abs(term.coefficient)), out=change)
+        np.add(change, uniform_range(term.seed, f"{name}.rounding", start, stop), out=change)
+        np.floor(change, out=change)
+        return np.negative(change, out=change) if term.coefficient < 0 else change
 
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
-        """Code <- clip(code + u), for each term in order."""
+        """Code <- code + u, for each term in order."""
         flat = as_array(weight).reshape(-1)
         present = [term for term in terms if np.float32(term.coefficient) != 0]
         done = 0
@@ -103,7 +101,6 @@ class QuantCodesSpace(SearchSpace):
                 piece = flat[done : done + stop - start]
                 for term in present:
                     np.add(piece, self.change(name, term, start, stop), out=piece)
-                    self.clip_(name, piece)
                 done += piece.size
 
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
