@@ -22,6 +22,7 @@ from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Targe
 from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.model_files import load_architecture, parameter_infos
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
@@ -132,7 +133,12 @@ class RecordedRun:
                 f"generation {generation} was not this run's but that of log_path={fork.log_path}, "
                 f"from which it was forked; genomes of generations {first} and later are here"
             )
-        optimizer = train.new_optimizer(config, self.model_name)
+        infos = parameter_infos(load_architecture(self.model_name))
+        optimizer = config.optimizer(
+            run_seed=config.seed,
+            num_generations=config.num_generations,
+            space=config.search_space(infos),
+        )
         train.retell(
             optimizer,
             self.records[first:generation],

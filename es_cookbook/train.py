@@ -155,7 +155,9 @@ async def main(config: Config) -> None:
         decode = cast(Decode, engine.tokenizer.decode)
         datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.context_length)
-        optimizer = await asyncio.to_thread(new_optimizer, config, config.model_name)
+        optimizer = config.optimizer(
+            run_seed=config.seed, num_generations=config.num_generations, space=engine.space
+        )
         sampler = PopulationSampler(
             engine,
             sampling=config.sampling,
@@ -267,26 +269,6 @@ def rare_garbage_collection() -> Generator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
-
-
-def new_optimizer(config: Config, model_name: str) -> Optimizer:
-    """The optimizer of a run that begins.
-
-    Args:
-        config: the run's.
-        model_name: where its base model is.
-
-    Raises:
-        ModelError: The base model cannot be read.
-        ConfigError: The search space or the optimizer does not fit it.
-    """
-    from es_cookbook.model_files import load_architecture, parameter_infos  # Which import torch.
-
-    return config.optimizer(
-        run_seed=config.seed,
-        num_generations=config.num_generations,
-        space=config.search_space(parameter_infos(load_architecture(model_name))),
-    )
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:

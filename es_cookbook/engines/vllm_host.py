@@ -36,7 +36,7 @@ from es_cookbook.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.model_files import load_causal_lm, save_model
 from es_cookbook.rl.types import Action
 
@@ -134,6 +134,11 @@ class VLLMEngine(Engine):
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
         return self._context_length
+
+    @property
+    def space(self) -> SearchSpace:
+        """See `Engine.space`."""
+        return self._space
 
     @property
     def base_dtype(self) -> str:

@@ -99,3 +99,10 @@ class Step:
         """
         coefficients = [term.coefficient for term in self.terms]
         return math.hypot(*coefficients) if self.rule is None else self.rule.rms(coefficients)
+
+    @property
+    def mean_square(self) -> float:
+        """`rms` squared: such add up over independent updates."""
+        if self.rule is not None:
+            return self.rms**2
+        return math.fsum(term.coefficient**2 for term in self.terms)

@@ -31,7 +31,7 @@ class Progress:
         """The centre moved by a step."""
         # Updates of different generations are taken as independent: they add up as squares.
         kept = (1 - step.decay) ** 2 * self._drift_squared
-        self._drift_squared = kept + step.rms**2
+        self._drift_squared = kept + step.mean_square
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
         """A generation's rollouts ended."""
