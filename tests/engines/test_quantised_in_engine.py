@@ -27,7 +27,8 @@ pytestmark = pytest.mark.anyio
 PROMPTS = ((5, 7, 9), (11,), (5, 7, 9, 12, 30))
 CONTINUATION = tuple(range(11, 25))
 STEPS = (Step((Term(5, 0.1), Term(6, -0.2))), Step((Term(7, 0.15),)), Step())
-GENOMES_G = [Genome((Term(7, 0.2),)), Genome((Term(7, -0.2),)), Genome((Term(7, 0.1), Term(8, 0.3)))]
+GENOMES_G = [Genome((Term(7, 0.2),)), Genome((Term(7, -0.2),))]
+GENOMES_G.append(Genome((Term(7, 0.1), Term(8, 0.3))))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1, 2)
 HOW = {
     "gptq": How("gptq"),
