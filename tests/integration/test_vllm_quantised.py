@@ -1,4 +1,4 @@
-"""Adapters over a quantised base: real vLLM on a real GPTQ checkpoint, made here."""
+"""Quantised checkpoints, made here, in real vLLM: adapters over them, and what evolved of them."""
 
 import asyncio
 from pathlib import Path
@@ -11,6 +11,7 @@ from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from tests.integration.vllm_models import make_vllm_model
 from tests.quantised_models import How, quantise
 
@@ -45,3 +46,27 @@ async def test_adapters_evolve_over_a_quantised_base(tmp_path: Path) -> None:
     off = (found[1] - expected[1]).abs().mean(1)
     apart = (expected[1][0] - expected[1][1:]).abs().mean(1)
     assert off.max() < 0.15 and apart.min() > 1, (off, apart)  # 16-bit arithmetic, twice
+
+
+@pytest.mark.parametrize("how", [How("gptq", group=32), How("compressed-tensors", group=32)])
+async def test_what_the_torch_engine_evolved_is_a_checkpoint_for_vllm(
+    tmp_path: Path, how: How
+) -> None:
+    model = make_vllm_model("qwen2", tmp_path / "model")
+    quantise(model, tmp_path / "quantised", tmp_path / "dequantised", how)
+    engine = await TorchEngineBuilder()(
+        model_name=str(tmp_path / "quantised"), search_space=QuantScales()
+    )
+    try:
+        await engine.apply(STEP)
+        await engine.save(tmp_path / "evolved")
+    finally:
+        await engine.close()
+    (_, before), (_, expected) = [
+        await answers(TorchEngineBuilder(), tmp_path / name) for name in ("quantised", "evolved")
+    ]
+    builder = VLLMEngineBuilder(max_genomes=4, kv_cache_gib=0.05)
+    _, found = await answers(builder, tmp_path / "evolved")
+    base = TARGETS.index("base")
+    assert (found - expected)[base].abs().mean() < 0.15, "16-bit arithmetic, twice"
+    assert (before - expected)[base].abs().mean() > 0.5, "and it did evolve"
