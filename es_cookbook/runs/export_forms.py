@@ -102,7 +102,11 @@ def _write_quantised(directory: Path, replay: Replay) -> Written:
     load_tokenizer(replay.model_name).save_pretrained(directory)
     loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
     kind = "a quantised Hugging Face model directory, in the base's own format"
-    return Written(kind, "transformers", "finetune", loading)
+    said = (
+        "transformers loads it with the package of its format (gptqmodel or compressed-tensors); "
+        "vLLM and engine=torch need none"
+    )
+    return Written(kind, "transformers", "finetune", loading, (said,))
 
 
 def _merged(replay: Replay, space: AdapterSpace) -> Iterator[tuple[str, torch.Tensor]]:

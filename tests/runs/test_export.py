@@ -112,6 +112,20 @@ async def test_a_quantised_run_is_exported_in_its_own_format(tmp_path: Path, whi
         write(run, tmp_path / "adapter", rank=2)
 
 
+async def test_an_adapter_merged_into_a_quantised_base_is_a_plain_model(tmp_path: Path) -> None:
+    space, model = Adapter(rank=2), tmp_path / "model"
+    how = How(dtype=torch.float32)
+    quantise(make_base(tmp_path / "plain"), model, tmp_path / "numbers", how)
+    run = await make_run(tmp_path / "run", model, space)
+    write(run, tmp_path / "out", merge=True)
+    async with engine_at(run, model, space) as engine:
+        await engine.save(tmp_path / "saved")
+        actions = await greedy(engine)
+    assert same(loaded(tmp_path / "out"), loaded(tmp_path / "saved"))
+    assert not same(loaded(tmp_path / "out"), loaded(tmp_path / "numbers"))
+    check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
+
+
 @pytest.mark.parametrize("which", CASES)
 async def test_a_model_directory_is_what_the_engine_would_save(tmp_path: Path, which: str) -> None:
     case = CASES[which]
