@@ -305,6 +305,8 @@ def _gptq(how: dict[str, Any]) -> Layout | str:
         return f"its checkpoint_format is {version}"
     if how.get("bits") not in (4, 8):
         return f"it has {how.get('bits')} bits"
+    if how.get("dynamic"):
+        return "its layers differ (dynamic)"
     return Layout(
         names={"codes": "qweight", "scales": "scales", "zeros": "qzeros"},
         group_of_input="g_idx",
@@ -319,6 +321,9 @@ def _gptq(how: dict[str, Any]) -> Layout | str:
 def _compressed_tensors(how: dict[str, Any]) -> Layout | str:
     if how.get("format") != "pack-quantized":
         return f"its format is {how.get('format')}"
+    for more in ("transform_config", "kv_cache_scheme"):
+        if how.get(more):
+            return f"it has a {more}"
     groups = cast("dict[str, dict[str, Any]]", how.get("config_groups") or {})
     if len(groups) != 1:
         return f"it has {len(groups)} config_groups"

@@ -128,6 +128,15 @@ def test_its_parameters_are_listed_after_each_quantised_weight(
         ({"quant_method": "awq"}, "it is awq; accepted are gptq"),
         ({"bits": 3}, "it has 3 bits; accepted"),
         ({"checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
+        ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"its layers differ \(dynamic\)"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "transform_config": {"config_groups": {"u": {}}},
+            },
+            "it has a transform_config",
+        ),
         (
             {"quant_method": "compressed-tensors", "format": "float-quantized"},
             "its format is float-quantized",

@@ -21,9 +21,9 @@ sum follows the updates all the same (both in the tests).
 
 Trap: decay < 1 forgets. A gradient that adds u to every s saturates at u / (1 - decay), and never
 reaches ½ if u is below ½ (1 - decay) = 0.05: α has to be large enough for codes to flip at all. The
-defaults are those of the authors' runs with 4 bits (σ = 0.005, α = 3e-4 for each of 50 genomes,
-where this package's α/N is divided by N): a pair of twins that differ by two standard deviations
-adds 0.12 to each s that it changed.
+defaults are those of the authors' runs with 4 bits: σ = 0.005, and α = 50 · 3e-4, because they had
+50 genomes and did not divide by their number. There a pair of twins whose z-scores differ by 2 adds
+0.12 to each s that it changed; fewer genomes add more.
 
 Cost: the noise of `window` generations and a uniform number beside each, in every step; three
 copies of the largest parameter for each thread while it moves.
