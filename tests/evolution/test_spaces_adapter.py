@@ -113,5 +113,5 @@ def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"does not fit .*layers\.0\.q_proj\.lora_[AB]\.weight"):
         Adapter(start=str(wrong))(PARAMETERS)
     left_out = Adapter(start=str(write_adapter(tmp_path / "out")), exclude=("*q_proj*",))
-    with pytest.raises(ModelError, match=r"include and exclude select of them: .*q_proj"):
+    with pytest.raises(ModelError, match=r"include, exclude and targets select of them: .*q_proj"):
         left_out(PARAMETERS)
