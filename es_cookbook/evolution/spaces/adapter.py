@@ -56,8 +56,8 @@ _PREFIX = "base_model.model."
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
 """Fields of PEFT's config that change what an adapter does, in ways that are not done here."""
 _NO_SIGNAL = (
-    "search_space.perturb=a needs a B that is not 0, and with {} it is: A times 0 is the base "
-    "whatever A is, and every genome would answer alike; take init=orthogonal or perturb=both"
+    "search_space.perturb=a needs a B that is not 0, and with {} it is: B A is then 0 whatever A "
+    "is, and all genomes answer alike; take init=orthogonal or perturb=both"
 )
 
 

@@ -256,8 +256,8 @@ def _matched(
         if not hits:
             near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0)
             raise ConfigError(
-                f"search_space.{field} pattern {pattern!r} matches no {what}; the "
-                f" nearest names are {', '.join(near)}"
+                f"search_space.{field} pattern {pattern!r} matches no {what}; "
+                f"the nearest names are {', '.join(near)}"
             )
         matched.update(hits)
     return matched
