@@ -75,7 +75,8 @@ def step_rms_over_sigma(step: Step, sigma: float) -> float:
     """RMS of a step's update over the parameters, in units of σ, from its coefficients alone.
 
     Noise has unit variance and different seeds are independent, so it is √(Σ c²) / σ. Decay is not
-    counted.
+    counted. Where a search space scales or masks noise (σ by layer, density, blocks), it is the RMS
+    of the update over that of one genome's perturbation, which are scaled alike.
 
     >>> from es_cookbook.evolution.genome import Term
     >>> step_rms_over_sigma(Step(terms=(Term(1, 0.003), Term(2, -0.004))), sigma=0.01)
