@@ -29,9 +29,9 @@ class Progress:
 
     def moved(self, step: Step) -> None:
         """The centre moved by a step."""
-        # Noise has unit variance and seeds are independent, so coefficients add up as squares.
+        # Updates of different generations are taken as independent: they add up as squares.
         kept = (1 - step.decay) ** 2 * self._drift_squared
-        self._drift_squared = kept + math.fsum(term.coefficient**2 for term in step.terms)
+        self._drift_squared = kept + step.mean_square
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
         """A generation's rollouts ended."""
@@ -42,8 +42,8 @@ class Progress:
         """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the search space.
 
         The drift is that of a parameter that has all of every term. Where the search space scales
-        or masks noise, a parameter with factor f on σ has f times it, one that is outside the mask
-        has none, and each of n blocks has 1 / √n of it.
+        or masks noise, and steps are plain sums of terms, a parameter with factor f on σ has f
+        times it, one that is outside the mask has none, and each of n blocks has 1 / √n of it.
         """
         return {
             "progress/rollouts": self._rollouts,

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from es_cookbook.errors import ConfigError
-from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.noise import NoiseKind, noise
 from es_cookbook.evolution.noise.mask import Mask
+from es_cookbook.evolution.optimizers.muon import Muon
+from es_cookbook.evolution.rules import AdamRule
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 
@@ -66,3 +69,16 @@ def test_all_elements_need_no_mask_and_impossible_ones_are_refused() -> None:
     for seed in (-1, 2**63):
         with pytest.raises(ConfigError, match=rf"mask_seed must be from 0 .*, found {seed}"):
             FullRank(mask_seed=seed)
+
+
+def test_adam_leaves_what_is_outside_the_mask_and_muon_which_would_not_is_refused() -> None:
+    space = FullRank(density=0.3)([ParameterInfo("w", (30, 20), "linear")])
+    assert space.mask is not None
+    inside = torch.from_numpy(space.mask.range("w", 0, 600)).view(30, 20)
+    centre = Centre({"w": torch.ones(30, 20)}, space)
+    rule = AdamRule(counts=(2,), first=(1.0,), second=(1.0,), rate=0.1, epsilon=1e-8)
+    centre.apply(Step((Term(1, 0.5), Term(2, 0.5)), rule=rule))
+    torch.testing.assert_close((centre.weights["w"] - 1).abs(), 0.1 * inside)
+    Muon()(run_seed=0, num_generations=1, space=FullRank()([ParameterInfo("w", (3, 2), "linear")]))
+    with pytest.raises(ConfigError, match="muon moves every element"):
+        Muon()(run_seed=0, num_generations=1, space=space)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
+from es_cookbook.evolution.noise.mask import Mask
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.shares import Shares, balanced_blocks
 
@@ -69,9 +70,13 @@ class SearchSpace(ABC):
 
     Attributes:
         shapes: name -> shape of the selected parameters, in the model's order.
+        shares: what of a term each of them has.
+        mask: which of their elements are perturbed; all if None.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
+    shares: Shares = Shares()
+    mask: Mask | None = None
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """What the centre starts from, at least `shapes`: the model's parameters themselves.
