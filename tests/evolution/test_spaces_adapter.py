@@ -131,6 +131,16 @@ def test_which_factor_a_seed_changes(perturb: str, seed: int, moving: tuple[str,
         assert np.array_equal(centre.weights[name].numpy(), before[name].numpy() + dense)
 
 
+def test_what_stays_still_is_in_no_block_and_has_no_sigma() -> None:
+    space = Adapter(perturb="b", num_blocks=2, sigma_patterns=("*q_proj*",), sigma_factors=(3.0,))
+    shares = space(PARAMETERS).shares
+    other = "layers.0.o_proj.lora_"
+    assert shares.groups == {B: 0, f"{other}B.weight": 1}
+    assert shares.factors == {A: 0.0, B: 3.0, f"{other}A.weight": 0.0}
+    with pytest.raises(ConfigError, match=r"'\*lora_A\*' matches no perturbed parameter"):
+        Adapter(perturb="b", sigma_patterns=("*lora_A*",), sigma_factors=(3.0,))(PARAMETERS)
+
+
 def test_alternating_and_blocks_together_reach_every_factor_once() -> None:
     builder = Adapter(rank=4, init="orthogonal", perturb="alternating", num_blocks=2)
     space = builder(PARAMETERS)

@@ -60,7 +60,6 @@ _NO_SIGNAL = (
     "is, and all genomes answer alike; take init=orthogonal or perturb=both"
 )
 
-
 Init: TypeAlias = Literal["lora", "gaussian", "orthogonal"]
 Perturb: TypeAlias = Literal["both", "a", "b", "alternating"]
 
@@ -229,6 +228,19 @@ class AdapterSpace(FullRankSpace):
         return weight.float() + ((b @ a) * self.scaling).to(weight.device)
 
 
+def _factors(
+    shapes: Mapping[str, tuple[int, int]], rank: int
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, str]]]:
+    """Shapes of all factors, and the names of each weight's two."""
+    of_factors: dict[str, tuple[int, ...]] = {}
+    targets: dict[str, tuple[str, str]] = {}
+    for name, (rows, columns) in shapes.items():
+        a, b = f"{_module(name)}.lora_A.weight", f"{_module(name)}.lora_B.weight"
+        of_factors[a], of_factors[b] = (rank, columns), (rows, rank)
+        targets[name] = (a, b)
+    return of_factors, targets
+
+
 def _space(
     shapes: Mapping[str, tuple[int, int]],
     rank: int,
@@ -237,13 +249,7 @@ def _space(
     builder: Adapter,
     start: Path | None = None,
 ) -> AdapterSpace:
-    of_factors: dict[str, tuple[int, ...]] = {}
-    targets: dict[str, tuple[str, str]] = {}
-    for name, (rows, columns) in shapes.items():
-        module = _module(name)
-        a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
-        of_factors[a], of_factors[b] = (rank, columns), (rows, rank)
-        targets[name] = (a, b)
+    of_factors, targets = _factors(shapes, rank)
     return AdapterSpace(
         shapes=of_factors,
         noise=builder.noise,
@@ -262,19 +268,21 @@ def _space(
 def _shares(
     builder: Adapter, shapes: Mapping[str, tuple[int, ...]], pairs: Sequence[tuple[str, str]]
 ) -> Shares:
-    """A weight's two factors are in one block; `perturb` then tells them apart."""
+    """`perturb` tells a weight's two factors apart, which blocks do not."""
+    if builder.perturb in ("a", "b"):
+        moving = [pair[builder.perturb == "b"] for pair in pairs]
+        shares = builder.shares({name: shapes[name] for name in moving})
+        still = {name: 0.0 for name in shapes if name not in set(moving)}
+        return dataclasses.replace(shares, factors={**shares.factors, **still})
     shares = builder.shares(shapes, together=pairs)
     if builder.perturb == "both":
         return shares
-    if builder.perturb == "alternating":
-        groups = {
-            name: 2 * shares.groups.get(name, 0) + side
-            for pair in pairs
-            for side, name in enumerate(pair)
-        }
-        return dataclasses.replace(shares, groups=groups, num_groups=2 * shares.num_groups)
-    still = {b if builder.perturb == "a" else a: 0.0 for a, b in pairs}
-    return dataclasses.replace(shares, factors={**shares.factors, **still})
+    groups = {
+        name: 2 * shares.groups.get(name, 0) + side
+        for pair in pairs
+        for side, name in enumerate(pair)
+    }
+    return dataclasses.replace(shares, groups=groups, num_groups=2 * shares.num_groups)
 
 
 def _module(name: str) -> str:
@@ -315,14 +323,14 @@ def _load(path: Path, selected: Mapping[str, tuple[int, int]], builder: Adapter)
         for name, shape in selected.items()
         if f"{_PREFIX}{_module(name)}.lora_A.weight" in stored
     }
-    space = _space(shapes, rank, alpha, rslora, builder, path)
-    needed = {_PREFIX + name: shape for name, shape in space.shapes.items()}
+    needed = {_PREFIX + name: shape for name, shape in _factors(shapes, rank)[0].items()}
     if needed != stored:
         wrong = sorted(needed.items() ^ stored.items())[0][0]
         raise ModelError(
             f"search_space.start: the adapter in {str(path)!r} does not fit the model's linear "
             f"weights, or what include, exclude and targets select of them: {wrong}"
         )
+    space = _space(shapes, rank, alpha, rslora, builder, path)
     if builder.perturb == "a":
         start = space.base({})
         if not any(start[b].any() for _, b in space.targets.values()):

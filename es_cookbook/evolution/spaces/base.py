@@ -132,7 +132,7 @@ class SearchSpaceBuilder(ABC):
     )
     num_blocks: int = chz.field(
         default=1,
-        doc="a seed perturbs one of so many blocks of neighbouring parameters, equal in size",
+        doc="a seed perturbs one of so many blocks of neighbouring parameters, of about one size",
     )
 
     @chz.validate

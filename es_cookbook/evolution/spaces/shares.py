@@ -47,9 +47,11 @@ class Shares:
         """One name of each kind."""
         return {self.kind(name): name for name in names}
 
-    def of(self, name: str, terms: Sequence[Term]) -> list[Term]:
+    def of(self, name: str, terms: Sequence[Term]) -> Sequence[Term]:
         """The terms that change a parameter, in order, each with the coefficient it has there."""
         factor, group = self.kind(name)
+        if factor == 1 and self.num_groups == 1:
+            return terms  # Of a long history they are many.
         if factor == 0:
             return []
         return [
