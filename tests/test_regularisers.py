@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.regularisers.kl_to_base import KLProblem, KLToBase, kl_per_token
@@ -23,7 +25,7 @@ from es_cookbook.rl.regularisers.preference_pairs import (
     PreferencePairs,
     log_sigmoid,
 )
-from es_cookbook.rl.rollouts import env_metrics, lost_rollouts
+from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
     Env,
     EnvGroup,
@@ -195,6 +197,40 @@ async def test_a_pair_is_scored_by_genome_and_base_and_nothing_is_sampled(engine
     expected_G = [[-math.log1p(math.exp(-0.5 * own))] for own in own_G]
     assert alone.rewards_G_K == [pytest.approx(reward, abs=1e-5) for reward in expected_G]
     await engine.restore([])
+
+
+@pytest.mark.parametrize(
+    ("builder", "metric"),
+    [(KLProblem(PROMPT, 12), "kl"), (PairProblem(PAIR, 0.5, True), "margin")],
+    ids=["back to the base", "towards the chosen answer"],
+)
+async def test_the_reward_is_one_that_evolution_can_climb(
+    engine: Engine, builder: EnvGroupBuilder, metric: str
+) -> None:
+    builders_P = [builder] * 4  # Problems differ in their sampling seeds.
+    params = SamplingParams(max_tokens=3)
+    sampler = PopulationSampler(engine, sampling=params, attempts=4)
+    optimizer = ES(population_size=16, sigma=0.03, learning_rate=0.05)(
+        run_seed=1, num_generations=20
+    )
+    await engine.apply(Step((Term(9, 0.15),)))  # Somewhere that is not the base.
+
+    async def centre() -> float:
+        groups_P = await sampler.rollout_centre(builders_P, params, 16)
+        return env_metrics(groups_P)[f"env/all/{metric}"]
+
+    before = await centre()
+    for generation in range(20):
+        genomes_G = optimizer.ask(generation)
+        groups_P = await sampler.rollout(generation, builders_P, genomes_G)
+        fitness_G = ZScore()(mean_rewards(groups_P))
+        await engine.apply(optimizer.tell(generation, genomes_G, fitness_G))
+    after = await centre()
+    await engine.restore([])
+    if metric == "kl":
+        assert 0 <= after < before / 2
+    else:
+        assert after > before + 2
 
 
 class Deaf(FakeEngine):
