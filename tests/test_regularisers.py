@@ -211,7 +211,7 @@ async def test_the_reward_is_one_that_evolution_can_climb(
     params = SamplingParams(max_tokens=3)
     sampler = PopulationSampler(engine, sampling=params, attempts=4)
     optimizer = ES(population_size=16, sigma=0.03, learning_rate=0.05)(
-        run_seed=1, num_generations=20
+        run_seed=1, num_generations=20, space=engine.space
     )
     await engine.apply(Step((Term(9, 0.15),)))  # Somewhere that is not the base.
 
@@ -251,6 +251,13 @@ async def test_a_lost_scoring_is_a_lost_rollout_and_the_base_scores_once() -> No
     assert [math.isnan(reward) for (reward,) in group.rewards_G_K] == [True] + [False] * 4
     assert engine.asked_base == 2, "once for each answer, not for each genome"
     assert engine.requests == []
+
+
+async def test_the_kl_needs_no_engine_that_can_score_with_genomes() -> None:
+    engine = Deaf()
+    group = await rollout(engine, KLProblem(PROMPT, 9), Genome(()))
+    assert lost_rollouts([group]) == []
+    assert engine.asked_base == 1
 
 
 def write(path: Path, *rows: Any) -> str:
