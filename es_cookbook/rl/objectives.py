@@ -10,8 +10,8 @@ lost, c of them solved, and rewards in ascending order r(1) ≤ … ≤ r(n):
 
 The second is the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374), the third the same for
 rewards that are not 0 or 1, by order statistics: the best of k of the n attempts, averaged over all
-choices of k. Both use all n attempts, so n above k lowers their variance. Attempts must differ to
-be worth it: temperature above 0.
+choices of k. Both use all n attempts, so n above k lowers their variance; with n = k a pass@k is 0
+or 1, the noisiest estimate there is. Attempts must differ to be worth it: temperature above 0.
 
 The trap: the pass@k policy gradient has advantages for the tokens of solved and failed attempts,
 A⁺ = (1 − ρ)/s and A⁻ = (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s with ρ = pass@k and
