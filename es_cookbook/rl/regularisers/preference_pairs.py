@@ -71,7 +71,7 @@ def log_sigmoid(x: float) -> float:
     """The log of 1 / (1 + e^-x), for any finite x.
 
     >>> log_sigmoid(-1000.0), log_sigmoid(1000.0)
-    (-1000.0, -0.0)
+    (-1000.0, 0.0)
     """
     return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
 
