@@ -201,10 +201,13 @@ async def main(config: Config) -> None:
 
             began = time.perf_counter()
             env_group_builders_P = datasets.train.get_batch(generation)
+            asking = time.perf_counter()
             genomes_G = optimizer.ask(generation)
+            asked = time.perf_counter()
             groups_P = await sampler.rollout(generation, env_group_builders_P, genomes_G)
             rewards_P_G = mean_rewards(groups_P)
             fitness_G = config.fitness(rewards_P_G)
+            telling = time.perf_counter()
             step = optimizer.tell(generation, genomes_G, fitness_G)
             applying = time.perf_counter()
             fingerprint = await engine.apply(step)
@@ -220,6 +223,8 @@ async def main(config: Config) -> None:
                 "step/rms_over_sigma": step_rms_over_sigma(step, optimizer.sigma(generation)),
                 "rollouts/failed": len(lost_rollouts(groups_P)),
                 "engines/restarted": engine.stats().get("restarted", 0.0) - restarted_so_far,
+                "time/ask": asked - asking,
+                "time/tell": applying - telling,
                 "time/load": sampler.seconds.load,
                 "time/sample": sampler.seconds.sample,
                 "time/score": sampler.seconds.score,

@@ -14,6 +14,7 @@ way:
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import chz
@@ -31,16 +32,16 @@ from es_cookbook.runs.tracking.jsonl import summary
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
 # The main job's settings, all of them; everything else is `train.Config`'s own default.
-_OPTIMIZERS = Names(
-    OPTIMIZER_NAMES,
-    default="es",
-    settings={
+RECOMMENDED: Mapping[str, Mapping[str, object]] = {
+    "es": {
         "population_size": 64,
         "sigma": 0.01,
         "learning_rate": 0.02,
         "learning_rate_schedule": Cosine(),
     },
-)
+}
+"""Name of an optimizer -> its fields that suit the main job where its own defaults do not."""
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=RECOMMENDED["es"])
 _SAMPLING = functools.partial(SamplingParams, max_tokens=32)
 _NUM_GENERATIONS = 50
 _EVAL_EVERY = 10
