@@ -44,7 +44,7 @@ class Curve:
         span = float(self.rollouts_M[-1] - self.rollouts_M[0])
         if not span:
             return [float(value) for value in self.values_R_M[:, -1]]
-        areas_R = np.trapezoid(self.values_R_M, self.rollouts_M, axis=1)
+        areas_R = [np.trapezoid(values_M, self.rollouts_M) for values_M in self.values_R_M]
         return [float(area) / span for area in areas_R]
 
 

@@ -81,8 +81,9 @@ def draw(
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    style = {"font.size": 10, "svg.hashsalt": "es_cookbook", "axes.grid": True, "grid.alpha": 0.3}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(
+        {"font.size": 10, "svg.hashsalt": "es_cookbook", "axes.grid": True, "grid.alpha": 0.3}
+    ):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.add_subplot()
         for i, (name, line) in enumerate(lines.items()):

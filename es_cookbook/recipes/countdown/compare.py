@@ -16,15 +16,14 @@ naming it. What comes out is printed, and written to `comparison.md`, `.png` and
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 import chz
 
 from es_cookbook.cli import changed, run_cli, split_options
-from es_cookbook.configs import Names, did_you_mean
+from es_cookbook.configs import did_you_mean
 from es_cookbook.errors import ConfigError, nearest
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.recipes.countdown.train_cli import CLIConfig, recommended
 from es_cookbook.runs.comparison import summarise, table
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.plots import Line, draw, require_matplotlib
@@ -92,7 +91,8 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfi
     _check("", of_all)
     found: dict[str, list[CLIConfig]] = {}
     for name in compare.optimizers:
-        config = changed(_recommended(name), of_all | of_one[name])
+        config = CLIConfig(optimizer=recommended(name), trackers=JsonlTrackerBuilder())
+        config = changed(config, of_all | of_one[name])
         found[name] = [
             chz.replace(
                 config, seed=seed, log_path=str(Path(compare.log_path) / f"{name}-seed{seed}")
@@ -101,12 +101,6 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfi
         ]
     refuse_unequal_rollouts(found)
     return found
-
-
-def _recommended(name: str) -> CLIConfig:
-    settings = RECOMMENDED.get(name, {})
-    builder = Names(OPTIMIZER_NAMES, default=name, settings=settings).build_default()
-    return CLIConfig(optimizer=cast(OptimizerBuilder, builder), trackers=JsonlTrackerBuilder())
 
 
 def _check(prefix: str, fields: Mapping[str, str]) -> None:

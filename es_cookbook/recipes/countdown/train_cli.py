@@ -16,6 +16,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import chz
 
@@ -75,6 +76,16 @@ class CLIConfig(train.Config):
     log_path: str = chz.field(
         default="", doc="run directory; runs/countdown-<digest of the options> if empty"
     )
+
+
+def recommended(name: str) -> OptimizerBuilder:
+    """An optimizer as it suits the main job.
+
+    Args:
+        name: of `OPTIMIZER_NAMES`.
+    """
+    names = Names(OPTIMIZER_NAMES, default=name, settings=RECOMMENDED.get(name, {}))
+    return cast(OptimizerBuilder, names.build_default())
 
 
 def main(config: CLIConfig) -> None:
