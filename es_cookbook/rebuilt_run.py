@@ -22,6 +22,7 @@ from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Targe
 from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.model_files import load_architecture, parameter_infos
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
@@ -53,6 +54,7 @@ class RecordedRun:
     Attributes:
         history: the file.
         config: the run's Config.
+        model_name: where its base model is: where the run had it, until somebody knows better.
         header: what the run began with; None where that is not recorded.
         records: a generation each, in order.
 
@@ -67,6 +69,7 @@ class RecordedRun:
             raise RunDirectoryError(f"log_path {log_path} holds no run: there is no {CONFIG} in it")
         self.history = log_path / HISTORY
         self.config = load_config(log_path / CONFIG, train.Config)
+        self.model_name = self.config.model_name
         self.header = read_header(self.history)
         self.records: Sequence[Record] = ()
         self._genomes_G: Sequence[Genome] = ()
@@ -130,7 +133,12 @@ class RecordedRun:
                 f"generation {generation} was not this run's but that of log_path={fork.log_path}, "
                 f"from which it was forked; genomes of generations {first} and later are here"
             )
-        optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
+        infos = parameter_infos(load_architecture(self.model_name))
+        optimizer = config.optimizer(
+            run_seed=config.seed,
+            num_generations=config.num_generations,
+            space=config.search_space(infos),
+        )
         train.retell(
             optimizer,
             self.records[first:generation],
@@ -174,7 +182,7 @@ async def rebuild(
         HistoryError: The model is not the run's base.
     """
     builder = engine or run.config.engine
-    name = model_name or run.config.model_name
+    name = run.model_name = model_name or run.config.model_name
     rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=run.config.search_space))
     try:
         if run.header is not None:

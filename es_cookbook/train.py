@@ -33,7 +33,6 @@ from es_cookbook.evolution.optimizers.base import (
     OPTIMIZER_NAMES,
     Optimizer,
     OptimizerBuilder,
-    step_rms_over_sigma,
     tied_fraction,
 )
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
@@ -156,7 +155,9 @@ async def main(config: Config) -> None:
         decode = cast(Decode, engine.tokenizer.decode)
         datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.context_length)
-        optimizer = config.optimizer(run_seed=config.seed, num_generations=config.num_generations)
+        optimizer = config.optimizer(
+            run_seed=config.seed, num_generations=config.num_generations, space=engine.space
+        )
         sampler = PopulationSampler(
             engine,
             sampling=config.sampling,
@@ -220,7 +221,7 @@ async def main(config: Config) -> None:
                 **reward_metrics(rewards_P_G),
                 **env_metrics(groups_P),
                 "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
-                "step/rms_over_sigma": step_rms_over_sigma(step, optimizer.sigma(generation)),
+                "step/rms_over_sigma": step.rms / optimizer.sigma(generation),
                 "rollouts/failed": len(lost_rollouts(groups_P)),
                 "engines/restarted": engine.stats().get("restarted", 0.0) - restarted_so_far,
                 "time/ask": asked - asking,

@@ -22,7 +22,7 @@ from es_cookbook.rl.types import Action, Observation, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 ENGINE_NAMES = {
     "torch": "es_cookbook.engines.torch_engine:TorchEngineBuilder",
@@ -118,6 +118,11 @@ class Engine(Host):
     @abstractmethod
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
+
+    @property
+    @abstractmethod
+    def space(self) -> "SearchSpace":
+        """What genomes perturb."""
 
     @property
     @abstractmethod

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from es_cookbook.errors import EngineError
 from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise.part import Part
@@ -31,11 +32,19 @@ class GenomeTerms:
     Attributes:
         num_genomes: how many they are.
         num_terms: the most that one of them has.
+
+    Raises:
+        EngineError: One of them is given by coordinates.
     """
 
     def __init__(
         self, genomes_G: Sequence[Genome], space: LowRankSpace, device: torch.device
     ) -> None:
+        if any(genome.offsets is not None for genome in genomes_G):
+            raise EngineError(
+                "genomes given by coordinates (CMA-ES) have no low-rank form; use search_space="
+                "adapter or singular_values"
+            )
         self._space = space
         self.num_genomes = len(genomes_G)
         self.num_terms = max((len(genome.terms) for genome in genomes_G), default=0)

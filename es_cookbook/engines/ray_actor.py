@@ -33,7 +33,7 @@ from es_cookbook.errors import EngineError, ESCookbookError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Traits:
     Attributes:
         capacity: genomes that it hosts at once.
         context_length: most tokens of prompt and action together.
+        space: what genomes perturb.
         base_dtype: dtype in which it holds the base weights.
         tokenizer: the model's own.
         pid: process that runs it, and `node`, the machine.
@@ -50,6 +51,7 @@ class Traits:
 
     capacity: int
     context_length: int
+    space: "SearchSpace"
     base_dtype: str
     tokenizer: "PreTrainedTokenizerBase"
     pid: int
@@ -86,6 +88,7 @@ class EngineActor:
         return Traits(
             engine.capacity,
             engine.context_length,
+            engine.space,
             engine.base_dtype,
             engine.tokenizer,
             os.getpid(),

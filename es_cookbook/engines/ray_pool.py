@@ -43,7 +43,7 @@ from es_cookbook.rl.types import Action
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 
@@ -188,6 +188,11 @@ class RayPool(Engine):
     def context_length(self) -> int:
         """Most tokens of prompt and action together."""
         return self._roster.traits.context_length
+
+    @property
+    def space(self) -> "SearchSpace":
+        """See `Engine.space`."""
+        return self._roster.traits.space
 
     @property
     def base_dtype(self) -> str:

@@ -138,7 +138,7 @@ class TorchEngine(Engine):
         device: torch.device,
     ) -> None:
         self._tokenizer = tokenizer
-        self._shapes = space.shapes
+        self._space = space
         own_length = getattr(
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
@@ -204,6 +204,11 @@ class TorchEngine(Engine):
         return self._context_length
 
     @property
+    def space(self) -> SearchSpace:
+        """See `Engine.space`."""
+        return self._space
+
+    @property
     def base_dtype(self) -> str:
         """See `Engine.base_dtype`."""
         return self._base_dtype
@@ -240,7 +245,9 @@ class TorchEngine(Engine):
         with self._usage.changing("restore the centre"):
             return await asyncio.to_thread(
                 self._weights.move,
-                lambda centre: centre.restore(*starting_point(list(steps), snapshot, self._shapes)),
+                lambda centre: centre.restore(
+                    *starting_point(list(steps), snapshot, self._space.shapes)
+                ),
             )
 
     async def save(self, path: Path) -> None:

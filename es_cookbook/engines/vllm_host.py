@@ -31,11 +31,12 @@ from es_cookbook.engines.request_checks import check_logprobs, check_sample
 from es_cookbook.engines.turnstile import Turnstile
 from es_cookbook.engines.usage import Usage
 from es_cookbook.engines.vllm_answers import informative_line, merge_fingerprints, our_errors
+from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.model_files import load_causal_lm, save_model
 from es_cookbook.rl.types import Action
 
@@ -135,6 +136,11 @@ class VLLMEngine(Engine):
         return self._context_length
 
     @property
+    def space(self) -> SearchSpace:
+        """See `Engine.space`."""
+        return self._space
+
+    @property
     def base_dtype(self) -> str:
         """See `Engine.base_dtype`."""
         return self._base_dtype
@@ -147,7 +153,7 @@ class VLLMEngine(Engine):
                     f"{len(genomes_G)} genomes do not fit: the engine hosts {self.capacity} at a "
                     "time (engine.max_genomes for low-rank ones)"
                 )
-            await self._call("genomes_load", [_plain(genome.terms) for genome in genomes_G])
+            await self._call("genomes_load", encode_genomes(genomes_G))
             self._num_loaded = len(genomes_G)
             self._version += 1
 
@@ -214,7 +220,7 @@ class VLLMEngine(Engine):
     async def apply(self, step: Step) -> int:
         """See `Engine.apply`."""
         with self._usage.changing("move the centre"):
-            fingerprint = await self._move("genomes_apply", (_plain(step.terms), step.decay))
+            fingerprint = await self._move("genomes_apply", encode_step(step))
             self._steps.append(step)
             return fingerprint
 
@@ -222,7 +228,7 @@ class VLLMEngine(Engine):
         """See `Engine.restore`."""
         with self._usage.changing("restore the centre"):
             self._steps = list(steps)
-            plain = [(_plain(step.terms), step.decay) for step in self._steps]
+            plain = b"".join(map(encode_step, self._steps))
             path = None if snapshot is None else str(snapshot.absolute())
             return await self._move("genomes_restore", plain, path)
 
@@ -383,7 +389,3 @@ class VLLMEngine(Engine):
                 assert issubclass(error_class, ESCookbookError)
                 raise error_class(answer)
         return [answer for _, answer in answers]
-
-
-def _plain(terms: Iterable[Term]) -> list[tuple[int, float]]:
-    return [(term.seed, term.coefficient) for term in terms]

@@ -1,8 +1,8 @@
 """The worker extension that makes a vLLM worker host genomes.
 
 vLLM imports this module in every worker before the model is loaded and mixes `GenomeWorker` into
-the worker. The engine calls its methods by name; arguments and answers are plain numbers, texts and
-lists, and seeds are all that is ever sent.
+the worker. The engine calls its methods by name; arguments and answers are plain numbers, texts,
+bytes and lists, and seeds (or a small space's coordinates) are all that is ever sent.
 """
 
 import functools
@@ -19,15 +19,13 @@ from es_cookbook.configs import config_from_json
 from es_cookbook.engines import vllm_cpu
 from es_cookbook.engines.vllm_answers import FingerprintPiece
 from es_cookbook.engines.vllm_rank import RankGenomes, host_genomes
+from es_cookbook.engines.wire import decode_genomes, decode_steps
 from es_cookbook.errors import ESCookbookError
-from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 if current_platform.is_cpu():
     vllm_cpu.prepare()
 
-PlainTerms: TypeAlias = Sequence[tuple[int, float]]
-PlainStep: TypeAlias = tuple[PlainTerms, float]
 Answer: TypeAlias = tuple[str, object]
 """Nothing and what was asked for, or an error's class and its sentence."""
 
@@ -87,10 +85,10 @@ class GenomeWorker:
         return self._genomes.fingerprint()
 
     @_answers
-    def genomes_load(self, genomes_G: Sequence[PlainTerms]) -> None:
+    def genomes_load(self, genomes: bytes) -> None:
         """See `RankGenomes.load`."""
         with torch.no_grad():
-            self._genomes.load([Genome(_terms(terms)) for terms in genomes_G])
+            self._genomes.load(decode_genomes(genomes))
 
     @_answers
     def genomes_use(self, weights: int | Literal["centre", "base"]) -> None:
@@ -99,19 +97,18 @@ class GenomeWorker:
             self._genomes.use(weights)
 
     @_answers
-    def genomes_apply(self, step: PlainStep) -> list[FingerprintPiece]:
+    def genomes_apply(self, step: bytes) -> list[FingerprintPiece]:
         """See `RankGenomes.apply`."""
+        (decoded,) = decode_steps(step)
         with _writing_weights():
-            return self._genomes.apply(_step(step))
+            return self._genomes.apply(decoded)
 
     @_answers
-    def genomes_restore(
-        self, steps: Sequence[PlainStep], snapshot: str | None
-    ) -> list[FingerprintPiece]:
+    def genomes_restore(self, steps: bytes, snapshot: str | None) -> list[FingerprintPiece]:
         """See `RankGenomes.restore`."""
         path = None if snapshot is None else Path(snapshot)
         with _writing_weights():
-            return self._genomes.restore([_step(step) for step in steps], path)
+            return self._genomes.restore(list(decode_steps(steps)), path)
 
     def _take_slots(self, num_slots: int) -> None:
         """Take LoRA slots for good, so that requests that name one find it there."""
@@ -135,12 +132,3 @@ def _writing_weights() -> Generator[None]:
 
 def _nothing(requests: object) -> None:
     del requests
-
-
-def _terms(terms: PlainTerms) -> tuple[Term, ...]:
-    return tuple(Term(seed, coefficient) for seed, coefficient in terms)
-
-
-def _step(step: PlainStep) -> Step:
-    terms, decay = step
-    return Step(_terms(terms), decay)

@@ -17,6 +17,7 @@ import numpy as np
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.rules import Offsets, Rule
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 Request: TypeAlias = SampleRequest | LogprobsRequest
@@ -38,35 +39,50 @@ _CENTRE, _BASE = -1, -2
 
 
 def encode_genomes(genomes_G: Sequence[Genome]) -> bytes:
-    """Genomes as bytes: how many, the number of terms of each, seeds, coefficients."""
+    """Genomes as bytes: how many, the number of terms of each, seeds, coefficients, offsets."""
     counts = np.array([len(genomes_G), *(len(genome.terms) for genome in genomes_G)], _COUNT)
-    return counts.tobytes() + _encode_terms([t for genome in genomes_G for t in genome.terms])
+    terms = _encode_terms([term for genome in genomes_G for term in genome.terms])
+    offsets_G = [genome.offsets for genome in genomes_G]
+    return counts.tobytes() + terms + (pickle.dumps(offsets_G) if any(offsets_G) else b"")
 
 
 def decode_genomes(data: bytes) -> list[Genome]:
     """Undo `encode_genomes`."""
     num_genomes = int(np.frombuffer(data, _COUNT, 1)[0])
     counts_G = np.frombuffer(data, _COUNT, num_genomes, _COUNT.itemsize).tolist()
-    terms = iter(_decode_terms(data[(1 + num_genomes) * _COUNT.itemsize :]))
-    return [Genome(tuple(next(terms) for _ in range(count))) for count in counts_G]
+    start = (1 + num_genomes) * _COUNT.itemsize
+    end = start + sum(counts_G) * _BYTES_PER_TERM
+    terms = iter(_decode_terms(data[start:end]))
+    offsets_G: list[Offsets | None] = [None] * num_genomes
+    if end < len(data):
+        offsets_G = pickle.loads(data[end:])
+    return [
+        Genome(tuple(next(terms) for _ in range(count)), offsets)
+        for count, offsets in zip(counts_G, offsets_G, strict=True)
+    ]
 
 
 def encode_step(step: Step) -> bytes:
-    """A step as bytes: number of terms, decay, seeds, coefficients. Steps may be concatenated."""
-    head = np.array([len(step.terms)], _COUNT).tobytes() + np.array([step.decay], _NUMBER).tobytes()
-    return head + _encode_terms(step.terms)
+    """A step as bytes: lengths, decay, seeds, coefficients, the rule. Steps may be concatenated."""
+    rule = b"" if step.rule is None else pickle.dumps(step.rule)
+    head = np.array([len(step.terms), len(rule)], _COUNT).tobytes()
+    return head + np.array([step.decay], _NUMBER).tobytes() + _encode_terms(step.terms) + rule
 
 
 def decode_steps(data: bytes) -> Iterator[Step]:
     """Undo `encode_step`, for any number of them one after the other."""
     start = 0
     while start < len(data):
-        num_terms = int(np.frombuffer(data, _COUNT, 1, start)[0])
-        decay = float(np.frombuffer(data, _NUMBER, 1, start + _COUNT.itemsize)[0])
-        start += _COUNT.itemsize + _NUMBER.itemsize
+        num_terms, rule_bytes = np.frombuffer(data, _COUNT, 2, start).tolist()
+        start += 2 * _COUNT.itemsize
+        decay = float(np.frombuffer(data, _NUMBER, 1, start)[0])
+        start += _NUMBER.itemsize
         end = start + num_terms * _BYTES_PER_TERM
-        yield Step(tuple(_decode_terms(data[start:end])), decay)
-        start = end
+        rule = cast(
+            "Rule | None", pickle.loads(data[end : end + rule_bytes]) if rule_bytes else None
+        )
+        yield Step(tuple(_decode_terms(data[start:end])), decay, rule)
+        start = end + rule_bytes
 
 
 def _encode_terms(terms: Sequence[Term]) -> bytes:

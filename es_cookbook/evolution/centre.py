@@ -5,6 +5,9 @@ moves by steps, in exact arithmetic (see `es_cookbook.evolution.spaces.base`), s
 give the same bits on any machine and with any number of threads, and `restore` is exact in every
 dtype: perturbed weights are derived from the centre, and nothing is ever undone by subtraction.
 
+A step with a rule (`es_cookbook.evolution.rules`) moves it by what the rule makes of the terms, in
+`rule_arithmetic`. A genome with offsets begins at base + offsets in place of the centre.
+
 It moves where it is kept: on the CPU with a few threads, on a GPU by Triton programs that make the
 same noise there (`es_cookbook.evolution.noise.triton_kernels`). Those run in Triton's interpreter
 in the tests, bit for bit like NumPy; **on a real GPU they have not run yet.**
@@ -38,6 +41,7 @@ from es_cookbook.evolution.exact import (
 )
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.rule_arithmetic import apply_rule_, set_to_offsets_, start_of
 from es_cookbook.evolution.spaces.base import AddTerms, SearchSpace
 
 _CPU = torch.device("cpu")
@@ -94,6 +98,7 @@ class Centre:
                     f"or {device}, found one of shape {found} on {base[name].device}"
                 )
         self._space = space
+        self._start = start_of(space.shapes)
         self._device = device
         self._on_gpu = on_gpu(device)
         self._num_threads = 1 if self._on_gpu else num_threads or os.cpu_count() or 1
@@ -133,8 +138,15 @@ class Centre:
         return self._each_tensor(from_start)
 
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
-        """A genome's own value of one parameter: a new float32 tensor, centre + terms."""
+        """A genome's own value of one parameter: a new float32 tensor.
+
+        The centre, or base + offsets where the genome has offsets, + terms.
+        """
         weight = self.weights[name].clone()
+        if genome.offsets is not None:
+            set_to_offsets_(
+                weight, self._base[name], genome.offsets, self._start[name], self.parts[name]
+            )
         self._add_genome(genome.terms)(name, weight, self.parts[name])
         return weight
 
@@ -145,20 +157,23 @@ class Centre:
     def _adder(self, terms: tuple[Term, ...]) -> AddTerms:
         if self._on_gpu:
             return self._space.device_adder(terms, self._device)
-        return lambda name, weight, part: self._space.add_terms_(name, weight, terms, part)
+        return cpu_adder(self._space, terms)
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
         """What moves one tensor by these steps."""
-        moves = [(step.decay, self._adder(step.terms) if step.terms else None) for step in steps]
+        moves = [(step, [self._adder(group) for group in step.groups]) for step in steps]
         decay_of_device_ = device_decay_ if self._on_gpu else decay_
 
         def move(name: str) -> None:
-            weight = self.weights[name]
-            for decay, add_terms_ in moves:
-                if decay:
-                    decay_of_device_(weight, self._base[name], decay)
-                if add_terms_ is not None:
-                    add_terms_(name, weight, self.parts[name])
+            weight, base, part = self.weights[name], self._base[name], self.parts[name]
+            for step, adders in moves:
+                if step.decay:
+                    decay_of_device_(weight, base, step.decay)
+                if step.rule is not None:
+                    shape, start = self._space.shapes[name], self._start[name]
+                    apply_rule_(step.rule, adders, name, weight, base, shape, start, part)
+                elif adders:
+                    adders[0](name, weight, part)
 
         return move
 
@@ -196,22 +211,47 @@ def moved(
         A new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
+    shape = space.shapes[name]
+    part = Part.whole(shape)
     for step in steps:
         if step.decay:
             decay_(weight, base, step.decay)
-        if step.terms:
-            space.add_terms_(name, weight, step.terms)
+        adders = [cpu_adder(space, group) for group in step.groups]
+        if step.rule is not None:
+            first = start_of(space.shapes)[name]
+            apply_rule_(step.rule, adders, name, weight, base, shape, first, part)
+        elif adders:
+            adders[0](name, weight, part)
     return weight
+
+
+def cpu_adder(space: SearchSpace, terms: Sequence[Term]) -> AddTerms:
+    """`SearchSpace.add_terms_` of these terms, for weights on the CPU."""
+    return lambda name, weight, part: space.add_terms_(name, weight, terms, part)
 
 
 def merge_steps(steps: Iterable[Step]) -> list[Step]:
     """The same movement in as few steps as can be, so that a weight is read once for many."""
-    merged: list[tuple[float, list[Term]]] = [(0.0, [])]
+    merged: list[Step] = []
+    plain: list[Term] = []
+    decay = 0.0
+
+    def close() -> None:
+        if plain or decay:
+            merged.append(Step(terms=tuple(plain), decay=decay))
+        plain.clear()
+
     for step in steps:
-        if step.decay:
-            merged.append((step.decay, []))
-        merged[-1][1].extend(step.terms)
-    return [Step(terms=tuple(terms), decay=decay) for decay, terms in merged]
+        if step.decay or step.rule is not None:
+            close()
+            decay = step.decay
+        if step.rule is not None:
+            merged.append(step)
+            decay = 0.0
+        else:
+            plain.extend(step.terms)
+    close()
+    return merged
 
 
 def _part_of(whole: torch.Tensor, part: Part) -> torch.Tensor:

@@ -19,6 +19,7 @@ from typing import TypeAlias, cast
 
 from es_cookbook.errors import HistoryError
 from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.rules import rule_from_plain, rule_to_plain
 
 FORMAT_VERSION = 2
 VERSIONS_READ = (1, 2)
@@ -125,7 +126,8 @@ def _plain_header(header: Header) -> dict[str, object]:
 
 
 def _plain_record(record: Record) -> dict[str, object]:
-    return {
+    rule = record.step.rule
+    plain: dict[str, object] = {
         "generation": int(record.generation),
         "position": int(record.dataset_position),
         "fingerprint": f"{record.fingerprint:x}",
@@ -134,6 +136,7 @@ def _plain_record(record: Record) -> dict[str, object]:
         "coefficients": [float(term.coefficient) for term in record.step.terms],
         "fitness": [None if math.isnan(f) else float(f) for f in record.fitness_G],
     }
+    return plain if rule is None else plain | {"rule": rule_to_plain(rule)}
 
 
 def _header(found: Mapping[str, object]) -> Header:
@@ -152,7 +155,8 @@ def _header(found: Mapping[str, object]) -> Header:
 
 
 def _record(found: Mapping[str, object]) -> Record:
-    _check(found, _RECORD)
+    rule = found.get("rule")
+    _check(found, _RECORD if rule is None else {**_RECORD, **_RULE})
     seeds_S = [int(seed, 16) for seed in cast(str, found["seeds"]).split()]
     coefficients_S = cast("list[float]", found["coefficients"])
     if len(seeds_S) != len(coefficients_S):
@@ -166,6 +170,7 @@ def _record(found: Mapping[str, object]) -> Record:
         step=Step(
             tuple(Term(*term) for term in zip(seeds_S, coefficients_S, strict=True)),
             decay=cast(float, found["decay"]),
+            rule=None if rule is None else rule_from_plain(cast("dict[str, object]", rule)),
         ),
         fitness_G=tuple(math.nan if fitness is None else fitness for fitness in fitness_G),
         dataset_position=cast(int, found["position"]),
@@ -213,6 +218,7 @@ _RECORD: _Schema = {
     "coefficients": (_all(_is_float), "a list of floats"),
     "fitness": (_all(_or_null(_is_float)), "a list of floats and nulls"),
 }
+_RULE: _Schema = {"rule": (lambda value: isinstance(value, dict), "an object")}
 _HEADER: _Schema = {
     "version": (_is_count, "an integer"),
     "kind": (lambda value: value == "header", 'the text "header"'),

@@ -29,9 +29,9 @@ class Progress:
 
     def moved(self, step: Step) -> None:
         """The centre moved by a step."""
-        # Noise has unit variance and seeds are independent, so coefficients add up as squares.
+        # Updates of different generations are taken as independent: they add up as squares.
         kept = (1 - step.decay) ** 2 * self._drift_squared
-        self._drift_squared = kept + math.fsum(term.coefficient**2 for term in step.terms)
+        self._drift_squared = kept + step.mean_square
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
         """A generation's rollouts ended."""

@@ -31,7 +31,7 @@ def test_a_coefficient_that_is_not_finite_is_refused(coefficient: float) -> None
         Term(7, coefficient)
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.0, math.nan])
-def test_decay_that_would_forget_the_centre_is_refused(decay: float) -> None:
-    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\)"):
+@pytest.mark.parametrize("decay", [-0.1, 1.1, math.nan])
+def test_decay_beyond_the_base_or_away_from_it_is_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\]"):
         Step(decay=decay)

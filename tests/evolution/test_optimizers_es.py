@@ -14,17 +14,18 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     mirrored,
-    step_rms_over_sigma,
     tied_fraction,
 )
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine, Linear, Table
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 NAN = math.nan
+SPACE = FullRankSpace(shapes={"x": (4,)})
 
 
 def optimizer(config: ES, num_generations: int = 10) -> Optimizer:
-    return config(run_seed=0, num_generations=num_generations)
+    return config(run_seed=0, num_generations=num_generations, space=SPACE)
 
 
 def tell(config: ES, *fitness_G: float) -> tuple[list[Genome], Step]:
@@ -56,10 +57,10 @@ def test_without_antithetic_every_genome_has_its_own_seed() -> None:
 
 def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
     config = ES(population_size=4)
-    again = config(run_seed=1, num_generations=9)
+    again = config(run_seed=1, num_generations=9, space=SPACE)
     again.tell(0, again.ask(0), np.array([1.0, 2.0, 3.0, 4.0]))
-    assert again.ask(5) == config(run_seed=1, num_generations=9).ask(5)
-    assert again.ask(5) != config(run_seed=2, num_generations=9).ask(5)
+    assert again.ask(5) == config(run_seed=1, num_generations=9, space=SPACE).ask(5)
+    assert again.ask(5) != config(run_seed=2, num_generations=9, space=SPACE).ask(5)
 
 
 def test_the_step_is_the_formula_with_one_term_a_pair() -> None:
@@ -148,12 +149,12 @@ def test_the_size_of_a_step_is_known_from_its_coefficients() -> None:
     config = ES(population_size=30, sigma=1e-3, learning_rate=5e-4, antithetic=False)
     fitness_G = ZScore()(np.arange(30.0)[None, :])
     _, step = tell(config, *fitness_G)
-    assert step_rms_over_sigma(step, 1e-3) == pytest.approx(0.0913, abs=1e-4)
+    assert step.rms / 1e-3 == pytest.approx(0.0913, abs=1e-4)
     rng = np.random.Generator(np.random.PCG64(0))
     noise = rng.standard_normal((len(step.terms), 100_000))
     update = np.array([term.coefficient for term in step.terms]) @ noise
     assert math.sqrt(float((update**2).mean())) / 1e-3 == pytest.approx(0.0913, rel=0.02)
-    assert step_rms_over_sigma(Step(), 1e-3) == 0
+    assert Step().rms == 0
 
 
 def test_tied_pairs_are_counted_among_pairs_that_were_measured() -> None:

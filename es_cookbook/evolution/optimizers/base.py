@@ -17,8 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.spaces.base import SearchSpace
 
-OPTIMIZER_NAMES = {"es": "es_cookbook.evolution.optimizers.es:ES"}
+_HERE = "es_cookbook.evolution.optimizers"
+OPTIMIZER_NAMES = {
+    "es": f"{_HERE}.es:ES",
+    "momentum": f"{_HERE}.momentum:Momentum",
+    "adam": f"{_HERE}.adam:Adam",
+    "rmsprop": f"{_HERE}.adam:RMSProp",
+    "clip_up": f"{_HERE}.clip_up:ClipUp",
+    "muon": f"{_HERE}.muon:Muon",
+}
 """What a user types on the command line."""
 
 
@@ -59,29 +68,17 @@ class OptimizerBuilder(ABC):
     population_size: int = chz.field(default=30, doc="genomes a generation")
 
     @abstractmethod
-    def __call__(self, *, run_seed: int, num_generations: int) -> Optimizer:
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
         """Build it.
 
         Args:
             run_seed: every genome's seeds derive from it.
             num_generations: the length of the run, which schedules need.
+            space: what its genomes perturb.
 
         Raises:
-            ConfigError: Fields that cannot work in a run of this length.
+            ConfigError: Fields that cannot work in a run of this length or in this space.
         """
-
-
-def step_rms_over_sigma(step: Step, sigma: float) -> float:
-    """RMS of a step's update over the parameters, in units of σ, from its coefficients alone.
-
-    Noise has unit variance and different seeds are independent, so it is √(Σ c²) / σ. Decay is not
-    counted.
-
-    >>> from es_cookbook.evolution.genome import Term
-    >>> step_rms_over_sigma(Step(terms=(Term(1, 0.003), Term(2, -0.004))), sigma=0.01)
-    0.5
-    """
-    return math.hypot(*(term.coefficient for term in step.terms)) / sigma
 
 
 def tied_fraction(genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]) -> float:

@@ -12,11 +12,22 @@ Lost genomes (NaN fitness) are left out and N counts those that remain. A twin w
 is left out too: the difference between twins is what cancels everything that the two share, and one
 side alone would bring it back in as noise, biased if failing depends on the direction.
 
-Left out: momentum, Adam and weight decay, which are optimizers of their own; adapting σ.
+Three things may be added. `weight_decay` draws the centre back towards the base model, not towards
+zero, by that share of the way a generation (times the learning rate's schedule): earlier
+coefficients shrink. `evaluate_centre` lets the centre itself attempt the problems, and without
+mirrored pairs its fitness is the baseline. `adaptive_sigma` steers σ by it:
+
+    σ <- σ · exp(rate · tanh(target - (fitness of the centre - mean) / std))
+
+over the genomes' mean and standard deviation: where the centre beats its neighbours by more than
+the target, σ is too large for the landscape and falls.
+
+Everything an ES-like optimizer shares is here, with one hook: `move`, what is done with the
+fitness-weighted sum. Momentum, Adam, ClipUp and Muon are that hook (`optimizers/window.py`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import chz
 import numpy as np
@@ -27,7 +38,44 @@ from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
+from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.seeds import derive_seed
+
+
+@chz.chz
+class AdaptiveSigma:
+    """How σ follows the centre's fitness among its neighbours'."""
+
+    rate: float = chz.field(default=0.1, doc="most that ln σ changes in a generation")
+    target: float = chz.field(
+        default=0.5, doc="standard deviations by which the centre should beat the mean genome"
+    )
+    smallest: float = chz.field(default=0.1, doc="least factor on sigma")
+    largest: float = chz.field(default=10.0, doc="greatest factor on sigma")
+
+    @chz.validate
+    def _fields(self) -> None:
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise ConfigError(f"adaptive_sigma.rate must be above 0, found {self.rate}")
+        if not math.isfinite(self.target):
+            raise ConfigError(f"adaptive_sigma.target must be finite, found {self.target}")
+        if not 0 < self.smallest <= 1 <= self.largest < math.inf:
+            raise ConfigError(
+                "adaptive_sigma.smallest must be in (0, 1] and largest 1 or more, found "
+                f"{self.smallest} and {self.largest}"
+            )
+
+    def __call__(self, factor: float, genomes_G: Sequence[Genome], fitness_G: list[float]) -> float:
+        """The next factor on σ; the same where the centre is lost or all genomes did alike."""
+        pairs = list(zip(genomes_G, fitness_G, strict=True))
+        centre = [fitness for genome, fitness in pairs if not genome.terms]
+        others = [fitness for genome, fitness in pairs if genome.terms and math.isfinite(fitness)]
+        spread = float(np.std(others)) if others else 0.0
+        if not centre or not math.isfinite(centre[0]) or not spread:
+            return factor
+        lead = (centre[0] - math.fsum(others) / len(others)) / spread
+        factor *= math.exp(self.rate * math.tanh(self.target - lead))
+        return min(max(factor, self.smallest), self.largest)
 
 
 @chz.chz
@@ -54,6 +102,15 @@ class ES(OptimizerBuilder):
     warmup_generations: int = chz.field(
         default=0, doc="generations in which learning_rate rises from 1/n of itself to itself"
     )
+    weight_decay: float = chz.field(
+        default=0.0, doc="share of the way back to the base model in each step"
+    )
+    evaluate_centre: bool = chz.field(
+        default=False, doc="the centre attempts the problems too, as one more genome"
+    )
+    adaptive_sigma: AdaptiveSigma | None = chz.field(
+        default=None, doc="steers sigma by the centre's fitness; needs evaluate_centre"
+    )
 
     @chz.validate
     def _fields(self) -> None:
@@ -72,49 +129,71 @@ class ES(OptimizerBuilder):
             raise ConfigError(
                 f"warmup_generations must be 0 or more, found {self.warmup_generations}"
             )
+        if not 0 <= self.weight_decay < 1:
+            raise ConfigError(f"weight_decay must be in [0, 1), found {self.weight_decay}")
+        if self.adaptive_sigma is not None and not self.evaluate_centre:
+            raise ConfigError(
+                "adaptive_sigma compares the centre with its genomes: set evaluate_centre=True"
+            )
 
-    def __call__(self, *, run_seed: int, num_generations: int) -> "ESOptimizer":
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> "ESOptimizer":
         """Build it; refuses a sigma_schedule that reaches 0 within the run."""
-        optimizer = ESOptimizer(self, run_seed=run_seed, num_generations=num_generations)
+        del space
+        return ESOptimizer(self, run_seed, num_generations)
+
+
+class ESOptimizer(Optimizer):
+    """What it asks depends on the run seed, the generation and, if σ adapts, on what was told.
+
+    Args:
+        config: its settings.
+        run_seed: every genome's seeds derive from it.
+        num_generations: the length of the run.
+
+    Raises:
+        ConfigError: A sigma_schedule that reaches 0 within the run.
+    """
+
+    def __init__(self, config: ES, run_seed: int, num_generations: int) -> None:
+        self._config = config
+        self._run_seed = run_seed
+        self._num_generations = num_generations
+        self._sigma_factor = 1.0
         for generation in range(num_generations):
-            if optimizer.sigma(generation) == 0:
+            if self.sigma(generation) == 0:
                 raise ConfigError(
                     f"sigma_schedule reaches 0 at generation {generation} of {num_generations}; "
                     "sigma must stay above 0"
                 )
-        return optimizer
-
-
-class ESOptimizer(Optimizer):
-    """Stateless: what it asks depends on the run seed and the generation alone."""
-
-    def __init__(self, config: ES, *, run_seed: int, num_generations: int) -> None:
-        self._config = config
-        self._run_seed = run_seed
-        self._num_generations = num_generations
 
     def sigma(self, generation: int) -> float:
-        """The base sigma times its schedule."""
+        """The base sigma times its schedule, times what it has adapted to."""
         config = self._config
-        return config.sigma * config.sigma_schedule(generation, self._num_generations)
+        scheduled = config.sigma * config.sigma_schedule(generation, self._num_generations)
+        return scheduled * self._sigma_factor
+
+    def rate_factor(self, generation: int) -> float:
+        """The learning rate's schedule times the warm-up."""
+        config = self._config
+        factor = config.learning_rate_schedule(generation, self._num_generations)
+        return factor * warmup(generation, config.warmup_generations)
 
     def learning_rate(self, generation: int) -> float:
         """The base learning rate times its schedule times the warm-up."""
-        config = self._config
-        factor = config.learning_rate_schedule(generation, self._num_generations)
-        return config.learning_rate * factor * warmup(generation, config.warmup_generations)
+        return self._config.learning_rate * self.rate_factor(generation)
 
     def ask(self, generation: int) -> list[Genome]:
         """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are +σ and -σ of one seed."""
         sigma = self.sigma(generation)
         signs = (1, -1) if self._config.antithetic else (1,)
-        return [
+        genomes_G = [
             Genome(
                 terms=(Term(derive_seed(self._run_seed, "genome", generation, i), sign * sigma),)
             )
             for i in range(self._config.population_size // len(signs))
             for sign in signs
         ]
+        return genomes_G + [Genome()] * self._config.evaluate_centre
 
     def tell(
         self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
@@ -122,19 +201,74 @@ class ESOptimizer(Optimizer):
         """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
         if np.isinf(fitness_G).any():
             raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
-        signed_fitness: dict[int, list[float]] = {}
-        for genome, fitness in zip(genomes_G, fitness_G.tolist(), strict=True):
-            (term,) = genome.terms
-            signed_fitness.setdefault(term.seed, []).append(
-                math.copysign(1, term.coefficient) * fitness
-            )
-        # A NaN spreads over the sum of its pair: that is how a pair with a lost twin is left out.
-        totals = {seed: sum(values) for seed, values in signed_fitness.items()}
-        kept = {seed: total for seed, total in totals.items() if not math.isnan(total)}
-        if not kept:
-            return Step()
-        num_kept = sum(len(signed_fitness[seed]) for seed in kept)
-        scale = self.learning_rate(generation) / num_kept
-        return Step(
-            terms=tuple(Term(seed, scale * total) for seed, total in kept.items() if scale * total)
-        )
+        if self._config.adaptive_sigma is not None:
+            adapt = self._config.adaptive_sigma
+            self._sigma_factor = adapt(self._sigma_factor, genomes_G, fitness_G.tolist())
+        step = self.move(generation, genomes_G, fitness_G)
+        decay = self._config.weight_decay * self.rate_factor(generation)
+        moves = step.terms or step.rule
+        return Step(step.terms, decay, step.rule) if decay and moves else step
+
+    def move(
+        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Step:
+        """The step, decay left out: plain ES's α · g."""
+        relative_G = self.relative(genomes_G, fitness_G)
+        return Step(weighted_sum(genomes_G, relative_G, self.learning_rate(generation)))
+
+    def relative(
+        self, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Fitness less the centre's, where that was evaluated, not lost and says something new.
+
+        In mirrored pairs it would cancel, and leave rounding behind.
+        """
+        if self._config.antithetic or not self._config.evaluate_centre:
+            return fitness_G
+        (centre,) = (i for i, genome in enumerate(genomes_G) if not genome.terms)
+        return fitness_G if np.isnan(fitness_G[centre]) else fitness_G - fitness_G[centre]
+
+
+def weighted_sum(
+    genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64], rate: float
+) -> tuple[Term, ...]:
+    """rate/N · Σ_g fitness_g · sign_g · ε(seed_g), a term a seed in the order of the genomes.
+
+    A genome without terms, the centre, is not counted; see the module's text for lost ones.
+    """
+    signed_fitness: dict[int, list[float]] = {}
+    for genome, fitness in zip(genomes_G, fitness_G.tolist(), strict=True):
+        for term in genome.terms:
+            signed = math.copysign(1, term.coefficient) * fitness
+            signed_fitness.setdefault(term.seed, []).append(signed)
+    # A NaN spreads over the sum of its pair: that is how a pair with a lost twin is left out.
+    totals = {seed: sum(values) for seed, values in signed_fitness.items()}
+    kept = {seed: total for seed, total in totals.items() if not math.isnan(total)}
+    if not kept:
+        return ()
+    scale = rate / sum(len(signed_fitness[seed]) for seed in kept)
+    return tuple(Term(seed, scale * total) for seed, total in kept.items() if scale * total)
+
+
+def merged(
+    genomes_G: Sequence[Genome],
+    fitness_G: NDArray[np.float64],
+    old_seeds: Collection[int],
+    rate: float,
+) -> tuple[Term, ...]:
+    """All genomes' terms as one step: the form that ES takes where genomes inherit seeds.
+
+    Seeds that were tried for the first time gain the gradient, `weighted_sum`; an inherited seed
+    gets the mean of its coefficients over the genomes that hold it, lost ones too.
+
+    Returns:
+        Inherited seeds in the order of their first holder, then the new ones.
+    """
+    held: dict[int, list[float]] = {}
+    for genome in genomes_G:
+        for term in genome.terms:
+            if term.seed in old_seeds:
+                held.setdefault(term.seed, []).append(term.coefficient)
+    means = [Term(seed, math.fsum(values) / len(values)) for seed, values in held.items()]
+    tried_G = [Genome(tuple(t for t in g.terms if t.seed not in old_seeds)) for g in genomes_G]
+    return (*means, *weighted_sum(tried_G, fitness_G, rate))

@@ -1,0 +1,106 @@
+"""Adam and RMSProp on ES gradients: steps divided by the root of a moving second moment.
+
+Kingma and Ba 2015 (arXiv:1412.6980); RMSProp (Tieleman and Hinton 2012) is Adam without the first
+moment's memory:
+
+    centre <- centre + α m / (√v + ε),   m = average of g_j by beta1,   v = average of g_j² by beta2
+
+over the window, both averages corrected (`window`). α is thus about the RMS of a step, in the
+parameters' own units, as in ClipUp: of the order of σ/4, and not plain ES's learning rate.
+
+Two ways to have v. "element": element by element, made again from the window's noise where the
+centre is (`rules.AdamRule`), exactly, with no state. "block": one number for a whole tensor. Noise
+is isotropic, so every tensor's mean of g² is the same Σ c², known from coefficients alone; v then
+costs nothing, and what is left of Adam is that a step's length does not depend on the fitness'.
+
+Trap: an ES gradient's elements are nearly all noise, each of about the same variance. So v says how
+large the noise was that the window happened to have there, not how steep the landscape is, and
+dividing by it is not the preconditioning that Adam is for backpropagation.
+
+Cost of "element": the noise of `window` generations a step, and three copies of the largest
+parameter for each thread while it moves. Of "block": as momentum; with beta1 = 0 as plain ES.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.optimizers.window import (
+    WindowedES,
+    WindowOptimizer,
+    average_weights,
+    check_decay,
+    mean_square,
+    scaled,
+)
+from es_cookbook.evolution.rules import AdamRule
+from es_cookbook.evolution.spaces.base import SearchSpace
+
+
+@chz.chz
+class Adam(WindowedES):
+    """Evolution strategies with Adam."""
+
+    beta1: float = chz.field(default=0.9, doc="share of the mean gradient that is kept")
+    beta2: float = chz.field(default=0.99, doc="share of the mean squared gradient that is kept")
+    epsilon: float = chz.field(default=1e-8, doc="added to the root of the mean squared gradient")
+    moments: Literal["element", "block"] = chz.field(
+        default="element", doc="squared gradients of every element, or one number a tensor"
+    )
+
+    @chz.validate
+    def _moments(self) -> None:
+        check_decay("beta1", self.beta1)
+        check_decay("beta2", self.beta2)
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigError(f"epsilon must be above 0, found {self.epsilon}")
+        if self.moments not in ("element", "block"):
+            raise ConfigError(f"moments must be element or block, found {self.moments!r}")
+
+    def __call__(
+        self, *, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> "AdamOptimizer":
+        """Build it."""
+        del space
+        return AdamOptimizer(self, run_seed, num_generations)
+
+
+@chz.chz
+class RMSProp(Adam):
+    """Evolution strategies with RMSProp."""
+
+    beta1: float = chz.field(default=0.0, doc="share of the mean gradient that is kept")
+
+
+class AdamOptimizer(WindowOptimizer):
+    """See the module's text."""
+
+    def __init__(self, config: Adam, run_seed: int, num_generations: int) -> None:
+        super().__init__(config, run_seed, num_generations)
+        self._adam = config
+
+    def move(
+        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Step:
+        """The window's terms with the rule, or scaled by one number."""
+        config = self._adam
+        gradients = self.remember(genomes_G, fitness_G)
+        first = average_weights(config.beta1, len(gradients))
+        second = average_weights(config.beta2, len(gradients))
+        rate = self.learning_rate(generation)
+        pairs = zip(first, gradients, strict=True)
+        if not rate or not any(weight and gradient for weight, gradient in pairs):
+            return Step()
+        if config.moments == "element":
+            terms = tuple(term for gradient in gradients for term in gradient)
+            counts = tuple(map(len, gradients))
+            rule = AdamRule(counts, tuple(first), tuple(second), rate, config.epsilon)
+            return Step(terms, rule=rule)
+        v = math.fsum(w * mean_square(g) for w, g in zip(second, gradients, strict=True))
+        return Step(scaled(gradients, [rate * w / (math.sqrt(v) + config.epsilon) for w in first]))

@@ -1,0 +1,69 @@
+"""Muon: momentum whose update has all singular values made equal, matrix by matrix.
+
+Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/): the averaged gradient G = U S Vᵀ of
+a weight matrix is replaced by about U Vᵀ, by five rounds of a Newton-Schulz iteration. Directions
+that few genomes spoke for count as much as those that many did.
+
+    centre <- centre + α · RMS(v) · √max(rows, columns) · U Vᵀ
+
+with v the average of `momentum`. The factor gives the update the RMS that momentum's has, so α
+keeps its meaning. (Muon proper has no such factor: its gradients' lengths say nothing. Here a
+generation with little signal makes a small step.) Parameters that are no matrices gain plain
+momentum's update.
+
+Trap: the iteration is matrix products, which round as each library likes; here they are exact
+(`rule_arithmetic`), so the centre is the same on every machine. And with few terms the update has
+no more directions than terms: equal singular values then only mean equal weights for all seeds,
+which is what ranks nearly do.
+
+Cost: momentum's noise, and of each matrix one float32 and about five float64 copies while it moves;
+15 products of its shorter side squared times its longer side.
+"""
+
+from collections.abc import Sequence
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.optimizers.momentum import Momentum, MomentumOptimizer
+from es_cookbook.evolution.rules import MuonRule
+from es_cookbook.evolution.spaces.base import SearchSpace
+
+
+@chz.chz
+class Muon(Momentum):
+    """Evolution strategies with orthogonalised momentum."""
+
+    iterations: int = chz.field(default=5, doc="rounds of the Newton-Schulz iteration")
+
+    @chz.validate
+    def _iterations(self) -> None:
+        if self.iterations < 1:
+            raise ConfigError(f"iterations must be at least 1, found {self.iterations}")
+
+    def __call__(
+        self, *, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> "MuonOptimizer":
+        """Build it."""
+        del space
+        return MuonOptimizer(self, run_seed, num_generations)
+
+
+class MuonOptimizer(MomentumOptimizer):
+    """See the module's text."""
+
+    def __init__(self, config: Muon, run_seed: int, num_generations: int) -> None:
+        super().__init__(config, run_seed, num_generations)
+        self._iterations = config.iterations
+
+    def move(
+        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Step:
+        """Momentum's step, with the rule."""
+        step = super().move(generation, genomes_G, fitness_G)
+        if not step.terms:
+            return step
+        return Step(step.terms, rule=MuonRule(step.rms, self._iterations))

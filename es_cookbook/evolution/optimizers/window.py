@@ -1,0 +1,99 @@
+"""Optimizers that remember: momentum, Adam, RMSProp, ClipUp and Muon over a window of gradients.
+
+They all keep the same thing, the last generations' gradient estimates g_j = 1/N · Σ fitness · ε as
+terms, and never a tensor: a step has the window's terms again, so it needs nothing but itself and
+the centre. The window says how much is remembered, and what it costs: the noise of that many
+generations in every step, of which the newest alone is plain ES's.
+
+A moving average v <- m v + (1 - m) g is thus Σ_j (1 - m) m^age g_j over the window, divided by the
+sum of its weights. That is Adam's bias correction, and accounts for what has left the window too.
+It matters: without (1 - m) the weights add up to 1 / (1 - m), ten at m = 0.9, so a learning rate
+tuned for plain ES becomes ten times as large, its diffusion a hundred times, and the run diverges
+(shown in the tests and in docs/optimizers.md).
+
+A generation without signal has an empty gradient. What is remembered still moves the centre.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import TypeVar
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.optimizers.es import ES, ESOptimizer, weighted_sum
+
+Gradient = tuple[Term, ...]
+_Config = TypeVar("_Config", bound="WindowedES")
+
+
+@chz.chz
+class WindowedES(ES):
+    """What they share."""
+
+    window: int = chz.field(
+        default=20, doc="generations that are remembered; each costs its noise again in every step"
+    )
+
+    @chz.validate
+    def _window(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"window must be at least 1, found {self.window}")
+
+
+class WindowOptimizer(ESOptimizer):
+    """Remembers gradients; subclasses say what becomes of them."""
+
+    def __init__(self, config: WindowedES, run_seed: int, num_generations: int) -> None:
+        super().__init__(config, run_seed, num_generations)
+        self._gradients = deque[Gradient](maxlen=config.window)
+
+    def remember(
+        self, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Sequence[Gradient]:
+        """Take in a generation; gives the window's gradients, oldest first."""
+        self._gradients.append(weighted_sum(genomes_G, self.relative(genomes_G, fitness_G), 1.0))
+        return self._gradients
+
+
+def average_weights(decay: float, count: int) -> list[float]:
+    """Weights of a moving average over a window, oldest first; they add up to 1.
+
+    Args:
+        decay: m, in [0, 1): share of the average that is kept.
+        count: generations in the window.
+
+    >>> average_weights(0.5, 3)
+    [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
+    """
+    raw = [decay**age for age in reversed(range(count))]
+    return [weight / math.fsum(raw) for weight in raw]
+
+
+def scaled(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
+    """Σ weight · gradient, as terms; what would not move anything is left out."""
+    return tuple(
+        Term(term.seed, weight * term.coefficient)
+        for gradient, weight in zip(gradients, weights, strict=True)
+        for term in gradient
+        if weight * term.coefficient
+    )
+
+
+def mean_square(gradient: Gradient) -> float:
+    """Of a gradient's elements: noise has unit variance, and seeds are independent."""
+    return math.fsum(term.coefficient**2 for term in gradient)
+
+
+def check_decay(name: str, value: float) -> None:
+    """Refuse what is no share.
+
+    Raises:
+        ConfigError: Not in [0, 1).
+    """
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name} must be in [0, 1), found {value}")

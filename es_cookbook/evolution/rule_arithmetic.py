@@ -1,0 +1,153 @@
+"""What a step's rule does to one parameter, in arithmetic that every machine does alike.
+
+Sums, products, quotients and square roots of single elements are float32, each rounded by itself,
+as IEEE 754 wants it of all of them, on CPUs and GPUs.
+
+Matrix products are another matter: a library adds up in any order it likes. So Muon's iteration is
+done on whole numbers in units of 2⁻²⁴, held as float64. The singular values in it stay below 1.3,
+so by Cauchy and Schwarz no partial sum of a product reaches 2⁵³, all of them are exact, and the
+order does not matter. What comes out is rounded to the grid again, by itself.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.rules import AdamRule, MuonRule, Offsets, OffsetsRule, Rule
+from es_cookbook.evolution.spaces.base import AddTerms
+
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+"""Muon's quintic: x <- a x + b x³ + c x⁵ brings all singular values of (0, 1] near 1, soon."""
+_GRID = 2.0**24
+
+
+def start_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Where each parameter's elements begin among the offsets of a space with these parameters.
+
+    >>> start_of({"a": (2, 3), "b": (4,)})
+    {'a': 0, 'b': 6}
+    """
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    return dict(zip(shapes, itertools.accumulate(sizes, initial=0), strict=False))
+
+
+def set_to_offsets_(
+    weight: torch.Tensor, base: torch.Tensor, offsets: Offsets, start: int, part: Part
+) -> None:
+    """W <- base + offsets, rounded once to float32.
+
+    Args:
+        weight: float32, any device, of the part's size.
+        base: as many elements, of any dtype.
+        offsets: of the whole search space.
+        start: where the parameter's begin.
+        part: which part of the parameter the weight is.
+
+    Raises:
+        ValueError: The offsets are fewer than the parameters.
+    """
+    values = torch.frombuffer(bytearray(offsets.data), dtype=torch.float32)
+    spans = [slice(start + span.start, start + span.stop) for span in part.spans()]
+    if spans and spans[-1].stop > len(values):
+        raise ValueError(f"{len(values)} offsets do not reach element {spans[-1].stop - 1}")
+    own = torch.cat([values[span] for span in spans]) if spans else values[:0]
+    weight.copy_(base.reshape(weight.shape))
+    weight.add_(own.view(weight.shape).to(weight.device))
+
+
+def apply_rule_(
+    rule: Rule,
+    adders: Sequence[AddTerms],
+    name: str,
+    weight: torch.Tensor,
+    base: torch.Tensor,
+    shape: tuple[int, ...],
+    start: int,
+    part: Part,
+) -> None:
+    """Change a weight as a rule says.
+
+    Args:
+        rule: of a step whose decay is done already.
+        adders: of the rule's groups of terms.
+        name: the parameter's.
+        weight: contiguous float32 where the adders work: the part of the parameter.
+        base: the same part of the base.
+        shape: of the whole parameter.
+        start: where its elements begin among offsets.
+        part: which part of it the weight is.
+    """
+    match rule:
+        case AdamRule():
+            _adam_(rule, adders, name, weight, part)
+        case MuonRule():
+            _muon_(rule, adders[0], name, weight, shape, part)
+        case OffsetsRule():
+            set_to_offsets_(weight, base, rule.offsets, start, part)
+        case _:
+            raise ValueError(f"there is no arithmetic for {rule}")
+
+
+def _adam_(
+    rule: AdamRule, adders: Sequence[AddTerms], name: str, weight: torch.Tensor, part: Part
+) -> None:
+    m, v = torch.zeros_like(weight), torch.zeros_like(weight)
+    gradient = torch.empty_like(weight)
+    for add_terms_, first, second in zip(adders, rule.first, rule.second, strict=True):
+        gradient.zero_()
+        add_terms_(name, gradient, part)
+        if first:
+            m.add_(gradient * first)
+        v.add_(gradient.square_().mul_(second))
+    # Not addcdiv_, nor add_(..., alpha=...): those may round once for two operations.
+    weight.add_(m.div_(v.sqrt_().add_(rule.epsilon)).mul_(rule.rate))
+
+
+def _muon_(
+    rule: MuonRule,
+    add_terms_: AddTerms,
+    name: str,
+    weight: torch.Tensor,
+    shape: tuple[int, ...],
+    part: Part,
+) -> None:
+    if len(shape) != 2:
+        add_terms_(name, weight, part)
+        return
+    # A rank of a tensor-parallel group makes the whole matrix too: its noise costs no traffic.
+    total = torch.zeros(shape, dtype=torch.float32, device=weight.device)
+    add_terms_(name, total, Part.whole(shape))
+    update = orthogonalised(total, rule.iterations) * (rule.scale * math.sqrt(max(shape)))
+    own = update[slice(*part.rows), slice(*part.columns)]
+    weight.add_(own.reshape(weight.shape).to(torch.float32))
+
+
+def orthogonalised(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
+    """U Vᵀ, nearly, of a matrix U S Vᵀ: float64, the same bits on every machine.
+
+    Args:
+        matrix: two axes, any dtype; a matrix of zeros stays one.
+        iterations: of Newton and Schulz; 5 bring singular values of 1/1000 and more near 1.
+    """
+    largest = matrix.abs().max().double()
+    if not largest:
+        return torch.zeros_like(matrix, dtype=torch.float64)
+    wide = matrix.shape[0] <= matrix.shape[1]
+    x = torch.round((matrix if wide else matrix.T).double() / largest * 2**18)
+    # Whole numbers up to 2¹⁸: their squares add up exactly in int64.
+    norm = x.to(torch.int64).square_().sum().double().sqrt()
+    x = torch.round(x / norm * _GRID)
+    for _ in range(iterations):
+        gram = _product(x, x.T)
+        polynomial = torch.round(_B * gram + _C * _product(gram, gram))
+        x = torch.round(_A * x + _product(polynomial, x))
+    x = x / _GRID
+    return x if wide else x.T
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product of two matrices in units of the grid, on the grid again."""
+    return torch.round((a @ b) / _GRID)

@@ -1,0 +1,241 @@
+"""How a step's terms become the update, where it is not their plain sum.
+
+A rule is a few plain numbers beside the step's terms, so it is recorded in the history, sent to
+engines and replayed like the terms themselves; the arithmetic, exact as everything that moves the
+centre, is in `es_cookbook.evolution.rule_arithmetic`.
+
+The one idea: what an optimizer remembers of the past (Adam's moments, Muon's momentum) is never
+kept as tensors. The terms of the last generations are in the step again, `counts` of each, oldest
+first, and the moments are made from them anew. So every step is a function of itself and of the
+centre before it, a snapshot holds the centre alone, and replays, forks and exports need to know
+nothing of optimizers. What it costs is the noise of the whole window in every step.
+"""
+
+import base64
+import binascii
+import dataclasses
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+_T = TypeVar("_T")
+_FLOAT32 = np.dtype("<f4")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offsets:
+    """A point of the search space by its coordinates: what it adds to the base.
+
+    Parameter after parameter in the space's order, each in C order.
+
+    Attributes:
+        data: float32, little-endian; bytes, so that genomes stay hashable and cannot be written.
+    """
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.data) % _FLOAT32.itemsize:
+            raise ValueError(f"offsets are float32 numbers, found {len(self.data)} bytes")
+
+    @staticmethod
+    def of(values: NDArray[np.floating]) -> "Offsets":
+        """These coordinates, rounded to float32.
+
+        >>> Offsets.of(np.array([0.5, -1.0])).array
+        array([ 0.5, -1. ], dtype=float32)
+        """
+        return Offsets(np.ascontiguousarray(values, _FLOAT32).tobytes())
+
+    @property
+    def array(self) -> NDArray[np.float32]:
+        """One axis, not writable."""
+        return np.frombuffer(self.data, _FLOAT32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule(ABC):
+    """See the module's text. Fields are ints, floats, tuples of them, or `Offsets`."""
+
+    @abstractmethod
+    def group_sizes(self, num_terms: int) -> Sequence[int]:
+        """How a step's terms fall into groups: so many consecutive terms each.
+
+        Raises:
+            ValueError: The terms are not as many as the rule is about.
+        """
+
+    @abstractmethod
+    def rms(self, coefficients_S: Sequence[float]) -> float:
+        """About the RMS of the update over the parameters, given the terms' coefficients."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdamRule(Rule):
+    """Adam's update from the gradients of the last generations (Kingma and Ba, arXiv:1412.6980).
+
+    Element by element, with g_j the sum of generation j's terms,
+
+        W <- W + rate · m / (√v + epsilon),   m = Σ_j first_j · g_j,   v = Σ_j second_j · g_j²
+
+    Attributes:
+        counts: terms of each generation, oldest first.
+        first: weight of each generation in m.
+        second: weight of each generation in v.
+        rate: learning rate.
+        epsilon: above 0.
+    """
+
+    counts: tuple[int, ...]
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    rate: float
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not (len(self.counts) == len(self.first) == len(self.second)):
+            raise ValueError("an Adam step needs as many weights as generations")
+        if min(self.counts, default=0) < 0 or not self.epsilon > 0:
+            raise ValueError("an Adam step's counts must not be negative, and epsilon above 0")
+
+    def group_sizes(self, num_terms: int) -> Sequence[int]:
+        """A group a generation."""
+        return _all_of(self.counts, num_terms)
+
+    def rms(self, coefficients_S: Sequence[float]) -> float:
+        """As if every element of v were its mean."""
+        squares = squares_of_groups(self.counts, coefficients_S)
+        m = math.fsum(a * a * square for a, square in zip(self.first, squares, strict=True))
+        v = math.fsum(b * square for b, square in zip(self.second, squares, strict=True))
+        return abs(self.rate) * math.sqrt(m) / (math.sqrt(v) + self.epsilon)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MuonRule(Rule):
+    """The terms' sum with all singular values made equal, matrix by matrix (Muon).
+
+    Keller Jordan's Muon (https://kellerjordan.github.io/posts/muon/): a Newton-Schulz iteration
+    pushes the singular values of G = Σ c ε to about 1 and leaves its singular vectors. The result
+    is scaled so that its RMS is the one that the plain sum has, so learning rates keep their
+    meaning. Parameters that are no matrices gain the plain sum.
+
+    Attributes:
+        scale: RMS of the plain sum, √(Σ c²).
+        iterations: of Newton and Schulz.
+    """
+
+    scale: float
+    iterations: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and self.scale >= 0) or self.iterations < 1:
+            raise ValueError("a Muon step's scale must be 0 or more, and iterations 1 or more")
+
+    def group_sizes(self, num_terms: int) -> Sequence[int]:
+        """One group, of any size."""
+        return (num_terms,)
+
+    def rms(self, coefficients_S: Sequence[float]) -> float:
+        """That of the plain sum."""
+        del coefficients_S
+        return self.scale
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OffsetsRule(Rule):
+    """The centre goes to the base plus these offsets, wherever it was.
+
+    Attributes:
+        offsets: of the whole search space.
+        moved: RMS of the way from the centre before.
+    """
+
+    offsets: Offsets
+    moved: float
+
+    def group_sizes(self, num_terms: int) -> Sequence[int]:
+        """None."""
+        return _all_of((), num_terms)
+
+    def rms(self, coefficients_S: Sequence[float]) -> float:
+        """As the optimizer measured it."""
+        del coefficients_S
+        return self.moved
+
+
+RULES: Mapping[str, type[Rule]] = {"adam": AdamRule, "muon": MuonRule, "offsets": OffsetsRule}
+"""Name in the history -> rule."""
+
+
+def rule_to_plain(rule: Rule) -> dict[str, object]:
+    """A rule as JSON knows it: its name as "kind", and its fields; offsets in base64."""
+    (kind,) = (name for name, of_kind in RULES.items() if of_kind is type(rule))
+    plain: dict[str, object] = {"kind": kind}
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        is_offsets = isinstance(value, Offsets)
+        plain[field.name] = base64.b64encode(value.data).decode() if is_offsets else value
+    return plain
+
+
+def rule_from_plain(plain: Mapping[str, object]) -> Rule:
+    """Undo `rule_to_plain`.
+
+    Raises:
+        ValueError: An unknown kind, or fields that are not those of the rule.
+    """
+    kind = plain.get("kind")
+    if kind not in RULES:
+        raise ValueError(f"a rule's kind must be one of {', '.join(RULES)}, found {kind!r}")
+    rule = RULES[cast(str, kind)]
+    types = {field.name: cast(object, field.type) for field in dataclasses.fields(rule)}
+    if types.keys() != plain.keys() - {"kind"}:
+        raise ValueError(f"a rule of kind {kind} has the fields {', '.join(types)}")
+    return rule(**{name: _value(name, of_type, plain[name]) for name, of_type in types.items()})
+
+
+def _value(name: str, of_type: object, found: object) -> object:
+    """A field's value from what JSON gave."""
+    if of_type is Offsets and isinstance(found, str):
+        try:
+            return Offsets(base64.b64decode(found, validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"a rule's {name} must be base64: {error}") from error
+    if type(found) in (int, float) and type(found) is of_type:
+        return found
+    if isinstance(found, list):
+        values = tuple(cast("list[object]", found))
+        element = int if of_type == tuple[int, ...] else float
+        if all(type(value) is element for value in values):
+            return values
+    raise ValueError(f"a rule's {name} must be {of_type}, found {found!r:.60}")
+
+
+def squares_of_groups(counts: Sequence[int], coefficients_S: Sequence[float]) -> list[float]:
+    """Σ c² of each group of consecutive terms: the mean square of its sum's elements.
+
+    >>> squares_of_groups((1, 2), (3.0, 1.0, 2.0))
+    [9.0, 5.0]
+    """
+    return [math.fsum(c * c for c in group) for group in grouped(coefficients_S, counts)]
+
+
+def grouped(items: Sequence[_T], counts: Sequence[int]) -> list[Sequence[_T]]:
+    """Consecutive groups of these sizes.
+
+    >>> grouped("abc", (1, 2))
+    ['a', 'bc']
+    """
+    ends = itertools.accumulate(counts, initial=0)
+    return [items[first:last] for first, last in itertools.pairwise(ends)]
+
+
+def _all_of(counts: Sequence[int], num_terms: int) -> Sequence[int]:
+    if sum(counts) != num_terms:
+        raise ValueError(f"a rule about {sum(counts)} terms cannot have {num_terms}")
+    return counts
