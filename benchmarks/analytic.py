@@ -109,6 +109,10 @@ class Problem:
     sigma: float
     learning_rate: float = 0.0
 
+    @property
+    def space(self) -> FullRankSpace:
+        return FullRankSpace({NAME: (self.n,)})
+
     def start(self, seed: int) -> Points:
         uniform = np.random.default_rng((seed, self.n)).uniform(-self.reach, self.reach, self.n)
         return uniform.astype(np.float32)
@@ -123,8 +127,8 @@ class Problem:
 
 def ours(builder: OptimizerBuilder, fitness: Fitness, problem: Problem, seed: int) -> Curve:
     """An optimizer of this package."""
-    optimizer = builder(run_seed=seed, num_generations=problem.generations)
-    space = FullRankSpace({NAME: (problem.n,)})
+    space = problem.space
+    optimizer = builder(run_seed=seed, num_generations=problem.generations, space=space)
     centre = Centre({NAME: torch.from_numpy(problem.start(seed))}, space, num_threads=1)
     watched = [problem.at(centre.weights[NAME].numpy())]
     x_G_N = np.empty((builder.population_size, problem.n), np.float32)
@@ -199,7 +203,7 @@ def es(problem: Problem) -> ES:
 
 def es_noise(problem: Problem, seed: int) -> MakeNoise:
     """The standard-normal noise of our genomes, which no fitness changes."""
-    optimizer = es(problem)(run_seed=seed, num_generations=problem.generations)
+    optimizer = es(problem)(run_seed=seed, num_generations=problem.generations, space=problem.space)
 
     def of_genome(genome: Genome) -> Points:
         (term,) = genome.terms

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import chz
@@ -37,13 +37,16 @@ from es_cookbook.errors import ESCookbookError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.model_files import load_architecture, parameter_infos
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig, recommended
 from es_cookbook.runs.run_directory import METRICS
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 GENOMES, GENERATIONS, LAST = 64, 60, 10
-REPEATS = 7
+REPEATS = 5
 MOST_SECONDS = 40.0
 """After which an optimizer is not driven on."""
 
@@ -61,16 +64,16 @@ class Driven:
     steps: list[Step]
 
 
-def drive(name: str, num_generations: int, each: Callable[[Step], object]) -> Driven:
-    """Ask and tell for some generations.
+@functools.cache
+def main_job_space() -> SearchSpace:
+    """The low-rank space of the bundled model."""
+    return LowRank()(parameter_infos(load_architecture(str(BUNDLED_MODEL))))
 
-    Args:
-        name: of the optimizer.
-        num_generations: how many, unless it takes too long.
-        each: what is done with every step.
-    """
+
+def drive(name: str, num_generations: int = GENERATIONS) -> Driven:
+    """Ask and tell for so many generations, unless it takes too long."""
     builder = chz.replace(recommended(name), population_size=GENOMES)
-    optimizer = builder(run_seed=0, num_generations=num_generations)
+    optimizer = builder(run_seed=0, num_generations=num_generations, space=main_job_space())
     chooser = random.Random(0)
     seconds: list[float] = []
     steps: list[Step] = []
@@ -83,7 +86,6 @@ def drive(name: str, num_generations: int, each: Callable[[Step], object]) -> Dr
         telling = time.perf_counter()
         steps.append(optimizer.tell(generation, genomes_G, fitness_G))
         seconds.append(time.perf_counter() - telling + asked - began)
-        each(steps[-1])
     return Driven(seconds, steps)
 
 
@@ -104,7 +106,7 @@ def main_job_seconds() -> list[float]:
 def grown_by(name: str) -> int:
     """Bytes by which this process grows at most while an optimizer moves a centre."""
     centre = centre_of(BUNDLED_MODEL)
-    drive("es", 2, centre.apply)  # What everyone needs once: tables, threads.
+    centre.apply(drive("es", 1).steps[0])  # What everyone needs once: tables, threads.
     before = most = _own_bytes()
     done = threading.Event()
 
@@ -115,7 +117,7 @@ def grown_by(name: str) -> int:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    drive(name, 20, centre.apply)
+    centre.apply(drive(name).steps[-1])
     done.set()
     watching.join()
     return most - before
@@ -132,7 +134,7 @@ def _own_bytes() -> int:
 
 def rows_of(name: str, centre: Centre, es_step: Step, generation_seconds: float) -> list[Row]:
     """One optimizer's."""
-    driven = drive(name, GENERATIONS, lambda step: None)
+    driven = drive(name)
     last = driven.seconds[-LAST:]
     apply = functools.partial(centre.apply, driven.steps[-1])
     times = interleaved({"es": lambda: centre.apply(es_step), name: apply}, repeats=REPEATS)
@@ -158,7 +160,7 @@ def main(chosen: Sequence[str]) -> None:
     centre = centre_of(BUNDLED_MODEL)
     seconds = main_job_seconds()
     rows = [row("a generation of the main job", seconds, "s")]
-    es_step = drive("es", LAST, lambda step: None).steps[-1]
+    es_step = drive("es").steps[-1]
     for name in chosen or OPTIMIZER_NAMES:
         try:
             rows += rows_of(name, centre, es_step, statistics.median(seconds))

@@ -19,6 +19,7 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.tracking.base import GENERATION
@@ -101,11 +102,17 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
 
 
 def _rollouts(config: train.Config) -> int:
-    return config.optimizer.population_size * config.num_generations * config.attempts
+    return _genomes(config) * config.num_generations * config.attempts
+
+
+def _genomes(config: train.Config) -> int:
+    optimizer = config.optimizer
+    with_centre = isinstance(optimizer, ES) and optimizer.evaluate_centre
+    return optimizer.population_size + with_centre
 
 
 def _product(config: train.Config) -> str:
     return (
-        f"{config.optimizer.population_size} genomes x {config.num_generations} generations x "
+        f"{_genomes(config)} genomes x {config.num_generations} generations x "
         f"{config.attempts} attempts = {_rollouts(config)}"
     )

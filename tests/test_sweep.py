@@ -117,6 +117,13 @@ def test_unequal_rollouts_are_refused_in_a_sentence_with_both_products() -> None
     assert "es 4 genomes x 6 generations x 1 attempts = 24" in said
 
 
+def test_a_centre_that_attempts_the_problems_too_is_counted() -> None:
+    plain = tiny(Path("a"), optimizer=ES(population_size=4))
+    with_centre = chz.replace(plain, optimizer=ES(population_size=4, evaluate_centre=True))
+    with pytest.raises(ConfigError, match="5 genomes x 6 generations x 1 attempts = 30"):
+        refuse_unequal_rollouts({"plain": [plain], "with centre": [with_centre]})
+
+
 @chz.chz
 class OtherDatasetBuilder(SmallDatasetBuilder):
     """Another dataset."""

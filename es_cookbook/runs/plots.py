@@ -110,7 +110,7 @@ def draw(
         paths: list[Path] = []
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=suffix[1:], dpi=150, metadata=metadata)
+            figure.savefig(drawn, format=suffix[1:], dpi=110, metadata=metadata)
             paths.append(path.with_suffix(suffix))
             replace_file(paths[-1], [drawn.getvalue()])
     return paths
