@@ -18,7 +18,7 @@ from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuil
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Constant, Cosine
 
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"sigma": 0.005})
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": {"sigma": 0.005}})
 _FITNESS = Names({**FITNESS_NAMES, "remote": "no_such_package:Fitness"}, default="zscore")
 
 

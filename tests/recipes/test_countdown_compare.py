@@ -9,7 +9,7 @@ import pytest
 from es_cookbook.cli import run_cli, split_options
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.recipes.countdown import compare
+from es_cookbook.recipes.countdown import compare, train_cli
 from es_cookbook.recipes.countdown.compare import METRIC, Compare
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
 from es_cookbook.runs.comparison import summarise
@@ -27,7 +27,8 @@ TINY = (
 @pytest.fixture(autouse=True)
 def twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second optimizer, whatever others there are."""
-    monkeypatch.setitem(OPTIMIZER_NAMES, "twin", OPTIMIZER_NAMES["es"])
+    for names in (OPTIMIZER_NAMES, train_cli._OPTIMIZERS.accepted):
+        monkeypatch.setitem(names, "twin", OPTIMIZER_NAMES["es"])
 
 
 def run(*options: str) -> None:
@@ -56,11 +57,14 @@ def test_every_optimizer_has_its_recommended_settings_and_every_run_its_director
     assert runs["es"][0].num_generations == CLIConfig().num_generations
 
 
-def test_settings_are_fields_of_the_optimizer_that_they_are_for() -> None:
+def test_recommended_settings_are_those_of_the_training_command_too() -> None:
     for name, settings in RECOMMENDED.items():
         (config,) = runs_of(f"optimizers={name}", "seeds=0")[name]
         for field, value in settings.items():
             assert getattr(config.optimizer, field) == value
+        trained: list[CLIConfig] = []
+        run_cli(trained.append, CLIConfig, [f"optimizer={name}"])
+        assert trained[0].optimizer == config.optimizer
 
 
 def test_an_option_is_for_all_runs_or_with_a_name_before_it_for_one_optimizers() -> None:

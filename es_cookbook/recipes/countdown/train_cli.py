@@ -42,7 +42,7 @@ RECOMMENDED: Mapping[str, Mapping[str, object]] = {
     },
 }
 """Name of an optimizer -> its fields that suit the main job where its own defaults do not."""
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=RECOMMENDED["es"])
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=RECOMMENDED)
 _SAMPLING = functools.partial(SamplingParams, max_tokens=32)
 _NUM_GENERATIONS = 50
 _EVAL_EVERY = 10
@@ -79,13 +79,12 @@ class CLIConfig(train.Config):
 
 
 def recommended(name: str) -> OptimizerBuilder:
-    """An optimizer as it suits the main job.
+    """What `optimizer=<name>` stands for without further options.
 
     Args:
         name: of `OPTIMIZER_NAMES`.
     """
-    names = Names(OPTIMIZER_NAMES, default=name, settings=RECOMMENDED.get(name, {}))
-    return cast(OptimizerBuilder, names.build_default())
+    return cast(OptimizerBuilder, _OPTIMIZERS.from_string(name)())
 
 
 def main(config: CLIConfig) -> None:
