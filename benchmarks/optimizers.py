@@ -31,15 +31,12 @@ import chz
 import numpy as np
 
 from benchmarks.harness import Row, interleaved, ratios, report, row, table
-from benchmarks.history import centre_of, in_fresh_process
+from benchmarks.history import bundled_space, centre_of, in_fresh_process, own_bytes
 from es_cookbook import train
 from es_cookbook.errors import ESCookbookError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
-from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.model_files import load_architecture, parameter_infos
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig, recommended
 from es_cookbook.runs.run_directory import METRICS
@@ -64,16 +61,10 @@ class Driven:
     steps: list[Step]
 
 
-@functools.cache
-def main_job_space() -> SearchSpace:
-    """The low-rank space of the bundled model."""
-    return LowRank()(parameter_infos(load_architecture(str(BUNDLED_MODEL))))
-
-
 def drive(name: str, num_generations: int = GENERATIONS) -> Driven:
     """Ask and tell for so many generations, unless it takes too long."""
     builder = chz.replace(recommended(name), population_size=GENOMES)
-    optimizer = builder(run_seed=0, num_generations=num_generations, space=main_job_space())
+    optimizer = builder(run_seed=0, num_generations=num_generations, space=bundled_space())
     chooser = random.Random(0)
     seconds: list[float] = []
     steps: list[Step] = []
@@ -107,13 +98,13 @@ def grown_by(name: str) -> int:
     """Bytes by which this process grows at most while an optimizer moves a centre."""
     centre = centre_of(BUNDLED_MODEL)
     centre.apply(drive("es", 1).steps[0])  # What everyone needs once: tables, threads.
-    before = most = _own_bytes()
+    before = most = own_bytes()
     done = threading.Event()
 
     def watch() -> None:
         nonlocal most
         while not done.wait(0.001):
-            most = max(most, _own_bytes())
+            most = max(most, own_bytes())
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -121,15 +112,6 @@ def grown_by(name: str) -> int:
     done.set()
     watching.join()
     return most - before
-
-
-def _own_bytes() -> int:
-    """Resident memory that is no file's; 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def rows_of(name: str, centre: Centre, es_step: Step, generation_seconds: float) -> list[Row]:
