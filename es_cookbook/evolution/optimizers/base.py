@@ -27,6 +27,7 @@ OPTIMIZER_NAMES = {
     "rmsprop": f"{_HERE}.adam:RMSProp",
     "clip_up": f"{_HERE}.clip_up:ClipUp",
     "muon": f"{_HERE}.muon:Muon",
+    "qes": f"{_HERE}.qes:QES",
 }
 """What a user types on the command line."""
 
