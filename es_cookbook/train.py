@@ -229,12 +229,14 @@ async def main(config: Config) -> None:
                 metrics |= await held_out()
 
             began = time.perf_counter()
-            env_group_builders_P = scoring.problems(
-                generation, datasets.train.get_batch(generation)
-            )
+            batch_P = datasets.train.get_batch(generation)
+            env_group_builders_P = scoring.problems(generation, batch_P)
+            asking = time.perf_counter()
             genomes_G = optimizer.ask(generation)
+            asked = time.perf_counter()
             groups_P = await sampler.rollout(generation, env_group_builders_P, genomes_G)
             fitness_G, score_metrics = scoring.score(groups_P)
+            telling = time.perf_counter()
             step = optimizer.tell(generation, genomes_G, fitness_G)
             applying = time.perf_counter()
             fingerprint = await engine.apply(step)
@@ -249,6 +251,8 @@ async def main(config: Config) -> None:
                 "step/rms_over_sigma": step.rms / optimizer.sigma(generation),
                 "rollouts/failed": len(lost_rollouts(groups_P)),
                 "engines/restarted": engine.stats().get("restarted", 0.0) - restarted_so_far,
+                "time/ask": asked - asking,
+                "time/tell": applying - telling,
                 "time/load": sampler.seconds.load,
                 "time/sample": sampler.seconds.sample,
                 "time/score": sampler.seconds.score,

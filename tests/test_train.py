@@ -74,6 +74,8 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         "centre/drift_rms",
         "rollouts/failed",
         "engines/restarted",
+        "time/ask",
+        "time/tell",
         "time/load",
         "time/sample",
         "time/score",
@@ -88,7 +90,8 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         sum(term.coefficient**2 for record in records for term in record.step.terms) ** 0.5
     )
     row = rows[3]
-    parts = row["time/load"] + row["time/sample"] + row["time/apply"]
+    assert row["time/ask"] > 0 and row["time/tell"] > 0
+    parts = sum(row[f"time/{part}"] for part in ("ask", "load", "sample", "tell", "apply"))
     assert 0 < row["time/score"] < row["time/sample"] < parts <= row["time/total"]
     assert len(untimed(tmp_path / "rollouts.jsonl")) == 12 * 4
 
