@@ -1,6 +1,7 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import anyio
 import chz
+import numpy as np
 import pytest
 
 from es_cookbook import train
@@ -20,6 +22,7 @@ from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.rl.types import TrajectoryGroup
@@ -327,6 +330,48 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
     assert histories[0] == histories[1]
     fitness = [record.fitness_G for record in read_history(tmp_path / "unbroken" / "history.jsonl")]
     assert any(any(fitness_G) for fitness_G in fitness), "there was something to get wrong"
+
+
+async def test_individuals_that_breed_run_on_a_real_engine_and_go_on_after_a_stop(
+    tmp_path: Path,
+) -> None:
+    made = config(
+        tmp_path / "unbroken",
+        model_name=str(write_tiny_model(tmp_path / "model")),
+        engine=TorchEngineBuilder(num_lanes=1),
+        optimizer=Genetic(
+            population_size=8, sigma=0.3, num_elites=3, truncation=1.0, num_islands=2
+        ),
+    )
+    await train.main(made)
+    records = list(read_history(tmp_path / "unbroken/history.jsonl"))
+    steps = [record.step for record in records]
+    assert any(step.decay == 1 for step in steps), "another line took over"
+    assert any(step.terms and not step.decay for step in steps), "a line went on"
+    optimizer = made.optimizer(run_seed=0, num_generations=12, space=FakeEngine().space)
+    asked = []
+    for record in records:
+        asked.append(optimizer.ask(record.generation))
+        optimizer.tell(record.generation, asked[-1], np.array(record.fitness_G))
+    assert max(len({len(g.terms) for g in genomes_G}) for genomes_G in asked) >= 3
+    rows = read_metrics(tmp_path / "unbroken/metrics.jsonl")
+    champion = {term.seed: term.coefficient for term in steps[0].terms}
+    for row, step in zip(rows, steps, strict=False):
+        champion = {} if step.decay else champion
+        champion |= {term.seed: term.coefficient for term in step.terms}
+        assert row["centre/drift_rms"] == pytest.approx(math.hypot(*champion.values()))
+        assert {"genetic/outgrown", "genetic/species"} <= row.keys()
+
+    stopping = StoppingBuilder(generation=7, when="before")
+    with pytest.raises(InterruptedError):
+        await train.main(chz.replace(made, log_path=str(tmp_path / "broken"), trackers=stopping))
+    await train.main(
+        chz.replace(made, log_path=str(tmp_path / "broken"), behavior_if_log_dir_exists="resume")
+    )
+    histories = [
+        (tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")
+    ]
+    assert histories[0] == histories[1]
 
 
 def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(

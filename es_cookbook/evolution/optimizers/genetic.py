@@ -15,7 +15,8 @@ by `max_terms` seeds or more has outgrown the engine and breeds no more; if that
 its children are the champion's. Trap: a lineage gains a gene a generation, and two lineages that
 part are 2 t + 1 terms apart after t generations, so `max_terms` is also how long a niche or an
 island may keep to itself. Relatives are near only where selection is strong: larger tournaments,
-more elites, or truncation.
+truncation, and fewer elites. The other trap is luck: the champion is the
+best of many that were tried on few problems. Elites are tried again, on the next ones.
 
 What was tied says nothing: a generation in which all fitness is equal changes neither champion nor
 parents, and the next one has other children of the same parents. Lost genomes (NaN) do not breed.
@@ -218,16 +219,19 @@ class GeneticOptimizer(Optimizer):
 
     def begin_after(self, steps: Iterable[Step]) -> None:
         """Take what these steps added to the base as the trunk: everybody has it."""
+        plain = True
         for step in steps:
             if step.decay == 1.0:
                 self._trunk.clear()
-            if step.rule is not None or 0 < step.decay < 1:
-                raise ConfigError(
-                    "optimizer=genetic returns to the base and adds terms, so it cannot go on "
-                    "after steps with weight decay or a rule (adam, muon, cma); fork a run of es, "
-                    "momentum, clip_up or genetic"
-                )
+            returns = step.decay == 1.0 or (plain and step.decay == 0.0)
+            plain = returns and step.rule is None
             self._trunk += [Gene(-1, term.seed, term.coefficient) for term in step.terms]
+        if not plain:
+            raise ConfigError(
+                "optimizer=genetic goes back to the base and adds terms, so it cannot go on after "
+                "steps with weight decay or with a rule (of adam, muon or cma); fork a run of es, "
+                "momentum, clip_up or genetic"
+            )
         self._centre = list(self._trunk)
 
     def ask(self, generation: int) -> list[Genome]:
