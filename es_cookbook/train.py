@@ -158,6 +158,12 @@ async def main(config: Config) -> None:
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=engine.space
         )
+        if engine.max_terms is not None and optimizer.max_terms > engine.max_terms:
+            raise ConfigError(
+                f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and "
+                f"the engine has room for {engine.max_terms}: set its terms_per_genome to "
+                f"{optimizer.max_terms}, or optimizer.max_terms to {engine.max_terms}"
+            )
         sampler = PopulationSampler(
             engine,
             sampling=config.sampling,

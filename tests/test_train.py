@@ -443,6 +443,23 @@ async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_anothe
     assert load_config(tmp_path / "moved" / "config.json", TinyConfig) == again
 
 
+class SmallSlots(FakeEngine):
+    max_terms = 4
+
+
+async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fakes.FakeEngine", SmallSlots)
+    said = (
+        r"up to 5 terms \(optimizer.max_terms\), and the engine has room for 4: set its terms_per"
+    )
+    with pytest.raises(ConfigError, match=said):
+        await train.main(config(tmp_path, optimizer=Genetic(max_terms=5)))
+    assert not (tmp_path / "history.jsonl").exists()
+    await train.main(config(tmp_path, num_generations=1, optimizer=Genetic(max_terms=4)))
+
+
 async def test_another_base_is_refused_by_name_and_nothing_is_changed(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(BASE, model)

@@ -61,6 +61,11 @@ class Optimizer(ABC):
     def sigma(self, generation: int) -> float:
         """Standard deviation of the generation's perturbations, per parameter."""
 
+    @property
+    def max_terms(self) -> int:
+        """Most terms that a genome will have."""
+        return 1
+
     def begin_after(self, steps: Iterable[Step]) -> None:
         """Begin where a fork does, before anything is asked; else the centre begins at the base.
 

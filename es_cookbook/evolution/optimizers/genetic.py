@@ -217,6 +217,11 @@ class GeneticOptimizer(Optimizer):
         config = self._config
         return config.sigma * config.sigma_schedule(generation, self._num_generations)
 
+    @property
+    def max_terms(self) -> int:
+        """As the config says."""
+        return self._config.max_terms
+
     def begin_after(self, steps: Iterable[Step]) -> None:
         """Take what these steps added to the base as the trunk: everybody has it."""
         plain = True
