@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import (
     AdamRule,
+    ErrorFeedbackRule,
     MuonRule,
     Offsets,
     OffsetsRule,
@@ -19,7 +20,12 @@ from es_cookbook.evolution.rules import (
 )
 
 ADAM = AdamRule(counts=(1, 2), first=(0.1, 0.9), second=(0.5, 0.5), rate=1e-3, epsilon=1e-8)
-RULES = (ADAM, MuonRule(0.25, 5), OffsetsRule(Offsets.of(np.array([0.5, -1.0])), 0.1))
+RULES = (
+    ADAM,
+    MuonRule(0.25, 5),
+    OffsetsRule(Offsets.of(np.array([0.5, -1.0])), 0.1),
+    ErrorFeedbackRule((2, 0, 1), (0.1, -0.2, 1e-9), 0.9, 255),
+)
 TERMS = (Term(1, 3.0), Term(2, 1.0), Term(3, 2.0))
 
 
@@ -39,7 +45,7 @@ def test_offsets_come_back_to_the_bit(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        ({"kind": "sgd"}, "kind must be one of adam, muon, offsets"),
+        ({"kind": "sgd"}, "kind must be one of adam, muon, offsets, error_feedback"),
         ({"kind": "muon", "scale": 0.5}, "has the fields scale, iterations"),
         ({"kind": "muon", "scale": "0.5", "iterations": 5}, "scale must be"),
         ({"kind": "muon", "scale": 0.5, "iterations": 5.0}, "iterations must be"),

@@ -28,6 +28,7 @@ OPTIMIZER_NAMES = {
     "clip_up": f"{_HERE}.clip_up:ClipUp",
     "muon": f"{_HERE}.muon:Muon",
     "genetic": f"{_HERE}.genetic:Genetic",
+    "qes": f"{_HERE}.qes:QES",
 }
 """What a user types on the command line."""
 
