@@ -37,6 +37,7 @@ from es_cookbook.evolution.optimizers.selection import (
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.schedules import Linear, Table
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (6,)})
@@ -119,9 +120,9 @@ def test_a_genome_is_what_it_has_and_the_champion_has_not_and_the_reverse_negate
         Term(102, 0.5),
         Term(105, 0.5),
     )
-    assert difference(frozenset({gene(1, -0.5)}), genes(1)) == (Term(101, -1.0),)
+    assert difference(frozenset({gene(1, -0.5)}), genes(1)) == (Term(101, -0.5),) * 2
     assert distance(genes(0, 2, 5), genes(0, 1)) == 3
-    assert distance(frozenset({gene(1, -0.5)}), genes(1)) == 1
+    assert distance(frozenset({gene(1, -0.5)}), genes(1)) == 2
 
 
 individuals = st.dictionaries(st.integers(0, 12), st.sampled_from((0.5, -0.5))).map(
@@ -165,6 +166,18 @@ def test_the_step_goes_on_or_back_to_the_base() -> None:
     assert step(genes(3), BASE) == Step(decay=1.0)
     trunk = [gene(2)]
     assert in_order(trunk, genes(1, 3)) == [gene(1), gene(2), gene(3)]
+
+
+def test_genomes_of_quantised_codes_are_the_individuals_to_the_bit() -> None:
+    space = QuantCodesSpace(shapes={"w": (40, 30)}, highest=15)
+    codes = {"w": torch.full((40, 30), 7.0)}
+    a, b = frozenset({gene(0), gene(1, -0.5), gene(4)}), frozenset({gene(0), gene(1), gene(2)})
+    centre = Centre(codes, space, num_threads=1)
+    centre.apply(step_between([], in_order([], a)))
+    individual = centre.weights["w"].clone()
+    centre.apply(step_between(in_order([], a), in_order([], b)))
+    assert not torch.equal(centre.weights["w"], individual)
+    assert torch.equal(centre.perturbed(Genome(difference(a, b)), "w"), individual)
 
 
 # Selection.

@@ -5,24 +5,27 @@ Deep GA (Such et al. 2017, arXiv:1712.06567), with crossover, species (Stanley a
 
     child = cross(tournament, tournament) or tournament;   child <- child + σ ε(new seed)
 
-The centre is always the champion, the fittest of the last generation that said anything, exactly:
-the base and its genes' terms. So what is evaluated, saved and exported is an individual that was
-tried. Genomes are what the others differ from it (`genealogy.difference`).
+The centre is always the champion, the fittest of the last generation that said anything: exactly
+the base and its genes' terms, in the order of birth. So what is evaluated, saved and exported is an
+individual that was tried. A genome is what another differs from it (`genealogy.difference`).
 
 That is how long genealogies fit into an engine that hosts few terms a genome: what an individual
 shares with the champion is in the centre's weights and costs nothing. Who differs from the champion
-by `max_terms` seeds or more has outgrown the engine and breeds no more; if that is a whole island,
-its children are the champion's. Trap: a lineage gains a gene a generation, and two lineages that
-part are 2 t + 1 terms apart after t generations, so `max_terms` is also how long a niche or an
-island may keep to itself. Relatives are near only where selection is strong: larger tournaments,
-truncation, and fewer elites. The other trap is luck: the champion is the
+by `max_terms` genes or more has outgrown the engine and breeds no more; if that is a whole island,
+its children are the champion's. A cross that would be so far is not made, and the first parent
+breeds alone.
+
+Traps. A line gains a gene a generation, so two that parted t generations ago differ by 2 t, and
+`max_terms` is also how long a niche or an island may keep to itself. Relatives are near only where
+selection is strong: truncation, larger tournaments, fewer elites. And luck: the champion is the
 best of many that were tried on few problems. Elites are tried again, on the next ones.
 
 What was tied says nothing: a generation in which all fitness is equal changes neither champion nor
 parents, and the next one has other children of the same parents. Lost genomes (NaN) do not breed.
 
 `es_weight` mixes in evolution strategies: over the new mutations, α/N · Σ fitness · ε is added to a
-trunk that all individuals have, so that all move alike and no genome grows.
+trunk that all individuals have, so that all move alike and no genome grows; the mean of the
+mutants is the baseline.
 
 Cost: noise of one term a generation while the champion's line goes on; of all its genes (with
 `es_weight`: and of the whole trunk) when another line takes over, in time and in the history. Of
@@ -98,12 +101,12 @@ class Genetic(OptimizerBuilder):
     crossover_rate: float = chz.field(default=0.25, doc="share of children with two parents")
     max_terms: int = chz.field(
         default=8,
-        doc="most terms of a genome: seeds in which it differs from the champion; engine=vllm "
+        doc="most terms of a genome: genes in which it differs from the champion; engine=vllm "
         "needs engine.terms_per_genome as large for low-rank genomes",
     )
     species_distance: int | None = chz.field(
         default=None,
-        doc="most seeds by which a member may differ from its species' best; unset: no species",
+        doc="most genes by which a member may differ from its species' best; unset: no species",
     )
     num_islands: int = chz.field(default=1, doc="populations that breed by themselves")
     migration_every: int = chz.field(

@@ -50,7 +50,7 @@ def species_of(parents: Sequence[Parent], threshold: int | None) -> list[list[Pa
 
     Args:
         parents: best first.
-        threshold: most seeds by which a member differs from its species' best; None for one
+        threshold: most genes by which a member differs from its species' best; None for one
             species.
 
     Returns:
