@@ -16,7 +16,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -183,6 +183,12 @@ async def main(config: Config) -> None:
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=engine.space
         )
+        if engine.max_terms is not None and optimizer.max_terms > engine.max_terms:
+            raise ConfigError(
+                f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and "
+                f"the engine has room for {engine.max_terms}: set its terms_per_genome to "
+                f"{optimizer.max_terms}, or optimizer.max_terms to {engine.max_terms}"
+            )
         sampler = PopulationSampler(
             engine,
             sampling=config.sampling,
@@ -247,6 +253,7 @@ async def main(config: Config) -> None:
             metrics |= {
                 **progress.metrics(),
                 **score_metrics,
+                **optimizer.metrics(),
                 "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
                 "step/rms_over_sigma": step.rms / optimizer.sigma(generation),
                 "rollouts/failed": len(lost_rollouts(groups_P)),
@@ -306,13 +313,14 @@ async def _replay(
     """Bring everybody to where the history ends, and check that they got there.
 
     The steps of a fork's first generations are its parent's, taken as given: an optimizer with
-    state of its own begins afresh where the fork did.
+    state of its own begins afresh where the fork did, and knows only what led there.
     """
     fork = history.header.fork if history.header else None
     records = list(history.records())
     retell(
         optimizer,
-        records[fork.generation if fork else 0 :],
+        records,
+        fork.generation if fork else 0,
         "; resume with the version of es_cookbook and the num_generations (where a schedule "
         "depends on it) that the run began with, or fork it with "
         f"generation={history.next_generation} (python -m es_cookbook.fork), which takes the "
@@ -334,18 +342,21 @@ async def _replay(
         )
 
 
-def retell(optimizer: Optimizer, records: Iterable[Record], advice: str) -> None:
+def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:
     """Tell an optimizer what it was told in these generations, and check that it does the same.
 
     Args:
         optimizer: new.
-        records: of the generations, in order.
+        records: of all generations, in order.
+        given: how many of them, the first, another run made; 0 but in a fork.
         advice: ends the sentence if it does not.
 
     Raises:
         HistoryError: It gives another step than the recorded one.
     """
-    for record in records:
+    if given:
+        optimizer.begin_after(record.step for record in records[:given])
+    for record in records[given:]:
         genomes_G = optimizer.ask(record.generation)
         step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
         if step != record.step:

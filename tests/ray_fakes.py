@@ -15,6 +15,7 @@ from es_cookbook.engines.ray_actor import EngineActor
 from es_cookbook.engines.ray_cluster import ActorLostError, Place
 from es_cookbook.errors import EngineError, ModelError, RequestError
 from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import Action
 from es_cookbook.seeds import derive_seed
 
@@ -64,6 +65,8 @@ class LightEngine(Engine):
     capacity = 4
     context_length = 64
     base_dtype = "float32"
+    max_terms = 8
+    space = FullRankSpace(shapes={"weight": (2, 2)})
 
     @property
     def tokenizer(self) -> Any:

@@ -156,6 +156,26 @@ def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_
     assert list(read_history(tmp_path / "c5/history.jsonl")) == records
 
 
+def test_a_fork_to_the_genetic_algorithm_keeps_what_led_there_when_it_returns_to_the_base(
+    tmp_path: Path, recorded: Path, forks: Callable[..., None], resumes: Callable[..., None]
+) -> None:
+    forks(
+        f"log_path={recorded}",
+        "generation=3",
+        f"output={tmp_path / 'b'}",
+        "optimizer=es_cookbook.evolution.optimizers.genetic:Genetic",
+        "optimizer.num_elites=3",
+        "num_generations=12",
+    )
+    resumes(tmp_path / "b", "num_generations=9")
+    resumes(tmp_path / "b", "num_generations=12")
+    steps = [record.step for record in read_history(tmp_path / "b/history.jsonl")]
+    given = tuple(term for step in steps[:3] for term in step.terms)
+    returns = [step for step in steps if step.decay == 1]
+    assert given and returns
+    assert all(step.terms[: len(given)] == given for step in returns)
+
+
 def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
     tmp_path: Path, recorded: Path, forks: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,12 @@ SETTINGS: dict[str, list[str]] = {
     "rmsprop": ["optimizer.moments=block", "optimizer.learning_rate=0.01"],
     "clip_up": ["optimizer.max_speed=0.01", "optimizer.learning_rate=0.01"],
     "muon": ["optimizer.window=3", "optimizer.weight_decay=0.1"],
+    "genetic": [
+        "optimizer.tournament_size=2",
+        "optimizer.num_elites=2",
+        "optimizer.crossover_rate=0.5",
+        "optimizer.es_weight=0.05",
+    ],
     "es": [
         "optimizer.evaluate_centre=True",
         "optimizer.antithetic=False",

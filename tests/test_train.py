@@ -1,6 +1,7 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import anyio
 import chz
+import numpy as np
 import pytest
 
 from es_cookbook import train
@@ -21,6 +23,7 @@ from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
@@ -421,6 +424,37 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
     assert any(any(fitness_G) for fitness_G in fitness), "there was something to get wrong"
 
 
+async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is_measured(
+    tmp_path: Path,
+) -> None:
+    made = config(
+        tmp_path / "run",
+        model_name=str(write_tiny_model(tmp_path / "model")),
+        engine=TorchEngineBuilder(num_lanes=1),
+        optimizer=Genetic(
+            population_size=8, sigma=0.3, num_elites=3, truncation=1.0, num_islands=2
+        ),
+    )
+    await train.main(made)
+    records = list(read_history(tmp_path / "run/history.jsonl"))
+    steps = [record.step for record in records]
+    assert any(step.decay == 1 for step in steps), "another line took over"
+    assert any(step.terms and not step.decay for step in steps), "a line went on"
+    optimizer = made.optimizer(run_seed=0, num_generations=12, space=FakeEngine().space)
+    asked = []
+    for record in records:
+        asked.append(optimizer.ask(record.generation))
+        optimizer.tell(record.generation, asked[-1], np.array(record.fitness_G))
+    assert max(len({len(g.terms) for g in genomes_G}) for genomes_G in asked) >= 3
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    champion = {term.seed: term.coefficient for term in steps[0].terms}
+    for row, step in zip(rows, steps, strict=False):
+        champion = {} if step.decay else champion
+        champion |= {term.seed: term.coefficient for term in step.terms}
+        assert row["centre/drift_rms"] == pytest.approx(math.hypot(*champion.values()))
+        assert {"genetic/outgrown", "genetic/species"} <= row.keys()
+
+
 def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
     tmp_path: Path,
 ) -> None:
@@ -499,6 +533,23 @@ async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_anothe
     rows = [untimed(tmp_path / directory / "metrics.jsonl") for directory in ("moved", "unbroken")]
     assert rows[0] == rows[1]
     assert load_config(tmp_path / "moved" / "config.json", TinyConfig) == again
+
+
+class SmallSlots(FakeEngine):
+    max_terms = 4
+
+
+async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fakes.FakeEngine", SmallSlots)
+    said = (
+        r"up to 5 terms \(optimizer.max_terms\), and the engine has room for 4: set its terms_per"
+    )
+    with pytest.raises(ConfigError, match=said):
+        await train.main(config(tmp_path, optimizer=Genetic(max_terms=5)))
+    assert not (tmp_path / "history.jsonl").exists()
+    await train.main(config(tmp_path, num_generations=1, optimizer=Genetic(max_terms=4)))
 
 
 async def test_another_base_is_refused_by_name_and_nothing_is_changed(tmp_path: Path) -> None:

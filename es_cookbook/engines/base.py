@@ -129,6 +129,11 @@ class Engine(Host):
     def base_dtype(self) -> str:
         """Dtype in which the base weights are held, "bfloat16" say; the centre starts from them."""
 
+    @property
+    def max_terms(self) -> int | None:
+        """Most terms of a genome; None where any number fits."""
+        return None
+
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[Host]:
         """Borrow a host for a block of genomes, when one is free; nobody else loads it meanwhile.

@@ -45,6 +45,7 @@ class Traits:
         context_length: most tokens of prompt and action together.
         space: what genomes perturb.
         base_dtype: dtype in which it holds the base weights.
+        max_terms: most terms of a genome; None for any number.
         tokenizer: the model's own.
         pid: process that runs it, and `node`, the machine.
     """
@@ -53,6 +54,7 @@ class Traits:
     context_length: int
     space: "SearchSpace"
     base_dtype: str
+    max_terms: int | None
     tokenizer: "PreTrainedTokenizerBase"
     pid: int
     node: str
@@ -90,6 +92,7 @@ class EngineActor:
             engine.context_length,
             engine.space,
             engine.base_dtype,
+            engine.max_terms,
             engine.tokenizer,
             os.getpid(),
             platform.node(),

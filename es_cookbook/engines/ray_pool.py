@@ -199,6 +199,11 @@ class RayPool(Engine):
         """See `Engine.base_dtype`; the same for all, as their fingerprints prove."""
         return self._roster.traits.base_dtype
 
+    @property
+    def max_terms(self) -> int | None:
+        """See `Engine.max_terms`."""
+        return self._roster.traits.max_terms
+
     async def add_engines(self, count: int) -> None:
         """Have more engines join, and wait until they are there.
 

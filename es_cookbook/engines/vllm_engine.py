@@ -148,6 +148,9 @@ class VLLMEngineBuilder(EngineBuilder):
             infos=infos,
             max_genomes=max_genomes,
             num_slots=slots.get("max_loras", 0),
+            max_terms=slots["max_lora_rank"] // space.rank
+            if isinstance(space, LowRankSpace)
+            else None,
             context_length=context_length,
             eos_token_ids=end_of_sequence_ids(model, tokenizer),
         )

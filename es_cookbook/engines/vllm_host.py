@@ -58,6 +58,7 @@ class VLLMEngine(Engine):
         infos: the Hugging Face model's parameters.
         max_genomes: that are resident at once.
         num_slots: LoRA slots, these and more; 0 for dense genomes.
+        max_terms: most terms of a genome, for which slots have ranks; None for any number.
         context_length: most tokens of prompt and action together.
         eos_token_ids: tokens that end a sequence.
     """
@@ -72,6 +73,7 @@ class VLLMEngine(Engine):
         infos: Sequence[ParameterInfo],
         max_genomes: int,
         num_slots: int,
+        max_terms: int | None,
         context_length: int,
         eos_token_ids: Sequence[int],
     ) -> None:
@@ -83,6 +85,7 @@ class VLLMEngine(Engine):
         self._infos = infos
         self._max_genomes = max_genomes
         self._num_slots = num_slots
+        self._max_terms = max_terms
         self._context_length = context_length
         self._vocabulary_size = next(i.shape[0] for i in infos if i.kind == "embedding")
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
@@ -144,6 +147,11 @@ class VLLMEngine(Engine):
     def base_dtype(self) -> str:
         """See `Engine.base_dtype`."""
         return self._base_dtype
+
+    @property
+    def max_terms(self) -> int | None:
+        """See `Engine.max_terms`."""
+        return self._max_terms
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `Engine.load`. Low rank: writes slots. Dense: weights change when requests come."""

@@ -242,6 +242,10 @@ def merge_steps(steps: Iterable[Step]) -> list[Step]:
         plain.clear()
 
     for step in steps:
+        if step.decay == 1:  # Back to the base: what was before does not matter.
+            merged.clear()
+            plain.clear()
+            decay = 0.0
         if step.decay or step.rule is not None:
             close()
             decay = step.decay

@@ -23,7 +23,7 @@ _DEVICE_PIECE = 2**24
 
 
 def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
-    """W <- base + keep * (W - base), keep = float32(1 - decay), on the CPU.
+    """W <- base + keep * (W - base), keep = float32(1 - decay), on the CPU; W <- base for 1.
 
     Args:
         weight: contiguous float32.
@@ -33,6 +33,9 @@ def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
     keep = np.float32(1 - decay)
     moving = as_array(weight.view(-1))
     anchor = base.reshape(-1)
+    if decay == 1:  # The sum would turn a base's -0 into 0, and an infinite weight into NaN.
+        weight.view(-1).copy_(anchor)
+        return
     for i in range(0, moving.size, _PIECE):
         piece = moving[i : i + _PIECE]
         anchor_piece = anchor[i : i + _PIECE].to(torch.float32).numpy()
@@ -45,6 +48,9 @@ def device_decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> Non
     """`decay_` on any device; the base may be on the CPU, and is sent piece by piece."""
     keep = float(np.float32(1 - decay))
     moving, anchor = weight.view(-1), base.reshape(-1)
+    if decay == 1:
+        moving.copy_(anchor)
+        return
     for i in range(0, moving.numel(), _DEVICE_PIECE):
         anchor_piece = anchor[i : i + _DEVICE_PIECE].to(weight.device, torch.float32)
         moving[i : i + _DEVICE_PIECE].sub_(anchor_piece).mul_(keep).add_(anchor_piece)

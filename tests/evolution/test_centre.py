@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.errors import ModelError
-from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.centre import Centre, merge_steps
 from es_cookbook.evolution.exact import fingerprint_span
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
@@ -118,6 +118,18 @@ def test_restoring_equals_having_taken_the_steps(builder: SearchSpaceBuilder) ->
     start = {name: weight.clone() for name, weight in begun.weights.items()}
     assert restored.restore(STEPS[3:], start) == last
     assert bits(restored.weights) == bits(moved.weights)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_what_was_before_a_return_to_the_base_is_not_replayed(builder: SearchSpaceBuilder) -> None:
+    steps = (*STEPS, Step((Term(5, 0.5),), decay=1.0), Step((Term(6, 0.5),)))
+    assert merge_steps(steps) == [Step((Term(5, 0.5), Term(6, 0.5)), decay=1.0)]
+    assert merge_steps([*STEPS, Step(decay=1.0)]) == [Step(decay=1.0)]
+    moved = Centre(base_model(), space_of(builder))
+    last = [moved.apply(step) for step in steps][-1]
+    assert Centre(base_model(), space_of(builder)).restore(steps) == last
+    fresh = Centre(base_model(), space_of(builder))
+    assert fresh.apply(Step((Term(5, 0.5), Term(6, 0.5)))) == last
 
 
 def test_the_order_of_terms_is_kept_and_matters() -> None:

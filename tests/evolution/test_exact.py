@@ -1,6 +1,7 @@
 """Exact arithmetic: torch's operations, as they run on a GPU, have the bits of NumPy's."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,6 +35,16 @@ def test_decay_rounds_as_numpy_does(
     exact.device_decay_(found, base.mT.contiguous().mT, decay)  # In any layout.
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
     assert not torch.equal(found, values((257, 129)))
+
+
+@pytest.mark.parametrize("decay_", [exact.decay_, exact.device_decay_])
+def test_decay_of_1_is_the_base_to_the_bit(
+    decay_: Callable[[torch.Tensor, torch.Tensor, float], None],
+) -> None:
+    base = torch.tensor([[0.0, -0.0], [1.0, -3e38]])
+    weight = torch.tensor([[-1.0, 1.0], [math.inf, 3e38]])
+    decay_(weight, base, 1.0)
+    assert torch.equal(weight.view(torch.int32), base.view(torch.int32))
 
 
 PARTS = [

@@ -195,6 +195,7 @@ async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> N
         with pytest.raises(EngineError, match="use its `lend`"):
             await pool.load(GENOMES)
         assert (pool.capacity, pool.num_engines, pool.context_length) == (4, 2, 64)
+        assert pool.max_terms == 8
         assert pool.stats()["requests"] == 53
 
 

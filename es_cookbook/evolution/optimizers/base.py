@@ -10,7 +10,7 @@ to `OPTIMIZER_NAMES`.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import chz
 import numpy as np
@@ -27,6 +27,7 @@ OPTIMIZER_NAMES = {
     "rmsprop": f"{_HERE}.adam:RMSProp",
     "clip_up": f"{_HERE}.clip_up:ClipUp",
     "muon": f"{_HERE}.muon:Muon",
+    "genetic": f"{_HERE}.genetic:Genetic",
     "qes": f"{_HERE}.qes:QES",
 }
 """What a user types on the command line."""
@@ -60,6 +61,28 @@ class Optimizer(ABC):
     @abstractmethod
     def sigma(self, generation: int) -> float:
         """Standard deviation of the generation's perturbations, per parameter."""
+
+    @property
+    def max_terms(self) -> int:
+        """Most terms that a genome will have."""
+        return 1
+
+    def begin_after(self, steps: Iterable[Step]) -> None:
+        """Begin where a fork does, before anything is asked; else the centre begins at the base.
+
+        One that only ever adds to the centre need not know.
+
+        Args:
+            steps: another run's, that led there.
+
+        Raises:
+            ConfigError: It cannot begin there.
+        """
+        del steps
+
+    def metrics(self) -> Mapping[str, float]:
+        """What is worth seeing of the generation that was told last, by name: `genetic/...`."""
+        return {}
 
 
 @chz.chz

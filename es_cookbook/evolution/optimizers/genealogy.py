@@ -1,0 +1,117 @@
+"""What an individual of the genetic algorithm is: its genes, each one mutation that it inherited.
+
+Such et al. 2017 (arXiv:1712.06567): a network of any size is the list of the seeds that mutated its
+forebears. Here a gene is a seed and its coefficient, an individual is a set of genes, and its
+weights are the base plus its genes' terms one after the other, in the order of their birth. That
+order is the same for whoever holds them, so equal sets are equal weights, to the bit, however they
+were bred.
+
+The one idea: sets of genes have an algebra, and weights have none. What two individuals share, how
+far apart they are and what a child of both may hold is all set arithmetic; and a genome, which an
+engine hosts as terms beside the centre's weights, is the difference of two sets.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from es_cookbook.evolution.genome import Step, Term
+
+
+class Gene(NamedTuple):
+    """coefficient · ε(seed), and when it was first tried.
+
+    Attributes:
+        birth: the order of terms; no two seeds of one run's mutations share it.
+        seed: 0 … 2⁶³ - 1.
+        coefficient: ± σ of that generation.
+    """
+
+    birth: int
+    seed: int
+    coefficient: float
+
+
+Individual: TypeAlias = frozenset[Gene]
+"""At most one gene a birth."""
+BASE: Individual = frozenset()
+"""The base model, which everybody descends from."""
+
+
+def terms(genes: Iterable[Gene]) -> tuple[Term, ...]:
+    """Genes as terms, in the order given."""
+    return tuple(Term(gene.seed, gene.coefficient) for gene in genes)
+
+
+def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
+    """What a genome adds to the centre to be this individual, oldest first.
+
+    What it has and the centre has not, and the negative of what the centre has and it has not.
+    Mirrored twins differ by two terms of one seed, not by one of twice the coefficient: so it holds
+    to the last digit where noise is rounded to whole numbers (`spaces.quant_codes`), too.
+
+    >>> difference(frozenset({Gene(0, 7, 0.5), Gene(2, 9, 0.5)}), frozenset({Gene(0, 7, 0.5)}))
+    (Term(seed=9, coefficient=0.5),)
+    """
+    return tuple(
+        Term(gene.seed, gene.coefficient if gene in individual else -gene.coefficient)
+        for gene in sorted(individual ^ centre)
+    )
+
+
+def distance(a: Individual, b: Individual) -> int:
+    """Genes in which two individuals differ: the terms of their `difference`.
+
+    Stanley and Miikkulainen's (2002) measure of genomes, counted and not divided by their length: a
+    share of all genes would shrink as the genealogy grows, though relatives stay as far apart.
+    """
+    return len(a ^ b)
+
+
+def union(a: Individual, b: Individual) -> Individual:
+    """Every seed of either parent, with the mean of its holders' coefficients; none if that is 0.
+
+    >>> child = union(frozenset({Gene(0, 7, 0.5)}), frozenset({Gene(2, 9, -0.5)}))
+    >>> sorted(gene.seed for gene in child)
+    [7, 9]
+    """
+    coefficients: dict[tuple[int, int], list[float]] = {}
+    for gene in sorted(a ^ b):
+        coefficients.setdefault((gene.birth, gene.seed), []).append(gene.coefficient)
+    mixed = ((key, sum(values) / len(values)) for key, values in coefficients.items())
+    return (a & b) | {Gene(*key, mean) for key, mean in mixed if mean}
+
+
+def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Individual:
+    """Every seed as one of the parents has it, or has it not; what both have is always kept.
+
+    Args:
+        a: a parent.
+        b: the other.
+        from_a: whether the gene of this birth is as `a` has it: a fair coin.
+    """
+    return (a & b) | {gene for gene in a ^ b if (gene in a) == from_a(gene.birth)}
+
+
+def in_order(trunk: Sequence[Gene], individual: Individual) -> list[Gene]:
+    """All that makes an individual's weights from the base, as it is added: by birth.
+
+    Args:
+        trunk: what all individuals have beside their own genes, by birth.
+        individual: its own.
+    """
+    return sorted((*trunk, *sorted(individual)), key=_birth)
+
+
+def step_between(before: Sequence[Gene], after: Sequence[Gene]) -> Step:
+    """How a centre that is exactly `before` becomes exactly `after`; both `in_order`.
+
+    Where the one goes on from the other, what is new is added. Otherwise back to the base, which is
+    exact, and all terms again: subtracting terms would leave their rounding behind.
+    """
+    if after[: len(before)] == before:
+        return Step(terms(after[len(before) :]))
+    return Step(terms(after), decay=1.0)
+
+
+def _birth(gene: Gene) -> int:
+    return gene.birth
