@@ -27,6 +27,8 @@ OPTIMIZER_NAMES = {
     "rmsprop": f"{_HERE}.adam:RMSProp",
     "clip_up": f"{_HERE}.clip_up:ClipUp",
     "muon": f"{_HERE}.muon:Muon",
+    "cma": f"{_HERE}.cma:CMA",
+    "sep_cma": f"{_HERE}.sep_cma:SepCMA",
 }
 """What a user types on the command line."""
 

@@ -70,6 +70,11 @@ class SearchSpace(ABC):
 
     shapes: Mapping[str, tuple[int, ...]]
 
+    @property
+    def hosts_offsets(self) -> bool:
+        """Whether engines can give a genome coordinates of its own, `Genome.offsets`."""
+        return True
+
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """What the centre starts from, at least `shapes`: the model's parameters themselves.
 

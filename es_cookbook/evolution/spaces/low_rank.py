@@ -74,6 +74,11 @@ class LowRankSpace(SearchSpace):
     rank: int
     noise: NoiseKind = "gaussian"
 
+    @property
+    def hosts_offsets(self) -> bool:
+        """A genome is factors beside the centre's weights, which all genomes share."""
+        return False
+
     def factors(self, name: str, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A (out, rank) and B (in, rank) of one weight."""
         a_S, b_S = self.factors_S(name, [seed])
