@@ -33,6 +33,7 @@ SEARCH_SPACE_NAMES = {
     "low_rank": "es_cookbook.evolution.spaces.low_rank:LowRank",
     "full_rank": "es_cookbook.evolution.spaces.full_rank:FullRank",
     "adapter": "es_cookbook.evolution.spaces.adapter:Adapter",
+    "singular_values": "es_cookbook.evolution.spaces.singular_values:SingularValues",
 }
 """What a user types on the command line."""
 
