@@ -72,8 +72,9 @@ def main(config: SFTConfig) -> None:
     if not rows:
         raise DataError(f"{config.data}: there are no rows")
     try:
-        import trl
-        from peft import LoraConfig
+        from peft import LoraConfig, get_peft_model
+        from trl.trainer.sft_config import SFTConfig as TRLConfig
+        from trl.trainer.sft_trainer import SFTTrainer
     except ImportError as error:
         raise ConfigError(
             f"fine-tuning needs {error.name}, which is not installed: "
@@ -84,22 +85,24 @@ def main(config: SFTConfig) -> None:
 
     from es_cookbook.model_files import load_causal_lm, load_tokenizer, whole_directory
 
-    cpu = not torch.cuda.is_available()
     model = load_causal_lm(config.model_name, "float32", torch.device("cpu"))
     _check_targets(config, {name.rpartition(".")[2] for name, _ in model.named_modules()})
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.targets),
+    )
+    with torch.random.fork_rng():  # PEFT draws from torch's global generator
+        torch.manual_seed(config.seed)
+        adapted = get_peft_model(model, lora)
     output.parent.mkdir(parents=True, exist_ok=True)
     with whole_directory(output) as directory:
-        trainer = trl.SFTTrainer(
-            model=model,
+        trainer = SFTTrainer(
+            model=adapted,
             processing_class=load_tokenizer(config.model_name),
             train_dataset=Dataset.from_list(rows),
-            peft_config=LoraConfig(
-                task_type="CAUSAL_LM",
-                r=config.rank,
-                lora_alpha=config.alpha,
-                target_modules=list(config.targets),
-            ),
-            args=trl.SFTConfig(
+            args=TRLConfig(
                 output_dir=str(directory),
                 num_train_epochs=config.epochs,
                 per_device_train_batch_size=config.batch_size,
@@ -107,7 +110,7 @@ def main(config: SFTConfig) -> None:
                 max_length=config.max_length,
                 completion_only_loss=True,
                 bf16=False,
-                use_cpu=cpu,
+                use_cpu=not torch.cuda.is_available(),
                 seed=config.seed,
                 save_strategy="no",
                 logging_steps=10,
@@ -115,7 +118,7 @@ def main(config: SFTConfig) -> None:
             ),
         )
         trainer.train()
-        trainer.model.save_pretrained(str(directory))
+        adapted.save_pretrained(str(directory))
     print(f"written to {output}")
 
 
