@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -28,6 +29,17 @@ from transformers.utils.logging import (
 
 from es_cookbook.errors import EngineError, ModelError
 from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.quantised_checkpoint import (
+    QuantisedCheckpoint,
+    is_quantised,
+    quantised_checkpoint,
+)
+from es_cookbook.quantised_linear import (
+    QuantisedWeight,
+    QuantLinear,
+    parameter_name,
+    quantised_layers,
+)
 from es_cookbook.weight_files import WeightFiles, find_file, weight_files
 
 _VOCABULARY = "tokenizer.json"
@@ -82,6 +94,9 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
 def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrainedModel:
     """The model in evaluation mode on `device`.
 
+    Of a quantised checkpoint, the linear layers are `QuantLinear`: each has its weight dequantised,
+    in the model's dtype, and the numbers and scales that it comes from.
+
     Args:
         model_name: a directory or Hub name.
         dtype: "auto" for the checkpoint's own, or a torch dtype's name.
@@ -91,13 +106,20 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
         ModelError: Config or weights are missing or cannot be read; says where.
     """
     _check_model_directory(model_name)
+    checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
     try:
         with _no_progress_bar():
-            loaded = AutoModelForCausalLM.from_pretrained(
-                model_name,
-                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-                output_loading_info=True,
+            loaded = (
+                AutoModelForCausalLM.from_pretrained(
+                    model_name,
+                    dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+                    output_loading_info=True,
+                )
+                if checkpoint is None
+                else _load_quantised(checkpoint, dtype)
             )
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
     model, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", loaded)
@@ -106,6 +128,9 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
             f"model_name: {model_name!r} lacks weights of its own architecture: {missing[0]} and "
             f"{len(missing) - 1} more"
         )
+    if checkpoint is not None:
+        for layer in checkpoint.layers:
+            _make_quantised(model, layer, checkpoint.weight(layer).to(device))
     cast("torch.nn.Module", model).to(device)  # in place; `PreTrainedModel.to` has no usable type
     return model.eval().requires_grad_(False)
 
@@ -122,6 +147,53 @@ def load_architecture(model_name: str) -> PreTrainedModel:
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_name))
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
+
+
+def mark_quantised(architecture: PreTrainedModel, model_name: str) -> None:
+    """Make the linear layers of `load_architecture` those that the quantised checkpoint has.
+
+    Raises:
+        ModelError: It is not quantised, in an unknown format, or of another architecture.
+    """
+    checkpoint = quantised_checkpoint(model_name)
+    for layer in checkpoint.layers:
+        _make_quantised(architecture, layer, checkpoint.outline(layer))
+
+
+def _load_quantised(checkpoint: QuantisedCheckpoint, dtype: str) -> tuple[object, object]:
+    """As `from_pretrained` gives it, the quantised weights as what they stand for."""
+    model_name = checkpoint.model_name
+    config = AutoConfig.from_pretrained(model_name)
+    vars(config).pop(
+        "quantization_config", None
+    )  # or transformers would want its own quantisers for it
+    held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
+    if held is None:
+        held = checkpoint.weight(checkpoint.layers[0]).scales.dtype
+    weights = dict(checkpoint.plain_tensors())
+    for layer in checkpoint.layers:
+        weights[f"{layer}.weight"] = checkpoint.weight(layer).dequantised().to(held)
+    with torch.device("meta"):
+        model_class = type(AutoModelForCausalLM.from_config(config))
+    model, loading = model_class.from_pretrained(
+        None, config=config, state_dict=weights, dtype=held, output_loading_info=True
+    )
+    model.name_or_path = model_name
+    if find_file(model_name, "generation_config.json"):
+        model.generation_config = GenerationConfig.from_pretrained(model_name)
+    return model, loading
+
+
+def _make_quantised(model: PreTrainedModel, layer: str, weight: QuantisedWeight) -> None:
+    parent, _, name = layer.rpartition(".")
+    parents = dict(model.named_modules())
+    found = getattr(parents.get(parent), name, None)
+    if not isinstance(found, torch.nn.Linear) or found.weight.shape != weight.codes.shape:
+        raise ModelError(
+            f"model_name: the quantised layer {layer} of shape {tuple(weight.codes.shape)} is no "
+            f"linear layer of that shape in {type(model).__name__}"
+        )
+    setattr(parents[parent], name, QuantLinear(found, weight))
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
@@ -154,6 +226,30 @@ def whole_directory(path: Path) -> Generator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def save_quantised(
+    checkpoint: QuantisedCheckpoint,
+    moved: Iterable[tuple[str, torch.Tensor]],
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path,
+) -> None:
+    """Write a quantised checkpoint with some of its parameters moved, in its own format.
+
+    Args:
+        checkpoint: the base.
+        moved: names and values of quantised layers' parameters, as search spaces keep them.
+        tokenizer: to write beside it.
+        path: of the model directory.
+
+    Raises:
+        EngineError: The path exists.
+    """
+    if path.exists():
+        raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
+    with whole_directory(path) as beside:
+        checkpoint.write(beside, dict(checkpoint.stored(name, value) for name, value in moved))
+        tokenizer.save_pretrained(beside)
+
+
 def base_identity(model_name: str) -> BaseIdentity:
     """What the checkpoint and the tokenizer of a directory or Hub name are.
 
@@ -179,16 +275,28 @@ def tokenizer_files(model_name: str) -> list[Path]:
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
-    """Every parameter by its Hugging Face name, tied ones once, under their first name."""
+    """Every parameter by its Hugging Face name, tied ones once, under their first name.
+
+    After a quantised weight come the scales, zero points and codes that it is made of.
+    """
+    quantised = {f"{layer}.weight": (layer, weight) for layer, weight in quantised_layers(model)}
     kinds: dict[int, Literal["linear", "embedding"]] = {
         id(module.weight): "linear" if isinstance(module, torch.nn.Linear) else "embedding"
         for module in reversed(list(model.modules()))
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
     }
-    return [
-        ParameterInfo(name, tuple(parameter.shape), kinds.get(id(parameter), "other"))
-        for name, parameter in model.named_parameters()
-    ]
+    infos: list[ParameterInfo] = []
+    for name, parameter in model.named_parameters():
+        layer, weight = quantised.get(name, (name, None))
+        bits = None if weight is None else weight.bits
+        shape = tuple(parameter.shape)
+        infos.append(ParameterInfo(name, shape, kinds.get(id(parameter), "other"), bits))
+        if weight is not None:
+            infos += [
+                ParameterInfo(parameter_name(layer, part), tuple(tensor.shape), part, bits)
+                for part, tensor in weight.parameters().items()
+            ]
+    return infos
 
 
 def end_of_sequence_ids(

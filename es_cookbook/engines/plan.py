@@ -178,7 +178,7 @@ def genome_message_bytes(engines: int, genomes: int) -> int:
 
 def step_message_bytes(engines: int, terms: int) -> int:
     """Engines · (4 + 8 + terms · (8 + 8)): count, decay, and seed and coefficient a term."""
-    return engines * (12 + terms * 16)
+    return engines * (16 + terms * 16)
 
 
 def prompt_message_bytes(engines: int, problems: int, attempts: int, tokens: int) -> int:

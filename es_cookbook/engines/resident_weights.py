@@ -3,11 +3,12 @@
 The base is never written. The centre lives twice: in float32, where steps move it exactly, and in
 the dtype that samples, always derived from the former. Low-rank genomes and adapters are tables
 beside the model's weights; dense genomes are models of their own, sharing the large tables that the
-search space leaves alone.
+search space leaves alone. Of a quantised layer the centre has the scales, zero points or codes that
+move, and a model the weight that they make.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +23,14 @@ from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.model_files import save_model
+from es_cookbook.model_files import save_model, save_quantised
+from es_cookbook.quantised_checkpoint import quantised_checkpoint
+from es_cookbook.quantised_linear import (
+    Kind,
+    QuantisedWeight,
+    parameter_name,
+    quantised_layers,
+)
 
 
 class ResidentWeights:
@@ -51,7 +59,11 @@ class ResidentWeights:
         self._memory_bytes = memory_bytes
         device = noise_device(base.device)
         self._num_threads = 1 if on_gpu(device) else num_threads
+        self._quantised = _moving_layers(base, space)
         selected = {name: p.detach().to(device) for name, p in self._selected(base).items()}
+        for weight, names in self._quantised.values():
+            parts = weight.parameters()
+            selected |= {name: parts[kind].to(device) for kind, name in names.items()}
         self.centre = Centre(selected, space, self._num_threads, device=device)
         self.model = self._new_model()
         self._tables = tables_for(self.model, space, self.centre, self._num_threads)
@@ -65,8 +77,8 @@ class ResidentWeights:
         """How many genomes fit into the memory for them, at least one."""
         if self._tables is not None:
             return max(1, self._memory_bytes // self._tables.bytes_of_genome())
-        selected = self._selected(self.model.module).values()
-        return max(1, self._memory_bytes // sum(p.numel() * p.element_size() for p in selected))
+        own = sum(p.numel() * p.element_size() for _, p in self._own(self.model.module))
+        return max(1, self._memory_bytes // own)
 
     def answering(self, target: Target) -> tuple[PopulationModel, int]:
         """The model that answers for a target, and its row of the low-rank tables.
@@ -118,6 +130,10 @@ class ResidentWeights:
         Raises:
             EngineError: The path exists.
         """
+        if self._quantised:
+            checkpoint = quantised_checkpoint(str(self._base.name_or_path))
+            save_quantised(checkpoint, self.centre.weights.items(), tokenizer, path)
+            return
         module = copy.deepcopy(self._base)
         self._write_centre(module)
         if isinstance(self._space, AdapterSpace):
@@ -149,12 +165,43 @@ class ResidentWeights:
     def _selected(self, module: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
         return {n: p for n, p in module.named_parameters() if n in self._space.shapes}
 
+    def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The parameters that differ between genomes: those selected, or made of what is."""
+        for name, parameter in module.named_parameters():
+            if name in self._space.shapes or name in self._quantised:
+                yield name, parameter
+
     def _write_centre(self, module: PreTrainedModel) -> None:
-        with torch.inference_mode():
-            for name, parameter in self._selected(module).items():
-                parameter.copy_(self.centre.weights[name])
+        self._write(module, self.centre.weights.__getitem__)
 
     def _write_genome(self, model: PopulationModel, genome: Genome) -> None:
+        self._write(model.module, lambda name: self.centre.perturbed(genome, name))
+
+    def _write(self, module: PreTrainedModel, value: Callable[[str], torch.Tensor]) -> None:
         with torch.inference_mode():
-            for name, parameter in self._selected(model.module).items():
-                parameter.copy_(self.centre.perturbed(genome, name))
+            for name, parameter in self._own(module):
+                if name not in self._quantised:
+                    parameter.copy_(value(name))
+                    continue
+                weight, names = self._quantised[name]
+                device = weight.codes.device
+                values: dict[Kind, torch.Tensor] = {
+                    kind: value(part).to(device) for kind, part in names.items()
+                }
+                parameter.copy_(weight.moved(values).dequantised())
+
+
+def _moving_layers(
+    model: PreTrainedModel, space: SearchSpace
+) -> dict[str, tuple[QuantisedWeight, Mapping[Kind, str]]]:
+    """Quantised weights that the space moves: name -> weight, and names of what moves of it."""
+    found: dict[str, tuple[QuantisedWeight, Mapping[Kind, str]]] = {}
+    for layer, weight in quantised_layers(model):
+        moving: dict[Kind, str] = {
+            kind: name
+            for kind in weight.parameters()
+            if (name := parameter_name(layer, kind)) in space.shapes
+        }
+        if moving:
+            found[f"{layer}.weight"] = (weight, moving)
+    return found

@@ -16,7 +16,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.rules import AdamRule, MuonRule, Offsets, OffsetsRule, Rule
+from es_cookbook.evolution.rules import (
+    AdamRule,
+    ErrorFeedbackRule,
+    MuonRule,
+    Offsets,
+    OffsetsRule,
+    Rule,
+)
 from es_cookbook.evolution.spaces.base import AddTerms
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -87,6 +94,8 @@ def apply_rule_(
             _muon_(rule, adders[0], name, weight, shape, part)
         case OffsetsRule():
             set_to_offsets_(weight, base, rule.offsets, start, part)
+        case ErrorFeedbackRule():
+            _error_feedback_(rule, adders, name, weight, part)
         case _:
             raise ValueError(f"there is no arithmetic for {rule}")
 
@@ -104,6 +113,27 @@ def _adam_(
         v.add_(gradient.square_().mul_(second))
     # Not addcdiv_, nor add_(..., alpha=...): those may round once for two operations.
     weight.add_(m.div_(v.sqrt_().add_(rule.epsilon)).mul_(rule.rate))
+
+
+def _error_feedback_(
+    rule: ErrorFeedbackRule,
+    adders: Sequence[AddTerms],
+    name: str,
+    weight: torch.Tensor,
+    part: Part,
+) -> None:
+    residual, rounded = torch.zeros_like(weight), torch.zeros_like(weight)
+    change = torch.empty_like(weight)
+    terms = iter(zip(adders, rule.weights, strict=True))
+    for count in rule.counts:
+        residual.mul_(rule.residual_decay)
+        for add_terms_, term_weight in itertools.islice(terms, count):
+            change.zero_()
+            add_terms_(name, change, part)
+            residual.add_(change.mul_(term_weight))
+        torch.round(residual, out=rounded)  # half to even, as rint
+        residual.sub_(rounded)
+    weight.add_(rounded).clamp_(0, rule.highest)
 
 
 def _muon_(

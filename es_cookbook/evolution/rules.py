@@ -168,7 +168,51 @@ class OffsetsRule(Rule):
         return self.moved
 
 
-RULES: Mapping[str, type[Rule]] = {"adam": AdamRule, "muon": MuonRule, "offsets": OffsetsRule}
+@dataclasses.dataclass(frozen=True, slots=True)
+class ErrorFeedbackRule(Rule):
+    """A step rounded to whole numbers, with what earlier rounding left out (QES).
+
+    Element by element, e = 0 before the first of the generations j, oldest first,
+
+        s = residual_decay · e + Σ_t weight_t · change_t,   d = rint(s),   e = s - d
+
+    with change_t what term t alone does, and then W <- clip(W + d) with the last d.
+
+    Attributes:
+        counts: terms of each generation, oldest first; each as it was tried.
+        weights: what each term counts for.
+        residual_decay: share of the error that is carried on.
+        highest: W stays in 0 ... highest.
+    """
+
+    counts: tuple[int, ...]
+    weights: tuple[float, ...]
+    residual_decay: float
+    highest: int
+
+    def __post_init__(self) -> None:
+        if min(self.counts, default=0) < 0 or sum(self.counts) != len(self.weights):
+            raise ValueError("an error feedback step needs a weight for each term it counts")
+        if not 0 <= self.residual_decay < 1 or self.highest < 1:
+            raise ValueError("an error feedback step needs a decay in [0, 1) and a range")
+
+    def group_sizes(self, num_terms: int) -> Sequence[int]:
+        """Every term by itself."""
+        return _all_of((1,) * len(self.weights), num_terms)
+
+    def rms(self, coefficients_S: Sequence[float]) -> float:
+        """That of the last generation's sum, were nothing rounded."""
+        newest = self.counts[-1] if self.counts else 0
+        pairs = list(zip(self.weights, coefficients_S, strict=True))[len(self.weights) - newest :]
+        return math.hypot(*(weight * coefficient for weight, coefficient in pairs))
+
+
+RULES: Mapping[str, type[Rule]] = {
+    "adam": AdamRule,
+    "muon": MuonRule,
+    "offsets": OffsetsRule,
+    "error_feedback": ErrorFeedbackRule,
+}
 """Name in the history -> rule."""
 
 

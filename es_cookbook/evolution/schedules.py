@@ -110,9 +110,10 @@ class Exponential(Schedule):
 class Table(Schedule):
     """Factors at given generations and straight lines between them.
 
-    Before the first generation the first factor holds, after the last one the last.
+    The table begins at generation 0, so that no generation is without; after its last one the last
+    factor holds.
 
-    >>> table = Table(generations=(10, 20), factors=(1.0, 0.5))
+    >>> table = Table(generations=(0, 10, 20), factors=(1.0, 1.0, 0.5))
     >>> [table(generation, 100) for generation in (0, 10, 15, 99)]
     [1.0, 1.0, 0.75, 0.5]
     """
@@ -131,14 +132,17 @@ class Table(Schedule):
             raise ConfigError(
                 f"a table schedule's generations must rise, found {list(self.generations)}"
             )
+        if self.generations[0] != 0:
+            raise ConfigError(
+                "a table schedule must begin at generation 0, or the generations before its first "
+                f"have no factor; found {list(self.generations)}"
+            )
         for factor in self.factors:
             _at_least_zero("factors", factor)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """Piecewise linear in the generation; the run's length plays no part."""
         del num_generations
-        if generation <= self.generations[0]:
-            return self.factors[0]
         points = zip(self.generations, self.factors, strict=True)
         for (start, first), (end, last) in pairwise(points):
             if generation <= end:

@@ -15,7 +15,10 @@ import torch
 
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
+from es_cookbook.evolution.spaces.quant_scales import QuantScalesSpace
 from es_cookbook.model_files import load_architecture, load_causal_lm, load_tokenizer
+from es_cookbook.quantised_checkpoint import quantised_checkpoint
 from es_cookbook.runs.base_parameters import BaseParameters
 from es_cookbook.runs.low_rank_fit import fit, relative_error
 from es_cookbook.runs.model_directory import BaseFiles
@@ -74,6 +77,8 @@ def write_model(directory: Path, replay: Replay) -> Written:
         replay: of the run.
     """
     space = replay.space
+    if isinstance(space, QuantScalesSpace | QuantCodesSpace):
+        return _write_quantised(directory, replay)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
     shapes, changed = space.shapes, replay.centre_tensors()
     if isinstance(space, AdapterSpace):
@@ -87,6 +92,21 @@ def write_model(directory: Path, replay: Replay) -> Written:
         _save_whole(directory, replay, changed)
     loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
     return Written(kind, "transformers", "finetune", loading)
+
+
+def _write_quantised(directory: Path, replay: Replay) -> Written:
+    """The quantised checkpoint with what the run moved, in its own format."""
+    checkpoint = quantised_checkpoint(replay.model_name)
+    moved = (checkpoint.stored(name, tensor) for name, tensor in replay.centre_tensors())
+    checkpoint.write(directory, dict(moved))
+    load_tokenizer(replay.model_name).save_pretrained(directory)
+    loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
+    kind = "a quantised Hugging Face model directory, in the base's own format"
+    said = (
+        "transformers loads it with the package of its format (gptqmodel or compressed-tensors); "
+        "vLLM and engine=torch need none"
+    )
+    return Written(kind, "transformers", "finetune", loading, (said,))
 
 
 def _merged(replay: Replay, space: AdapterSpace) -> Iterator[tuple[str, torch.Tensor]]:

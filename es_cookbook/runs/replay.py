@@ -24,12 +24,16 @@ from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.quant_codes import QuantCodes
+from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.model_files import (
     BaseIdentity,
     base_identity,
     load_architecture,
+    mark_quantised,
     parameter_infos,
 )
+from es_cookbook.quantised_checkpoint import quantised_parameters
 from es_cookbook.runs.base_parameters import BaseParameters
 from es_cookbook.runs.history_format import Header
 from es_cookbook.runs.history_store import check_same_base, read_beginning
@@ -167,9 +171,12 @@ def open_replay(
     header, records = beginning.header, beginning.records
     model_name = config.model_name if model_name is None else model_name
     architecture = load_architecture(model_name)
+    moves_quantised = isinstance(config.search_space, QuantScales | QuantCodes)
+    if moves_quantised:
+        mark_quantised(architecture, model_name)
     infos = parameter_infos(architecture)
     space = config.search_space(infos)
-    names = {info.name for info in infos} & set(space.shapes)
+    names = {info.name for info in infos if info.name in space.shapes and not moves_quantised}
     dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
     parameters = BaseParameters(model_name, architecture, names, dtype)
     return Replay(
@@ -179,7 +186,7 @@ def open_replay(
         model_name=model_name,
         infos=infos,
         space=space,
-        base=space.base(parameters),
+        base=space.base(quantised_parameters(model_name) if moves_quantised else parameters),
         dtype=parameters.dtype,
         generation=len(records),
         steps=[record.step for record in records],

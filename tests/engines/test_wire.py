@@ -20,11 +20,19 @@ from es_cookbook.engines.wire import (
 )
 from es_cookbook.errors import RequestError
 from es_cookbook.evolution.genome import MAX_SEED, Genome, Step, Term
+from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 terms = st.builds(Term, st.integers(0, MAX_SEED), st.floats(allow_nan=False, allow_infinity=False))
+offsets = st.builds(Offsets, st.sampled_from([b"", b"\0\0\x80?", b"\0\0\x80?" * 100]))
 genomes = st.builds(Genome, st.lists(terms, max_size=3).map(tuple))
-steps = st.builds(Step, st.lists(terms, max_size=5).map(tuple), st.sampled_from([0.0, 0.25]))
+placed_genomes = st.builds(Genome, st.lists(terms, max_size=3).map(tuple), st.none() | offsets)
+steps = st.builds(
+    Step,
+    st.lists(terms, max_size=5).map(tuple),
+    st.sampled_from([0.0, 0.25]),
+    st.none() | st.builds(MuonRule, st.floats(0, 1), st.integers(1, 9)),
+) | st.builds(Step, rule=st.builds(OffsetsRule, offsets, st.floats(0, 1)))
 
 PARAMS = [SamplingParams(max_tokens=24), SamplingParams(temperature=0.7, logprobs=True)]
 tokens = st.sampled_from([(1,), (2, 3), (4, 5, 6)])
@@ -48,6 +56,11 @@ def test_genomes_come_back(genomes_G: list[Genome]) -> None:
     assert decode_genomes(data) == genomes_G
     num_terms = sum(len(genome.terms) for genome in genomes_G)
     assert len(data) == 4 + 4 * len(genomes_G) + 16 * num_terms
+
+
+@given(st.lists(placed_genomes, max_size=5))
+def test_genomes_with_coordinates_come_back(genomes_G: list[Genome]) -> None:
+    assert decode_genomes(encode_genomes(genomes_G)) == genomes_G
 
 
 @given(st.lists(steps, max_size=4))

@@ -16,7 +16,7 @@ from es_cookbook.evolution.optimizers.base import (
     mirrored,
     tied_fraction,
 )
-from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged
 from es_cookbook.evolution.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
@@ -131,6 +131,14 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
         (lambda: ES(sigma=NAN), "sigma must be above 0, found nan"),
         (lambda: ES(learning_rate=-1.0), "learning_rate must be 0 or more, found -1"),
         (lambda: ES(warmup_generations=-1), "warmup_generations must be 0 or more, found -1"),
+        (lambda: ES(weight_decay=1.0), r"weight_decay must be in \[0, 1\), found 1.0"),
+        (
+            lambda: ES(adaptive_sigma=AdaptiveSigma()),
+            "adaptive_sigma compares.*evaluate_centre=Tru",
+        ),
+        (lambda: AdaptiveSigma(rate=0.0), "adaptive_sigma.rate must be above 0, found 0.0"),
+        (lambda: AdaptiveSigma(target=NAN), "adaptive_sigma.target must be finite, found nan"),
+        (lambda: AdaptiveSigma(smallest=2.0), r"smallest must be in \(0, 1\].* found 2.0 and 10.0"),
         (
             lambda: optimizer(ES(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
             "sigma_schedule reaches 0 at generation 4 of 10",
@@ -206,3 +214,88 @@ def test_it_climbs_a_quadratic() -> None:
         centre = centre + perturbation(es.tell(generation, genomes_G, fitness_G).terms)
     assert np.square(target).sum() > 7
     assert np.square(centre - target).sum() < 0.2
+
+
+def test_weight_decay_follows_the_schedule_and_waits_for_signal() -> None:
+    config = ES(
+        population_size=2, weight_decay=0.1, learning_rate_schedule=Linear(), warmup_generations=2
+    )
+    es = optimizer(config)
+    steps = [es.tell(t, es.ask(t), np.array([1.0, 0.0])) for t in range(3)]
+    assert [step.decay for step in steps] == pytest.approx([0.05, 0.09, 0.08])
+    assert es.tell(3, es.ask(3), np.array([1.0, 1.0])) == Step()
+    plain = optimizer(ES(population_size=2, learning_rate_schedule=Linear(), warmup_generations=2))
+    assert steps[0].terms == plain.tell(0, plain.ask(0), np.array([1.0, 0.0])).terms
+
+
+def test_the_centre_is_the_last_genome_and_the_baseline_without_pairs() -> None:
+    config = ES(population_size=2, learning_rate=1.0, antithetic=False, evaluate_centre=True)
+    genomes_G, step = tell(config, 3.0, -1.0, 2.0)
+    assert genomes_G[-1] == Genome() and len(genomes_G) == 3
+    first, second = seeds(genomes_G)
+    assert step.terms == (Term(first, 0.5), Term(second, -1.5))
+    # Without the centre's own fitness there is the mean's, which fitness has taken off already.
+    assert tell(config, 3.0, -1.0, NAN)[1].terms == (Term(first, 1.5), Term(second, -0.5))
+
+
+def test_between_twins_the_centre_changes_nothing() -> None:
+    shared = {"population_size": 4, "learning_rate": 0.8}
+    fitness_G = (0.1, -0.5, 0.25, 2.0)
+    plain = tell(ES(**shared), *fitness_G)[1]
+    assert tell(ES(evaluate_centre=True, **shared), *fitness_G, 0.7)[1] == plain
+
+
+@pytest.mark.parametrize(
+    ("centre", "factor"),
+    [
+        (1.5, math.exp(0.2 * math.tanh(0.5 - 1.5))),  # 1.5 standard deviations ahead: shrink
+        (0.5, 1.0),
+        (-1.0, math.exp(0.2 * math.tanh(1.5))),
+        (NAN, 1.0),
+    ],
+)
+def test_sigma_follows_the_centres_lead_over_its_neighbours(centre: float, factor: float) -> None:
+    adaptive = AdaptiveSigma(rate=0.2, target=0.5)
+    config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
+    es = optimizer(config)
+    assert es.sigma(0) == 0.01
+    es.tell(0, es.ask(0), np.array([1.0, -1.0, centre]))  # mean 0, standard deviation 1
+    assert es.sigma(1) == pytest.approx(0.01 * factor)
+    assert es.ask(1)[0].terms[0].coefficient == es.sigma(1)
+
+
+def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
+    adaptive = AdaptiveSigma(rate=10.0, smallest=0.5, largest=2.0)
+    config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
+    es = optimizer(config)
+    es.tell(0, es.ask(0), np.array([1.0, 1.0, 5.0]))
+    assert es.sigma(1) == 0.01
+    es.tell(1, es.ask(1), np.array([1.0, 0.0, 50.0]))
+    assert es.sigma(2) == pytest.approx(0.005)
+    es.tell(2, es.ask(2), np.array([1.0, 0.0, -50.0]))
+    assert es.sigma(3) == pytest.approx(0.02)
+
+
+def test_merging_averages_what_was_inherited_and_follows_fitness_along_what_is_new() -> None:
+    genomes_G = [
+        Genome((Term(1, 0.5), Term(10, 0.1))),
+        Genome((Term(1, 0.25), Term(2, 1.0), Term(11, -0.1))),
+        Genome((Term(12, 0.1),)),
+    ]
+    terms = merged(genomes_G, np.array([3.0, 1.5, NAN]), {1, 2}, rate=1.0)
+    assert terms == (Term(1, 0.375), Term(2, 1.0), Term(10, 1.5), Term(11, -0.75))
+
+
+@given(st.lists(st.floats(-10, 10), min_size=4, max_size=4), st.floats(0.1, 10))
+def test_steps_are_odd_and_linear_in_fitness(fitness_G: list[float], factor: float) -> None:
+    config = ES(population_size=4, learning_rate=0.8)
+    terms = dict(as_pairs(tell(config, *fitness_G)[1]))
+    negated = dict(as_pairs(tell(config, *(-f for f in fitness_G))[1]))
+    larger = dict(as_pairs(tell(config, *(factor * f for f in fitness_G))[1]))
+    assert negated == {seed: -c for seed, c in terms.items()}
+    for seed, coefficient in terms.items():
+        assert larger.get(seed, 0.0) == pytest.approx(factor * coefficient, abs=1e-12)
+
+
+def as_pairs(step: Step) -> list[tuple[int, float]]:
+    return [(term.seed, term.coefficient) for term in step.terms]

@@ -50,7 +50,7 @@ def test_beyond_the_end_the_final_value_is_held(schedule: Schedule) -> None:
 
 
 def test_a_table_of_one_point_is_constant() -> None:
-    table = Table(generations=(10,), factors=(0.5,))
+    table = Table(generations=(0,), factors=(0.5,))
     assert [table(generation, 100) for generation in (0, 10, 99)] == [0.5, 0.5, 0.5]
 
 
@@ -70,5 +70,7 @@ def test_schedules_that_cannot_work_are_refused() -> None:
         Table(generations=(0, 1), factors=(1,))
     with pytest.raises(ConfigError, match=r"must rise, found \[0, 0\]"):
         Table(generations=(0, 0), factors=(1, 1))
+    with pytest.raises(ConfigError, match=r"begin at generation 0, .* found \[10, 20\]"):
+        Table(generations=(10, 20), factors=(1, 0.5))
     with pytest.raises(ConfigError, match="factors must be 0 or more"):
         Table(generations=(0,), factors=(-1,))

@@ -13,6 +13,7 @@ import pytest
 from es_cookbook.engines.ray_pool import RayPoolBuilder
 from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.rules import AdamRule
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
 from tests.engines.reference import Reference, request
@@ -22,7 +23,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see
 pytest.importorskip("ray", reason="Ray is not installed, and could not be: see the Makefile")
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("vllm")]
 
-STEPS = (Step((Term(1, 0.02), Term(2, -0.03))), Step((Term(4, 0.05),), decay=0.25))
+STEPS = (
+    Step((Term(1, 0.02), Term(2, -0.03))),
+    Step(
+        (Term(2, -0.03), Term(4, 0.05)),
+        decay=0.25,
+        rule=AdamRule((1, 1), (0.2, 0.8), (0.5, 0.5), rate=0.02, epsilon=1e-8),
+    ),
+)
 PROMPTS = ((5, 7, 9), (11,), (5, 7, 9, 12, 30))
 
 

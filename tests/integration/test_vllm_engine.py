@@ -20,7 +20,7 @@ from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
 from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import Offsets, OffsetsRule
+from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.xdist_group("vllm")
 STEPS = (
     Step((Term(1, 0.02), Term(2, -0.03), Term(3, 0.1))),
     Step(),
-    Step((Term(4, 0.05),), decay=0.25),
+    Step((Term(4, 0.05), Term(5, 0.02)), decay=0.25, rule=MuonRule(0.05, 5)),
 )
 PROMPTS = ((5, 7, 9), (11,), tuple(range(3, 30)), (5, 7, 9, 12, 30))
 

@@ -14,6 +14,7 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.model_files import base_identity, load_causal_lm, parameter_infos
+from es_cookbook.quantised_linear import parameter_name, quantised_layers
 from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import HistoryStore
 from tests.tiny_run import TinyConfig
@@ -62,7 +63,11 @@ def record_run(
     )
     (path / "config.json").write_text(config_to_json(config))
     loaded = load_causal_lm(str(model), dtype, torch.device("cpu"))
-    centre = Centre(dict(loaded.named_parameters()), space(parameter_infos(loaded)))
+    parameters: dict[str, torch.Tensor] = dict(loaded.named_parameters())
+    for layer, weight in quantised_layers(loaded):
+        parts = weight.parameters().items()
+        parameters |= {parameter_name(layer, kind): tensor for kind, tensor in parts}
+    centre = Centre(parameters, space(parameter_infos(loaded)))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
     history = HistoryStore(path / "history.jsonl", header_of(model, str(loaded.dtype)))
     for generation, step in enumerate(steps):

@@ -19,13 +19,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.qes import QES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.quant_codes import QuantCodes
+from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.model_files import load_causal_lm
 from es_cookbook.runs import history_store
 from es_cookbook.runs.export import ExportConfig, export
 from es_cookbook.runs.model_directory import BaseFiles
+from tests.quantised_models import How, quantise
 from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
 
 pytestmark = pytest.mark.anyio
@@ -74,6 +80,50 @@ CASES = {
     "stored narrower than it sampled": Case(LowRank(), "qwen2", "bfloat16", "float32"),
     "stored wider than it sampled": Case(LowRank(), "qwen2", "float32", "bfloat16"),
 }
+
+
+QUANTISED_CASES = {
+    "scales": (QuantScales(), ES(population_size=4, sigma=0.1, learning_rate=0.3)),
+    "zero points": (QuantScales(which="zeros"), ES(population_size=4, sigma=0.1)),
+    "codes": (QuantCodes(), QES(population_size=4, sigma=0.1, learning_rate=0.5)),
+}
+
+
+@pytest.mark.parametrize("which", QUANTISED_CASES)
+async def test_a_quantised_run_is_exported_in_its_own_format(tmp_path: Path, which: str) -> None:
+    space, optimizer = QUANTISED_CASES[which]
+    how = How("compressed-tensors", symmetric=False, dtype=torch.float32)
+    quantise(make_base(tmp_path / "plain"), tmp_path / "model", tmp_path / "numbers", how)
+    model = tmp_path / "model"
+    run = await make_run(tmp_path / "run", model, space, optimizer=optimizer)
+    assert "as a quantised Hugging Face model directory" in write(run, tmp_path / "out")
+    async with engine_at(run, model, space) as engine:
+        await engine.save(tmp_path / "saved")
+        actions = await greedy(engine)
+    assert same(weights(tmp_path / "out"), weights(tmp_path / "saved"))
+    before, after = weights(model), weights(tmp_path / "out")
+    assert {name: (t.dtype, t.shape) for name, t in before.items()} == {
+        name: (t.dtype, t.shape) for name, t in after.items()
+    }
+    assert not same(before, after)
+    assert (tmp_path / "out/config.json").read_bytes() == (model / "config.json").read_bytes()
+    check_same_answers(load_causal_lm(str(tmp_path / "out"), "auto", torch.device("cpu")), actions)
+    with pytest.raises(ConfigError, match="an adapter holds changes of linear weights only"):
+        write(run, tmp_path / "adapter", rank=2)
+
+
+async def test_an_adapter_merged_into_a_quantised_base_is_a_plain_model(tmp_path: Path) -> None:
+    space, model = Adapter(rank=2), tmp_path / "model"
+    how = How(dtype=torch.float32)
+    quantise(make_base(tmp_path / "plain"), model, tmp_path / "numbers", how)
+    run = await make_run(tmp_path / "run", model, space)
+    write(run, tmp_path / "out", merge=True)
+    async with engine_at(run, model, space) as engine:
+        await engine.save(tmp_path / "saved")
+        actions = await greedy(engine)
+    assert same(loaded(tmp_path / "out"), loaded(tmp_path / "saved"))
+    assert not same(loaded(tmp_path / "out"), loaded(tmp_path / "numbers"))
+    check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
 
 
 @pytest.mark.parametrize("which", CASES)

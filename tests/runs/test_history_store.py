@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.errors import HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import MAX_SEED, Step, Term
+from es_cookbook.evolution.rules import RULES, MuonRule
 from es_cookbook.runs.history_format import Fork, Header, Record, decode, encode
 from es_cookbook.runs.history_store import HistoryStore, read_header, read_history
 from tests.runs.records import HEADER, make_record
@@ -51,13 +52,19 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 @given(
     terms=st.lists(st.builds(Term, st.integers(0, MAX_SEED), finite), max_size=5),
     fitness_G=st.lists(st.floats(allow_infinity=False), max_size=5),
-    decay=st.floats(0, 1, exclude_max=True),
+    decay=st.floats(0, 1),
+    scale=st.none() | st.floats(0, allow_infinity=False),
     fingerprint=st.integers(0, 2**64 - 1),
 )
 def test_every_bit_of_a_record_survives_the_disk(
-    terms: list[Term], fitness_G: list[float], decay: float, fingerprint: int
+    terms: list[Term],
+    fitness_G: list[float],
+    decay: float,
+    scale: float | None,
+    fingerprint: int,
 ) -> None:
-    record = Record(7, Step(tuple(terms), decay), tuple(fitness_G), 7, fingerprint)
+    rule = None if scale is None else MuonRule(scale, 5)
+    record = Record(7, Step(tuple(terms), decay, rule), tuple(fitness_G), 7, fingerprint)
     _, back = decode(encode(record))
     assert repr(back) == repr(record)  # repr tells -0.0 from 0.0, and NaN equals NaN.
     json.loads(encode(record), parse_constant=lambda name: pytest.fail(f"not JSON: {name}"))
@@ -293,7 +300,12 @@ def fields_of(entry: Header | Record) -> dict[str, Any]:
 FORKED = dataclasses.replace(HEADER, fork=Fork("runs/parent", 3))
 
 
-@pytest.mark.parametrize("entry", [HEADER, FORKED, make_record(0)])
+WITH_RULE = dataclasses.replace(
+    make_record(0), step=Step(make_record(0).step.terms, rule=MuonRule(0.5, 5))
+)
+
+
+@pytest.mark.parametrize("entry", [HEADER, FORKED, make_record(0), WITH_RULE])
 def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
     tmp_path: Path, entry: Header | Record
 ) -> None:
@@ -305,7 +317,7 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
     wrong = {
         f"{name} is missing": {k: v for k, v in fields.items() if k != name}
         for name in fields
-        if name not in ("version", "kind")
+        if name not in ("version", "kind", "rule")
     }
     wrong |= {f"{name} must be ": fields | {name: [True]} for name in fields if name != "version"}
     wrong |= {"surprise is no field of the format": fields | {"surprise": 1}}
@@ -318,6 +330,10 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
         wrong |= {"decay must be in": fields | {"decay": 1.5}}
         wrong |= {"fitness must be a list": fields | {"fitness": [0.5, False]}}
         wrong |= {"coefficient must be finite": fields | {"coefficients": [math.nan] * 4}}
+    if "rule" in fields:
+        wrong |= {"rule is no field of the format": fields | {"rule": None}}
+        wrong |= {"a rule's kind must be one of": fields | {"rule": {"kind": "magic"}}}
+        wrong |= {"has the fields scale, iterations": fields | {"rule": {"kind": "muon"}}}
     if fields.get("fork"):
         wrong |= {"fork.generation must be": fields | {"fork": {"log_path": "a", "generation": -1}}}
         wrong |= {"fork.log_path is missing": fields | {"fork": {"generation": 1}}}
@@ -384,7 +400,9 @@ def test_the_docs_name_every_field() -> None:
     text = (ROOT / "docs/history_format.md").read_text(encoding="utf-8")
     for name in {
         **fields_of(FORKED),
-        **fields_of(make_record(0)),
+        **fields_of(WITH_RULE),
+        **{name: 0 for rule in RULES.values() for name in rule.__dataclass_fields__},
+        **RULES,
         "fork.log_path": 0,
         "checksum": 0,
     }:

@@ -17,11 +17,14 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.quant_codes import QuantCodes
+from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.runs import replay as replay_module
 from es_cookbook.runs.history_format import encode
 from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.snapshot_writer import SnapshotWriter
+from tests.quantised_models import How, quantise
 from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits
 
 SPACES = {
@@ -29,6 +32,8 @@ SPACES = {
     "rank 3, signs": LowRank(rank=3, noise="rademacher"),
     "dense": FullRank(),
     "adapter": Adapter(rank=2, init_seed=5),
+    "quantised: scales, zero points": QuantScales(which="both"),
+    "quantised: codes": QuantCodes(),
 }
 
 
@@ -45,7 +50,11 @@ def test_any_generation_comes_back_from_the_base_and_from_a_snapshot(
     tiny_model: Callable[[str], Path], tmp_path: Path, which: str, dtype: str
 ) -> None:
     model = tiny_model("qwen2")
-    if dtype == "bfloat16":
+    if "quantised" in which:
+        how = How(symmetric=False, dtype=getattr(torch, dtype))
+        quantise(model, tmp_path / "model", tmp_path / "numbers", how)
+        model = tmp_path / "model"
+    elif dtype == "bfloat16":
         model = as_bfloat16(model, tmp_path / "model")
     recorded = record_run(tmp_path / "run", model, SPACES[which])
     for generation in (0, 2, 6, None):

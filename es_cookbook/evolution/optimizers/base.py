@@ -29,6 +29,7 @@ OPTIMIZER_NAMES = {
     "muon": f"{_HERE}.muon:Muon",
     "cma": f"{_HERE}.cma:CMA",
     "sep_cma": f"{_HERE}.sep_cma:SepCMA",
+    "qes": f"{_HERE}.qes:QES",
 }
 """What a user types on the command line."""
 

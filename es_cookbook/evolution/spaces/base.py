@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
@@ -34,9 +34,16 @@ SEARCH_SPACE_NAMES = {
     "full_rank": "es_cookbook.evolution.spaces.full_rank:FullRank",
     "adapter": "es_cookbook.evolution.spaces.adapter:Adapter",
     "singular_values": "es_cookbook.evolution.spaces.singular_values:SingularValues",
+    "quant_scales": "es_cookbook.evolution.spaces.quant_scales:QuantScales",
+    "quant_codes": "es_cookbook.evolution.spaces.quant_codes:QuantCodes",
 }
 """What a user types on the command line."""
 
+
+ParameterKind: TypeAlias = Literal["linear", "embedding", "other", "scales", "zeros", "codes"]
+"""What a layer does with a parameter; the last three are what a quantised linear weight is."""
+WHOLE_KINDS: tuple[ParameterKind, ...] = ("linear", "embedding", "other")
+"""Those of the model itself."""
 
 AddTerms: TypeAlias = "Callable[[str, torch.Tensor, Part | None], None]"
 """Adds some terms to a weight, given its name and which part of the parameter it is."""
@@ -51,11 +58,14 @@ class ParameterInfo:
             names.
         shape: its shape, (out, in) for a linear weight.
         kind: what its layer does with it.
+        bits: of a quantised weight's codes, and of the parameters that it is made of; None for all
+            that is not quantised.
     """
 
     name: str
     shape: tuple[int, ...]
-    kind: Literal["linear", "embedding", "other"]
+    kind: ParameterKind
+    bits: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "linear" and len(self.shape) != 2:
@@ -137,12 +147,21 @@ class SearchSpaceBuilder(ABC):
             ConfigError: A pattern that matches no parameter, or nothing left to perturb.
         """
 
-    def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
+    def select(
+        self,
+        parameters: Sequence[ParameterInfo],
+        kinds: Sequence[ParameterKind] = WHOLE_KINDS,
+    ) -> list[ParameterInfo]:
         """Those that `include` names and `exclude` does not, in the model's order; for subclasses.
+
+        Args:
+            parameters: the model's.
+            kinds: that are chosen from.
 
         Raises:
             ConfigError: A pattern that matches no parameter, or nothing is left.
         """
+        parameters = [parameter for parameter in parameters if parameter.kind in kinds]
         names = [parameter.name for parameter in parameters]
         included = _matched("include", self.include, names)
         excluded = _matched("exclude", self.exclude, names)
@@ -178,6 +197,38 @@ def linear_shapes(
             f"{list(builder.exclude)} leave none, and {kind} perturbs nothing else"
         )
     return shapes
+
+
+def refuse_quantised(
+    builder: SearchSpaceBuilder, parameters: Sequence[ParameterInfo], names: Iterable[str]
+) -> None:
+    """For spaces that move weights: a quantised one has none of its own to move.
+
+    Args:
+        builder: the space's.
+        parameters: the model's.
+        names: of the selected weights.
+
+    Raises:
+        ConfigError: One of them is quantised.
+    """
+    bits = {p.name: p.bits for p in parameters if p.bits is not None}
+    for name in names:
+        if name in bits:
+            raise ConfigError(
+                f"search_space: {type(builder).__name__} moves weights, and {name} is quantised to "
+                f"{bits[name]} bits; accepted are quant_scales, quant_codes and adapter, or leave "
+                "quantised weights out (search_space.exclude)"
+            )
+
+
+def no_quantised_weight(builder: SearchSpaceBuilder) -> ConfigError:
+    """What a user reads of a quantised space over a model that is not."""
+    return ConfigError(
+        f"search_space: {type(builder).__name__} moves what a quantised checkpoint stores, and "
+        "this model has no quantised weight; accepted are GPTQ and compressed-tensors "
+        "pack-quantized checkpoints, or another space (low_rank, full_rank, adapter)"
+    )
 
 
 def matching(name: str, pattern: str) -> bool:

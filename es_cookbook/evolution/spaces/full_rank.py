@@ -24,6 +24,7 @@ from es_cookbook.evolution.spaces.base import (
     SearchSpace,
     SearchSpaceBuilder,
     as_array,
+    refuse_quantised,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class FullRank(SearchSpaceBuilder):
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "FullRankSpace":
         """Build the space over all selected parameters."""
         shapes = {p.name: p.shape for p in self.select(parameters)}
+        refuse_quantised(self, parameters, shapes)
         return FullRankSpace(shapes=shapes, noise=self.noise)
 
 

@@ -32,6 +32,7 @@ from es_cookbook.evolution.spaces.base import (
     SearchSpaceBuilder,
     as_array,
     linear_shapes,
+    refuse_quantised,
 )
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class LowRank(SearchSpaceBuilder):
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "LowRankSpace":
         """Build the space over the linear weights among the selected parameters."""
         shapes = linear_shapes(self, parameters)
+        refuse_quantised(self, parameters, shapes)
         return LowRankSpace(shapes=shapes, rank=self.rank, noise=self.noise)
 
 

@@ -1,0 +1,28 @@
+"""Uniform numbers from the same words as the noise: for rounding at random, and for phases.
+
+Element i is (lane + ½) / 65536, its lane as in `gaussian`: 0 < u < 1, exact in float32, with mean ½
+exactly.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.evolution.noise import philox
+
+_LANES_PER_BLOCK = 16
+
+
+def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.float32]:
+    """Elements `start` ... `stop` - 1 of the flattened tensor of uniform numbers.
+
+    Args:
+        seed: 0 ... 2^63 - 1.
+        name: whose they are; another name than any noise's, or the two are not independent.
+        start: first element, in C order.
+        stop: one past the last.
+    """
+    first = start // _LANES_PER_BLOCK
+    words = philox.words(seed, name, first, -(-stop // _LANES_PER_BLOCK) - first)
+    skip = start - first * _LANES_PER_BLOCK
+    lanes = words.view("<u2")[skip : skip + stop - start].astype(np.float32)
+    return (lanes + np.float32(0.5)) / np.float32(65536)

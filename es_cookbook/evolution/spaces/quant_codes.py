@@ -1,0 +1,115 @@
+"""Native quantised training: the codes of a quantised checkpoint are what evolves.
+
+A code is a whole number 0 ... 2^bits - 1, kept exactly in float32. A term c · ε(seed) changes it by
+a whole number, rounded at random as in QES (Quantized Evolution Strategies, Xu, Miikkulainen and
+Qiu 2026, arXiv:2602.03120):
+
+    code <- code + u,    u = sign(c) * floor(float32(|c|) * ε + v)
+
+where v is uniform in (0, 1), a function of (seed, name, element) as ε is. So the mean of u is c · ε
+however small c is, where the nearest whole number would be 0 at any c below about 0.1; σ = 0.005
+moves 0.4 % of the codes by one. Antithetic twins share v, and move each code by opposite amounts.
+
+Each term is rounded by itself, so a sum of steps is what they are one after the other. A code
+beyond its range is taken to the end of it where it is used (`QuantisedWeight.moved`).
+
+What an optimizer would add to weights is a thousandth of a code in a step. Plain ES here leaves
+every such step to chance, with a noise of its own that no fitness asked for; the optimizer `qes`
+adds up what was tried and rounds the sum (`es_cookbook.evolution.optimizers.qes`). It is what this
+space is for.
+
+Left out: QES leaves a code as it is where a change would lead out of its range; clipping differs
+from that only for changes by more than one.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.noise import NoiseKind, noise_range
+from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.uniform import uniform_range
+from es_cookbook.evolution.spaces.base import (
+    AddTerms,
+    ParameterInfo,
+    SearchSpace,
+    SearchSpaceBuilder,
+    as_array,
+    no_quantised_weight,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_PIECE = 2**15
+"""Elements of a parameter that gain all their terms before the next ones do: they stay in cache."""
+
+
+@chz.chz
+class QuantCodes(SearchSpaceBuilder):
+    """The whole numbers of a quantised checkpoint; its scales stay as they are (QES)."""
+
+    def __call__(self, parameters: Sequence[ParameterInfo]) -> "QuantCodesSpace":
+        """Build the space over the selected layers' codes."""
+        if not any(parameter.kind == "codes" for parameter in parameters):
+            raise no_quantised_weight(self)
+        selected = self.select(parameters, ("codes",))
+        return QuantCodesSpace(
+            shapes={p.name: p.shape for p in selected},
+            highest=2 ** max(p.bits or 0 for p in selected) - 1,
+            noise=self.noise,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantCodesSpace(SearchSpace):
+    """Whole numbers, changed by whole numbers.
+
+    Attributes:
+        shapes: name -> (out, in), in the model's order.
+        highest: greatest code; the least is 0.
+        noise: distribution of ε.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    highest: int
+    noise: NoiseKind = "gaussian"
+
+    def change(self, name: str, term: Term, start: int, stop: int) -> NDArray[np.float32]:
+        """What one term adds to elements `start` ... `stop` - 1 in C order: whole numbers."""
+        change = noise_range(term.seed, name, start, stop, self.noise)
+        np.multiply(change, np.float32(abs(term.coefficient)), out=change)
+        np.add(change, uniform_range(term.seed, f"{name}.rounding", start, stop), out=change)
+        np.floor(change, out=change)
+        return np.negative(change, out=change) if term.coefficient < 0 else change
+
+    def add_terms_(
+        self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
+    ) -> None:
+        """Code <- code + u, for each term in order."""
+        flat = as_array(weight).reshape(-1)
+        present = [term for term in terms if np.float32(term.coefficient) != 0]
+        done = 0
+        for span in (part or Part.whole(self.shapes[name])).spans():
+            for start in span[::_PIECE]:
+                stop = min(start + _PIECE, span.stop)
+                piece = flat[done : done + stop - start]
+                for term in present:
+                    np.add(piece, self.change(name, term, start, stop), out=piece)
+                done += piece.size
+
+    def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
+        """See `SearchSpace.device_adder`; made on the CPU and sent, bit for bit the same."""
+        del device
+
+        def add(name: str, weight: "torch.Tensor", part: Part | None) -> None:
+            there = weight.cpu().contiguous()
+            self.add_terms_(name, there, terms, part)
+            weight.copy_(there)
+
+        return add

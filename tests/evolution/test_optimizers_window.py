@@ -1,0 +1,232 @@
+"""Momentum, Adam, RMSProp, ClipUp and Muon: their formulas on literals, and their traps."""
+
+import math
+from collections.abc import Sequence
+
+import chz
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import approx
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.fitness import ZScore
+from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
+from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.evolution.optimizers.clip_up import ClipUp
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.momentum import Momentum
+from es_cookbook.evolution.optimizers.muon import Muon
+from es_cookbook.evolution.optimizers.window import WindowedES, average_weights, scaled
+from es_cookbook.evolution.rules import AdamRule, MuonRule
+from es_cookbook.evolution.schedules import Linear
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+
+SPACE = FullRankSpace(shapes={"x": (20, 25)})
+FITNESS = ((1.0, -1.0), (0.5, 0.0), (0.0, 0.0), (-2.0, 1.0))
+"""Of two genomes, a mirrored pair, in four generations; no signal in the third."""
+
+CONFIGS: tuple[WindowedES, ...] = (
+    Momentum(population_size=2, sigma=0.1, window=3),
+    Adam(population_size=2, sigma=0.1, window=3),
+    Adam(population_size=2, sigma=0.1, window=3, moments="block"),
+    RMSProp(population_size=2, sigma=0.1, window=3),
+    ClipUp(population_size=2, sigma=0.1, window=3),
+    Muon(population_size=2, sigma=0.1, window=3),
+)
+
+
+def build(config: ES, num_generations: int = 4) -> Optimizer:
+    return config(run_seed=0, num_generations=num_generations, space=SPACE)
+
+
+def told(config: ES, fitness: Sequence[tuple[float, ...]] = FITNESS) -> list[Step]:
+    optimizer = build(config)
+    return [
+        optimizer.tell(generation, optimizer.ask(generation), np.array(fitness_G))
+        for generation, fitness_G in enumerate(fitness)
+    ]
+
+
+def pairs(step: Step) -> list[tuple[int, float]]:
+    return [(term.seed, term.coefficient) for term in step.terms]
+
+
+def seed(generation: int) -> int:
+    return build(CONFIGS[0]).ask(generation)[0].terms[0].seed
+
+
+def test_weights_of_the_average_add_up_to_one() -> None:
+    assert average_weights(0.9, 1) == [1.0]
+    assert average_weights(0.0, 3) == [0.0, 0.0, 1.0]
+    assert average_weights(0.5, 2) == approx([1 / 3, 2 / 3])
+
+
+@given(st.floats(0, 0.999), st.integers(1, 60))
+def test_a_window_forgets_the_older_and_has_all_the_weight(decay: float, count: int) -> None:
+    weights = average_weights(decay, count)
+    assert sum(weights) == approx(1)
+    assert weights == sorted(weights)
+
+
+def test_momentum_is_the_corrected_average_over_the_window() -> None:
+    steps = told(Momentum(population_size=2, sigma=0.1, learning_rate=0.8, momentum=0.5, window=3))
+    # Gradients 1/2 · (fitness₊ - fitness₋): 1, 0.25, none, -1.5.
+    assert steps[0].terms == (Term(seed(0), 0.8),)
+    assert pairs(steps[1]) == [(seed(0), approx(0.8 / 3)), (seed(1), approx(0.4 / 3))]
+    assert pairs(steps[2]) == [(seed(0), approx(0.8 / 7)), (seed(1), approx(0.4 / 7))]
+    # Generation 0 has left the window.
+    assert pairs(steps[3]) == [(seed(1), approx(0.2 / 7)), (seed(3), approx(-4.8 / 7))]
+
+
+def test_without_memory_momentum_is_plain_es() -> None:
+    plain = told(ES(population_size=2, sigma=0.1, learning_rate=0.8))
+    for config in (
+        Momentum(population_size=2, sigma=0.1, learning_rate=0.8, momentum=0.0),
+        Momentum(population_size=2, sigma=0.1, learning_rate=0.8, window=1),
+    ):
+        assert told(config) == plain
+
+
+def test_the_sum_in_place_of_the_average_diverges_and_the_average_does_not() -> None:
+    # v <- m v + g, as it has been written elsewhere: its steady step is α / (1 - m), ten times α.
+    def distance(config: ES, uncorrected: bool) -> float:
+        optimizer = build(config, 200)
+        centre = Centre({"x": torch.full((20, 25), 0.1)}, SPACE, num_threads=1)
+        velocity: dict[int, float] = {}
+        for generation in range(200):
+            genomes_G = optimizer.ask(generation)
+            values_G = [float(-centre.perturbed(g, "x").double().square().sum()) for g in genomes_G]
+            fitness_G = ZScore()(np.array([values_G]))
+            step = optimizer.tell(generation, genomes_G, fitness_G)
+            if uncorrected:
+                velocity = {s: 0.9 * v for s, v in velocity.items() if abs(v) > 1e-9}
+                velocity |= {term.seed: term.coefficient for term in step.terms}
+                step = Step(tuple(Term(s, v) for s, v in velocity.items()))
+            centre.apply(step)
+        return float(centre.weights["x"].double().square().mean().sqrt())
+
+    shared = {"population_size": 10, "sigma": 0.01, "learning_rate": 0.02}
+    plain = distance(ES(**shared), uncorrected=False)
+    average = distance(Momentum(**shared), uncorrected=False)
+    uncorrected = distance(ES(**shared), uncorrected=True)
+    assert plain < 0.07 and average < 0.07
+    assert uncorrected > 0.3  # farther away than where it began
+
+
+def test_adam_hands_over_the_window_with_both_weights() -> None:
+    config = Adam(
+        population_size=2, sigma=0.1, learning_rate=0.8, beta1=0.5, beta2=0.0, window=3, epsilon=0.1
+    )
+    last = told(config)[-1]
+    assert last.terms == (Term(seed(1), 0.25), Term(seed(3), -1.5))
+    assert last.rule == AdamRule(
+        (1, 0, 1), (1 / 7, 2 / 7, 4 / 7), (0.0, 0.0, 1.0), rate=0.8, epsilon=0.1
+    )
+
+
+def test_adam_by_blocks_divides_by_the_root_of_the_mean_square() -> None:
+    shared = {"population_size": 2, "sigma": 0.1, "learning_rate": 0.8, "moments": "block"}
+    steps = told(Adam(beta1=0.0, beta2=0.5, window=3, **shared))
+    assert steps[0].rms == approx(0.8)
+    # v = (1/3 · 1² + 2/3 · 0.25²): the newest gradient alone moves.
+    expected = 0.8 * 0.25 / math.sqrt(1 / 3 + 2 / 3 * 0.0625)
+    assert pairs(steps[1]) == [(seed(1), approx(expected))]
+    assert steps[2] == Step()  # no signal, and nothing remembered that moves
+
+
+@pytest.mark.parametrize("moments", ["element", "block"])
+def test_the_length_of_an_adam_step_does_not_depend_on_the_fitness_scale(moments: str) -> None:
+    config = Adam(population_size=2, sigma=0.1, learning_rate=0.01, moments=moments)  # pyright: ignore[reportArgumentType]
+    larger = [(100 * a, 100 * b) for a, b in FITNESS]
+    for step, of_larger in zip(told(config), told(config, larger), strict=True):
+        assert of_larger.rms == approx(step.rms)
+        assert step.rms < 0.02
+
+
+def test_rmsprop_is_adam_without_the_first_memory() -> None:
+    rmsprop = told(RMSProp(population_size=2, sigma=0.1, window=3))
+    assert rmsprop == told(Adam(population_size=2, sigma=0.1, window=3, beta1=0.0))
+
+
+def test_clip_up_normalises_pushes_and_limits_the_speed() -> None:
+    config = ClipUp(
+        population_size=2, sigma=0.1, learning_rate=0.01, momentum=0.5, max_speed=0.012, window=3
+    )
+    steps = told(config)
+    assert pairs(steps[0]) == [(seed(0), approx(0.01))]
+    # 0.5 · 0.01 and 0.01 along independent directions: 0.0112, under the limit.
+    assert pairs(steps[1]) == [(seed(0), approx(0.005)), (seed(1), approx(0.01))]
+    # Nothing said: only slower.
+    assert pairs(steps[2]) == [(seed(0), approx(0.0025)), (seed(1), approx(0.005))]
+    assert all(step.rms <= 0.012 * (1 + 1e-9) for step in steps)
+    assert told(chz.replace(config, max_speed=0.011))[1].rms == approx(0.011)
+
+
+def test_muon_has_momentums_terms_and_length() -> None:
+    shared = {"population_size": 2, "sigma": 0.1, "learning_rate": 0.8, "window": 3}
+    for step, momentum in zip(told(Muon(**shared)), told(Momentum(**shared)), strict=True):
+        assert step.terms == momentum.terms
+        assert step.rule == MuonRule(momentum.rms, 5)
+    assert told(Muon(**shared), [(1.0, 1.0)]) == [Step()]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_signal_at_all_is_an_empty_step(config: WindowedES) -> None:
+    nothing = [(1.0, 1.0), (math.nan, math.nan), (math.nan, 2.0)]
+    assert told(config, nothing) == [Step()] * 3
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_an_optimizer_that_is_told_again_asks_and_steps_alike(config: WindowedES) -> None:
+    assert told(config) == told(config)
+    assert all(step.terms for step in told(config)[3:])
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_one_of_them_climbs_a_quadratic(config: WindowedES) -> None:
+    rates = {Momentum: 0.05, Muon: 0.05, Adam: 0.01, RMSProp: 0.01, ClipUp: 0.004}
+    config = chz.replace(
+        config,
+        population_size=20,
+        sigma=0.01,
+        window=10,
+        learning_rate=rates[type(config)],
+        learning_rate_schedule=Linear(),
+        **({"max_speed": 0.008} if isinstance(config, ClipUp) else {}),
+    )
+    optimizer = build(config, 150)
+    centre = Centre({"x": torch.full((20, 25), 0.1)}, SPACE, num_threads=1)
+    for generation in range(150):
+        genomes_G = optimizer.ask(generation)
+        values_G = [float(-centre.perturbed(g, "x").double().square().sum()) for g in genomes_G]
+        centre.apply(optimizer.tell(generation, genomes_G, ZScore()(np.array([values_G]))))
+    assert centre.weights["x"].square().mean().sqrt() < 0.05
+
+
+def test_terms_that_would_not_move_anything_are_left_out() -> None:
+    assert scaled([(Term(1, 1.0),), (Term(2, 1e-300),)], [0.0, 1e-300]) == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Momentum(momentum=1.0), r"momentum must be in \[0, 1\), found 1.0"),
+        (lambda: Momentum(window=0), "window must be at least 1, found 0"),
+        (lambda: Adam(beta1=-0.1), r"beta1 must be in \[0, 1\)"),
+        (lambda: Adam(beta2=1.0), r"beta2 must be in \[0, 1\)"),
+        (lambda: Adam(epsilon=0.0), "epsilon must be above 0"),
+        (lambda: Adam(moments="all"), "moments must be element or block, found 'all'"),  # pyright: ignore[reportArgumentType]
+        (lambda: ClipUp(max_speed=0.0), "max_speed must be above 0"),
+        (lambda: ClipUp(momentum=math.nan), r"momentum must be in \[0, 1\)"),
+        (lambda: Muon(iterations=0), "iterations must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: "object", said: str) -> None:
+    assert callable(make)
+    with pytest.raises(ConfigError, match=said):
+        make()

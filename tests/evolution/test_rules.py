@@ -1,0 +1,86 @@
+"""Rules: plain numbers that say how a step's terms become the update."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.rules import (
+    AdamRule,
+    ErrorFeedbackRule,
+    MuonRule,
+    Offsets,
+    OffsetsRule,
+    Rule,
+    rule_from_plain,
+    rule_to_plain,
+)
+
+ADAM = AdamRule(counts=(1, 2), first=(0.1, 0.9), second=(0.5, 0.5), rate=1e-3, epsilon=1e-8)
+RULES = (
+    ADAM,
+    MuonRule(0.25, 5),
+    OffsetsRule(Offsets.of(np.array([0.5, -1.0])), 0.1),
+    ErrorFeedbackRule((2, 0, 1), (0.1, -0.2, 1e-9), 0.9, 255),
+)
+TERMS = (Term(1, 3.0), Term(2, 1.0), Term(3, 2.0))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_comes_back_from_json(rule: Rule) -> None:
+    assert rule_from_plain(json.loads(json.dumps(rule_to_plain(rule)))) == rule
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=20))
+def test_offsets_come_back_to_the_bit(values: list[float]) -> None:
+    rule = OffsetsRule(Offsets.of(np.array(values, np.float32)), 0.0)
+    back = rule_from_plain(json.loads(json.dumps(rule_to_plain(rule))))
+    assert isinstance(back, OffsetsRule)
+    assert back.offsets.array.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        ({"kind": "sgd"}, "kind must be one of adam, muon, offsets, error_feedback"),
+        ({"kind": "muon", "scale": 0.5}, "has the fields scale, iterations"),
+        ({"kind": "muon", "scale": "0.5", "iterations": 5}, "scale must be"),
+        ({"kind": "muon", "scale": 0.5, "iterations": 5.0}, "iterations must be"),
+        ({"kind": "muon", "scale": 0.5, "iterations": 0}, "iterations 1 or more"),
+        ({"kind": "offsets", "offsets": "no base64!", "moved": 0.1}, "offsets must be base64"),
+        ({"kind": "offsets", "offsets": "AAA=", "moved": 0.1}, "float32 numbers, found 2 bytes"),
+    ],
+)
+def test_what_is_no_rule_is_refused_by_name(plain: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        rule_from_plain(plain)
+
+
+def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
+    assert Step(TERMS, rule=ADAM).groups == [TERMS[:1], TERMS[1:]]
+    assert Step(TERMS, rule=MuonRule(0.1, 5)).groups == [TERMS]
+    assert Step(TERMS).groups == [TERMS]
+    assert Step().groups == []
+    with pytest.raises(ValueError, match="about 3 terms cannot have 2"):
+        Step(TERMS[:2], rule=ADAM)
+    with pytest.raises(ValueError, match="about 0 terms cannot have 3"):
+        Step(TERMS, rule=OffsetsRule(Offsets(b""), 0.0))
+
+
+def test_the_rms_of_a_step_follows_from_its_numbers() -> None:
+    assert Step(TERMS).rms == pytest.approx(14**0.5)
+    assert Step(TERMS).mean_square == 14.0
+    assert Step(TERMS, rule=MuonRule(0.25, 5)).rms == 0.25
+    # m² = 0.1² · 9 + 0.9² · 5, v = 0.5 · 9 + 0.5 · 5
+    assert Step(TERMS, rule=ADAM).rms == pytest.approx(1e-3 * (4.14 / 7) ** 0.5)
+    assert Step(rule=RULES[2]).mean_square == pytest.approx(0.01)
+
+
+def test_genomes_with_offsets_are_values() -> None:
+    one, other = (Genome(offsets=Offsets.of(np.array([0.5]))) for _ in range(2))
+    assert one == other and len({one, other, Genome()}) == 2
+    with pytest.raises(ValueError, match="read-only"):
+        one.offsets.array[0] = 1.0  # pyright: ignore[reportOptionalMemberAccess]

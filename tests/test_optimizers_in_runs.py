@@ -1,0 +1,69 @@
+"""Every optimizer in a real run: it resumes to the same bytes, from a snapshot too, and replays.
+
+The torch engine samples a tiny model; each optimizer is given by its name, as a user would.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.cli import run_cli
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.replay import open_replay
+from es_cookbook.runs.tracking.base import TrackerBuilder
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import SmallDatasetBuilder
+from tests.tiny_run import write_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS: dict[str, list[str]] = {
+    "momentum": ["optimizer.window=3"],
+    "adam": ["optimizer.window=3", "optimizer.learning_rate=0.01"],
+    "rmsprop": ["optimizer.moments=block", "optimizer.learning_rate=0.01"],
+    "clip_up": ["optimizer.max_speed=0.01", "optimizer.learning_rate=0.01"],
+    "muon": ["optimizer.window=3", "optimizer.weight_decay=0.1"],
+    "es": [
+        "optimizer.evaluate_centre=True",
+        "optimizer.antithetic=False",
+        "optimizer.adaptive_sigma.rate=0.5",
+    ],
+}
+
+
+@chz.chz
+class SmallConfig(train.Config):
+    """A run of few and short rollouts, with everything else as users have it."""
+
+    dataset: RLDatasetBuilder = chz.field(default_factory=SmallDatasetBuilder, doc="problems")
+    sampling: SamplingParams = chz.field(default=SamplingParams(max_tokens=4), doc="sampling")
+    trackers: TrackerBuilder = chz.field(default_factory=JsonlTrackerBuilder, doc="trackers")
+
+
+def parsed(name: str, model: Path, log_path: Path, *more: str) -> SmallConfig:
+    found: list[SmallConfig] = []
+    shared = ["optimizer.population_size=4", "optimizer.sigma=0.1", "num_generations=5"]
+    argv = [f"model_name={model}", f"log_path={log_path}", f"optimizer={name}", *shared]
+    argv += ["engine.num_lanes=1", *SETTINGS[name], *more]
+    run_cli(found.append, SmallConfig, argv)
+    return found[0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+async def test_a_run_resumes_to_the_same_bytes_and_replays(name: str, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    await train.main(parsed(name, model, whole))
+    await train.main(parsed(name, model, broken, "snapshot_every=2"))
+    lines = (whole / "history.jsonl").read_bytes().splitlines(keepends=True)
+    assert (broken / "history.jsonl").read_bytes() == b"".join(lines)
+    (broken / "history.jsonl").write_bytes(b"".join(lines[:4]))
+    await train.main(parsed(name, model, broken, "behavior_if_log_dir_exists=resume"))
+    assert (broken / "history.jsonl").read_bytes() == b"".join(lines)
+    replay: Any = open_replay(whole)
+    assert any(step.terms or step.rule for step in replay.steps), "it never moved"
+    assert len(list(replay.centre_tensors())) == len(replay.space.shapes)  # which compares
