@@ -141,7 +141,8 @@ class RecordedRun:
         )
         train.retell(
             optimizer,
-            self.records[first:generation],
+            self.records[:generation],
+            first,
             ", so its genomes may not come back either; use the version of es_cookbook that began "
             "the run",
         )

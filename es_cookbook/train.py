@@ -16,7 +16,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -299,7 +299,8 @@ async def _replay(
     records = list(history.records())
     retell(
         optimizer,
-        records[fork.generation if fork else 0 :],
+        records,
+        fork.generation if fork else 0,
         "; resume with the version of es_cookbook and the num_generations (where a schedule "
         "depends on it) that the run began with, or fork it with "
         f"generation={history.next_generation} (python -m es_cookbook.fork), which takes the "
@@ -321,18 +322,20 @@ async def _replay(
         )
 
 
-def retell(optimizer: Optimizer, records: Iterable[Record], advice: str) -> None:
+def retell(optimizer: Optimizer, records: Sequence[Record], first: int, advice: str) -> None:
     """Tell an optimizer what it was told in these generations, and check that it does the same.
 
     Args:
         optimizer: new.
         records: of the generations, in order.
+        first: how many of them are another run's, whose steps are taken as given.
         advice: ends the sentence if it does not.
 
     Raises:
         HistoryError: It gives another step than the recorded one.
     """
-    for record in records:
+    optimizer.begin_after([record.step for record in records[:first]])
+    for record in records[first:]:
         genomes_G = optimizer.ask(record.generation)
         step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
         if step != record.step:

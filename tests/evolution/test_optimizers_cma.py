@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from es_cookbook.errors import ConfigError
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.optimizers.cma import CMA
 from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder
@@ -138,6 +138,24 @@ def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(builder: OffsetsBu
         [step for _, step in run(optimizer, landscape, onwards)] for optimizer in (rebuilt, lived)
     )
     assert rebuilt_steps == steps
+
+
+@both
+def test_a_fork_goes_on_from_the_mean_that_was_reached(builder: OffsetsBuilder) -> None:
+    steps = [step for _, step in run(build(builder, 400), sphere, range(20))]
+    reached = mean_of(steps[-1])
+    optimizer = build(builder, 400)
+    optimizer.begin_after([*steps, Step()])
+    population = points(optimizer.ask(21))
+    assert np.sqrt(np.mean((population - reached) ** 2)) == pytest.approx(0.5, rel=0.05)
+    (_, step) = run(optimizer, sphere, range(21, 22))[0]
+    assert step.rms == pytest.approx(np.sqrt(np.mean((mean_of(step) - reached) ** 2)), rel=1e-5)
+    fresh, unmoved = build(builder, 400), build(builder, 400)
+    unmoved.begin_after([Step()])
+    assert unmoved.ask(0) == fresh.ask(0)
+    for other in (Step((Term(1, 0.1),)), Step(decay=0.5)):
+        with pytest.raises(ConfigError, match="steps of their own kind only"):
+            build(builder, 400).begin_after([*steps, other])
 
 
 @both

@@ -59,6 +59,16 @@ class Optimizer(ABC):
             The step; without terms when the fitness carries no signal.
         """
 
+    def begin_after(self, steps: Sequence[Step]) -> None:
+        """Begin where steps of another run have led, as in a fork; before the first ask.
+
+        Nothing to do for an optimizer whose genomes are relative to the centre.
+
+        Raises:
+            ConfigError: It cannot begin there.
+        """
+        del steps
+
     @abstractmethod
     def sigma(self, generation: int) -> float:
         """Standard deviation of the generation's perturbations, per parameter."""

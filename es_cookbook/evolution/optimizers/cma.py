@@ -87,20 +87,24 @@ class CMAOptimizer(OffsetsOptimizer):
     """See the module's text."""
 
     def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
-        super().__init__(config, run_seed, dimension)
+        self._config = config
         self._seed, self._draws = 0, 0
+        super().__init__(config, run_seed, dimension)
+
+    def start(self, mean: NDArray[np.float64]) -> None:
+        """See `OffsetsOptimizer.start`."""
         with quiet():
             from cma import CMAEvolutionStrategy
             from cma.sigma_adaptation import CMAAdaptSigmaCSA
 
             options = {
-                "popsize": config.population_size,
+                "popsize": self._config.population_size,
                 "randn": self._normals,
                 "seed": float("nan"),  # NumPy's global generator is not seeded
                 "AdaptSigma": CMAAdaptSigmaCSA,
                 "verbose": -9,
             }
-            strategy = CMAEvolutionStrategy(np.zeros(dimension), config.sigma, options)
+            strategy = CMAEvolutionStrategy(mean.copy(), self._config.sigma, options)
         self._strategy = cast(_Strategy, strategy)
 
     def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:

@@ -15,8 +15,8 @@ The state is rebuilt by asking and telling the recorded generations again. The l
 with NumPy and LAPACK, so the same bits come back where those are the same; elsewhere the recorded
 steps still give the same centre, but going on may be refused, with the advice to fork.
 
-The distribution begins around the base, so a fork whose steps so far are another's begins there
-too.
+The distribution begins around the base, or in a fork around the mean that the other run's
+CMA-ES came to, with `sigma` and no covariance learned yet.
 """
 
 import importlib
@@ -71,9 +71,9 @@ class OffsetsBuilder(OptimizerBuilder):
         """
         if not space.hosts_offsets:
             raise ConfigError(
-                f"optimizer={name} gives every genome its own coordinates, and low-rank genomes "
-                "have none beside the centre's: take search_space=singular_values, adapter or "
-                "full_rank"
+                f"optimizer={name} gives every genome its own coordinates, which genomes of this "
+                "search space cannot have (low-rank ones share the centre's weights, codes are "
+                "whole numbers): take search_space=singular_values, adapter or full_rank"
             )
         return sum(math.prod(shape) for shape in space.shapes.values())
 
@@ -93,6 +93,11 @@ class OffsetsOptimizer(Optimizer):
         self._asked: int | None = None
         self._points_G: Sequence[NDArray[np.float64]] = ()
         self._mean = np.zeros(dimension)
+        self.start(self._mean)
+
+    @abstractmethod
+    def start(self, mean: NDArray[np.float64]) -> None:
+        """Begin with a round distribution about this mean, which is not to be written."""
 
     @abstractmethod
     def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
@@ -105,6 +110,20 @@ class OffsetsOptimizer(Optimizer):
     @abstractmethod
     def mean(self) -> NDArray[np.float64]:
         """Of the present distribution; a copy."""
+
+    def begin_after(self, steps: Sequence[Step]) -> None:
+        """See `Optimizer.begin_after`; the last step that moves has to name the centre."""
+        moving = [step for step in steps if step.terms or step.decay or step.rule]
+        if not moving:
+            return
+        rule = moving[-1].rule
+        if not isinstance(rule, OffsetsRule):
+            raise ConfigError(
+                "optimizers that name points by coordinates (cma, sep_cma) can go on from steps of "
+                "their own kind only: fork a run of theirs, or begin a new one"
+            )
+        self._mean = rule.offsets.array.astype(np.float64)
+        self.start(self._mean)
 
     def ask(self, generation: int) -> list[Genome]:
         """A population around the mean, none of it the mean itself."""

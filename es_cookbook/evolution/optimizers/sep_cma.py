@@ -65,21 +65,25 @@ class SepCMAOptimizer(OffsetsOptimizer):
     """See the module's text."""
 
     def __init__(self, config: SepCMA, run_seed: int, dimension: int) -> None:
+        self._config = config
         super().__init__(config, run_seed, dimension)
+
+    def start(self, mean: NDArray[np.float64]) -> None:
+        """See `OffsetsOptimizer.start`."""
         import cmaes
 
-        self._size = config.population_size
-        self._strategy = cast(
-            _Strategy,
-            cmaes.SepCMA(
-                mean=np.zeros(dimension), sigma=config.sigma, population_size=self._size, seed=0
-            ),
+        strategy = cmaes.SepCMA(
+            mean=mean.copy(),  # it is written in place
+            sigma=self._config.sigma,
+            population_size=self._config.population_size,
+            seed=0,
         )
+        self._strategy = cast(_Strategy, strategy)
 
     def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
         """See `OffsetsOptimizer.sample`."""
         self._strategy.reseed_rng(seed % 2**32)
-        return [self._strategy.ask() for _ in range(self._size)]
+        return [self._strategy.ask() for _ in range(self._config.population_size)]
 
     def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
         """See `OffsetsOptimizer.update`."""
