@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import chz
+import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
-from es_cookbook import train
+from es_cookbook import fork, train
 from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.errors import ConfigError, DataError
 from es_cookbook.evolution.optimizers.cma import CMA
@@ -84,6 +86,15 @@ async def test_from_fine_tuning_to_an_adapter_that_peft_loads(
     assert (tmp_path / "resumed" / "history.jsonl").read_bytes() == history
     steps = [record.step for record in read_history(tmp_path / "whole" / "history.jsonl")]
     assert len(steps) == 4 and any(isinstance(step.rule, OffsetsRule) for step in steps)
+
+    forked = tmp_path / "forked"
+    fork.main(fork.Fork(log_path=str(tmp_path / "whole"), output=str(forked)), {"seed": "1"})
+    await train.main(chz.replace(config(forked, adapter, 5), seed=1))
+    *taken, own = (record.step for record in read_history(forked / "history.jsonl"))
+    assert taken == steps and isinstance(own.rule, OffsetsRule)
+    (*_, last) = (step.rule for step in steps if isinstance(step.rule, OffsetsRule))
+    way = own.rule.offsets.array - last.offsets.array
+    assert own.rule.moved == pytest.approx(np.sqrt(np.mean(way**2)), rel=1e-4)
 
     export(ExportConfig(log_path=str(tmp_path / "whole"), output=str(tmp_path / "out")))
     started = load_file(adapter / "adapter_model.safetensors")

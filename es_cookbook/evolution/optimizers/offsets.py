@@ -45,7 +45,7 @@ class OffsetsBuilder(OptimizerBuilder):
     """What they share."""
 
     sigma: float = chz.field(
-        default=0.1,
+        default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
 
