@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.harness import RESULTS, Row, table
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "harness"}
+NOT_BENCHMARKS = {"__init__", "__main__", "harness", "problems"}
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 

@@ -17,6 +17,7 @@ largest parameter in float32.
 """
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import random
@@ -38,6 +39,7 @@ from es_cookbook.cores import num_cores
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.model_files import (
     base_identity,
@@ -58,11 +60,17 @@ REPEATS = 3
 _T = TypeVar("_T")
 
 
+@functools.cache
+def bundled_space() -> SearchSpace:
+    """The low-rank space of the bundled model."""
+    return LowRank()(parameter_infos(load_architecture(str(BUNDLED_MODEL))))
+
+
 def records(antithetic: bool, num_generations: int, move: Callable[[Step], int]) -> list[Record]:
     """What a run would record, with made-up rewards."""
     chooser = random.Random(0)
     optimizer = ES(population_size=GENOMES, antithetic=antithetic)(
-        run_seed=0, num_generations=num_generations
+        run_seed=0, num_generations=num_generations, space=bundled_space()
     )
     made: list[Record] = []
     for generation in range(num_generations):
@@ -108,13 +116,13 @@ class Measured:
 
 
 def replay(log_path: Path, generation: int, num_threads: int) -> Measured:
-    before = most = _own_bytes()
+    before = most = own_bytes()
     done = threading.Event()
 
     def watch() -> None:
         nonlocal most
         while not done.wait(0.002):
-            most = max(most, _own_bytes())
+            most = max(most, own_bytes())
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -127,7 +135,7 @@ def replay(log_path: Path, generation: int, num_threads: int) -> Measured:
     return Measured(seconds, most - before, largest)
 
 
-def _own_bytes() -> int:
+def own_bytes() -> int:
     """Resident memory that is no file's; 0 where the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -24,6 +24,7 @@ import anyio
 from benchmarks.harness import interleaved, report, row
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.garbage import rare_garbage_collection
 from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
 from es_cookbook.rl.types import (
@@ -35,7 +36,6 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
 )
-from es_cookbook.train import rare_garbage_collection
 from tests.fakes import FakeEngine, FakePool
 
 PROBLEMS, GENOMES = 32, 64

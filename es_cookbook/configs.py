@@ -29,7 +29,7 @@ from chz.tiepin import CastError
 from es_cookbook.errors import ConfigError, nearest
 
 _Loaded = TypeVar("_Loaded")
-_NO_SETTINGS: Mapping[str, object] = MappingProxyType({})
+_NO_SETTINGS: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
 
 def config_to_json(config: object) -> str:
@@ -162,19 +162,22 @@ class Names(chz.factories.MetaFactory):
     Args:
         accepted: name -> "module:Class".
         default: which of the names is meant when none is given, or None for none.
-        settings: fields in which the default differs from its class's own defaults; they hold on
-            the command line and for `build_default` alike.
+        settings: name -> fields in which that choice differs from its class's own defaults; they
+            hold on the command line and for `build_default` alike.
     """
 
     def __init__(
         self,
         accepted: Mapping[str, str],
         default: str | None,
-        settings: Mapping[str, object] = _NO_SETTINGS,
+        settings: Mapping[str, Mapping[str, object]] = _NO_SETTINGS,
     ) -> None:
         super().__init__()
         if default is not None and default not in accepted:
             raise ValueError(f"unknown default {default!r}: {nearest(default, accepted)}")
+        for name in settings:
+            if name not in accepted:
+                raise ValueError(f"settings of unknown {name!r}: {nearest(name, accepted)}")
         self.accepted = dict(accepted)
         self.default = default
         self._settings = dict(settings)
@@ -216,9 +219,8 @@ class Names(chz.factories.MetaFactory):
 
     def _load(self, name: str) -> Callable[..., object]:
         loaded = resolve(self.accepted[name])
-        if name == self.default and self._settings:
-            return functools.partial(loaded, **self._settings)
-        return loaded
+        settings = self._settings.get(name)
+        return functools.partial(loaded, **settings) if settings else loaded
 
 
 def _to_plain(value: object, where: str) -> object:

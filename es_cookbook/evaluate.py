@@ -1,7 +1,12 @@
-"""How good the centre is on problems it never trained on: greedy, one attempt each.
+"""How good the centre is on problems it never trained on: greedily once, or by several attempts.
 
 The centre answers beside the resident genomes, so measuring loads nothing and changes nothing: a
-run comes out the same however often it is measured.
+run comes out the same however often it is measured. Sampling seeds depend on problem and attempt
+alone, so two measurements of a run differ by its centre and not by their luck.
+
+Several attempts at a temperature also give pass@k, the chance that one of k attempts solves a
+problem, by the unbiased estimator (`rl.objectives`) for every power of two up to the attempts, and
+for all of them.
 """
 
 import math
@@ -9,33 +14,78 @@ from collections.abc import Sequence
 
 import chz
 
+from es_cookbook.errors import ConfigError
 from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.rl.objectives import SOLVED, PassAtK, outcomes
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards
-from es_cookbook.rl.types import EnvGroupBuilder
+from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+
+
+def check_evaluation(attempts: int, temperature: float) -> None:
+    """Refuse what cannot be measured.
+
+    Raises:
+        ConfigError: No attempt, no temperature, or several attempts that are all alike.
+    """
+    if attempts < 1:
+        raise ConfigError(f"eval_attempts must be at least 1, found {attempts}")
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ConfigError(f"eval_temperature must be 0 (greedy) or positive, found {temperature}")
+    if attempts > 1 and temperature == 0:
+        raise ConfigError(
+            f"eval_attempts={attempts} would all be alike, since eval_temperature=0 is greedy; set "
+            "it above 0"
+        )
 
 
 async def evaluate(
-    sampler: PopulationSampler, env_group_builders_P: Sequence[EnvGroupBuilder]
+    sampler: PopulationSampler,
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    attempts: int = 1,
+    temperature: float = 0.0,
 ) -> dict[str, float]:
     """Measure the centre on held-out problems.
 
+    Args:
+        sampler: knows the engine, and how to sample otherwise.
+        env_group_builders_P: the problems.
+        attempts: at each problem.
+        temperature: of the attempts; 0 is greedy.
+
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
-        the rollouts that were not lost, and `test/rollouts/failed`. Nothing without problems.
+        the rollouts that were not lost, and `test/rollouts/failed`. For several attempts, where
+        Envs report the metric `correct`, `test/pass@<k>`: the mean over the problems that have k
+        attempts left. Nothing without problems.
 
     Raises:
         TooManyLostError: More than the sampler's `max_failed_fraction` of the rollouts were lost.
     """
     if not env_group_builders_P:
         return {}
-    greedy = chz.replace(sampler.sampling, temperature=0.0)
-    groups_P = await sampler.rollout_centre(env_group_builders_P, greedy)
-    rewards = [
-        reward for reward in mean_rewards(groups_P).ravel().tolist() if math.isfinite(reward)
-    ]
+    sampling = chz.replace(sampler.sampling, temperature=temperature)
+    groups_P = await sampler.rollout_centre(env_group_builders_P, sampling, attempts)
     metrics = {
-        "reward/mean": math.fsum(rewards) / len(rewards) if rewards else math.nan,
+        "reward/mean": _mean(mean_rewards(groups_P).ravel().tolist()),
         **env_metrics(groups_P),
         "rollouts/failed": float(len(lost_rollouts(groups_P))),
+        **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
     }
     return {f"test/{key}": value for key, value in metrics.items()}
+
+
+def _pass_at(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:
+    found = outcomes(groups_P)
+    if SOLVED not in found.metrics:
+        return {}
+    ks = [2**power for power in range(attempts.bit_length())]
+    return {
+        f"pass@{k}": _mean(PassAtK(k=k)(found).ravel().tolist())
+        for k in dict.fromkeys((*ks, attempts))
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of those that are not NaN; NaN without any."""
+    present = [value for value in values if math.isfinite(value)]
+    return math.fsum(present) / len(present) if present else math.nan

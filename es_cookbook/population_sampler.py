@@ -114,9 +114,12 @@ class PopulationSampler:
         )
 
     async def rollout_centre(
-        self, env_group_builders_P: Sequence[EnvGroupBuilder], sampling: SamplingParams
+        self,
+        env_group_builders_P: Sequence[EnvGroupBuilder],
+        sampling: SamplingParams,
+        attempts: int = 1,
     ) -> list[TrajectoryGroup]:
-        """One attempt of the centre at every problem; the resident genomes stay.
+        """The centre's attempts at every problem; the resident genomes stay.
 
         Raises:
             TooManyLostError: More than `max_failed_fraction` of the rollouts were lost.
@@ -128,7 +131,7 @@ class PopulationSampler:
             env_group_builders_P,
             [Residents(range(1))],
             sampling,
-            1,
+            attempts,
             functools.partial(derive_seed, self.run_seed, "evaluation"),
         )
 

@@ -11,12 +11,12 @@ the centre, where they are asked for, follow from it and only save time.
 
 import asyncio
 import contextlib
-import gc
+import functools
 import math
 import signal
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -27,7 +27,7 @@ import numpy as np
 from es_cookbook.configs import Names, config_to_json, load_config
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
-from es_cookbook.evaluate import evaluate
+from es_cookbook.evaluate import check_evaluation, evaluate
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import (
     OPTIMIZER_NAMES,
@@ -36,23 +36,28 @@ from es_cookbook.evolution.optimizers.base import (
     tied_fraction,
 )
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.garbage import rare_garbage_collection
 from es_cookbook.population_sampler import PopulationSampler
-from es_cookbook.rl.rollouts import count_tokens, env_metrics, lost_rollouts, mean_rewards
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective
+from es_cookbook.rl.regularisers.kl_to_base import KLToBase
+from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.background_push import HubPush
 from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import HistoryStore, read_history
-from es_cookbook.runs.measures import Progress, reward_metrics
+from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
 from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.scoring import Scoring
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
+_OBJECTIVES = Names(OBJECTIVE_NAMES, default="mean")
 _FITNESS = Names(FITNESS_NAMES, default="zscore")
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 MAY_DIFFER = (
     "log_path",
     "behavior_if_log_dir_exists",
@@ -89,10 +94,22 @@ class Config:
         default_factory=_OPTIMIZERS.build_default,
         doc="how the population is made and the centre moves",
     )
+    objective: Objective = chz.field(
+        meta_factory=_OBJECTIVES,
+        default_factory=_OBJECTIVES.build_default,
+        doc="how a genome's attempts at a problem become one score",
+    )
     fitness: Fitness = chz.field(
         meta_factory=_FITNESS,
         default_factory=_FITNESS.build_default,
-        doc="how rewards become fitness",
+        doc="how scores become fitness",
+    )
+    kl: KLToBase | None = chz.field(
+        default=None, doc="keeps genomes close to the base: kl.weight=..."
+    )
+    preference: PreferencePairs | None = chz.field(
+        default=None,
+        doc="chosen answers likelier than rejected: preference.source=... preference.weight=...",
     )
     sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
     attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
@@ -101,6 +118,10 @@ class Config:
         default=20,
         doc="generations between held-out evaluations; 0: before the first and after the last only",
     )
+    eval_attempts: int = chz.field(
+        default=1, doc="held-out: attempts at each problem; several also measure test/pass@k"
+    )
+    eval_temperature: float = chz.field(default=0.0, doc="held-out: temperature; 0 is greedy")
     snapshot_every: int = chz.field(
         default=0,
         doc="generations between snapshots of the centre, which shorten a replay; 0: none",
@@ -132,6 +153,8 @@ class Config:
         for name in ("eval_every", "snapshot_every"):
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"{name} must be 0 or more, found {value}")
+        self.objective.check(self.attempts, self.sampling.temperature)
+        check_evaluation(self.eval_attempts, self.eval_temperature)
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(
                 f"max_failed_fraction must be in [0, 1], found {self.max_failed_fraction}"
@@ -155,6 +178,8 @@ async def main(config: Config) -> None:
         decode = cast(Decode, engine.tokenizer.decode)
         datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.context_length)
+        regularisers = (config.kl, config.preference)
+        scoring = Scoring(config.objective, config.fitness, regularisers, engine, config.seed)
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=engine.space
         )
@@ -165,6 +190,9 @@ async def main(config: Config) -> None:
             rollout_timeout=config.rollout_timeout,
             max_failed_fraction=config.max_failed_fraction,
             run_seed=config.seed,
+        )
+        held_out = functools.partial(
+            evaluate, sampler, datasets.test_P, config.eval_attempts, config.eval_temperature
         )
         header = await asyncio.to_thread(header_of, config.model_name, engine.base_dtype)
         # Opened last: a mistake in anything above leaves what is recorded alone.
@@ -198,14 +226,17 @@ async def main(config: Config) -> None:
         for generation in range(start, config.num_generations):
             metrics: dict[str, float] = {}
             if generation % (config.eval_every or config.num_generations) == 0:
-                metrics |= await evaluate(sampler, datasets.test_P)
+                metrics |= await held_out()
 
             began = time.perf_counter()
-            env_group_builders_P = datasets.train.get_batch(generation)
+            batch_P = datasets.train.get_batch(generation)
+            env_group_builders_P = scoring.problems(generation, batch_P)
+            asking = time.perf_counter()
             genomes_G = optimizer.ask(generation)
+            asked = time.perf_counter()
             groups_P = await sampler.rollout(generation, env_group_builders_P, genomes_G)
-            rewards_P_G = mean_rewards(groups_P)
-            fitness_G = config.fitness(rewards_P_G)
+            fitness_G, score_metrics = scoring.score(groups_P)
+            telling = time.perf_counter()
             step = optimizer.tell(generation, genomes_G, fitness_G)
             applying = time.perf_counter()
             fingerprint = await engine.apply(step)
@@ -215,12 +246,13 @@ async def main(config: Config) -> None:
             progress.moved(step)
             metrics |= {
                 **progress.metrics(),
-                **reward_metrics(rewards_P_G),
-                **env_metrics(groups_P),
+                **score_metrics,
                 "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
                 "step/rms_over_sigma": step.rms / optimizer.sigma(generation),
                 "rollouts/failed": len(lost_rollouts(groups_P)),
                 "engines/restarted": engine.stats().get("restarted", 0.0) - restarted_so_far,
+                "time/ask": asked - asking,
+                "time/tell": applying - telling,
                 "time/load": sampler.seconds.load,
                 "time/sample": sampler.seconds.sample,
                 "time/score": sampler.seconds.score,
@@ -242,7 +274,7 @@ async def main(config: Config) -> None:
                 hub.recorded(generation + 1)
         tracker.log(
             config.num_generations,
-            {**await evaluate(sampler, datasets.test_P), **progress.metrics()},
+            {**await held_out(), **progress.metrics()},
         )
         tracker.recorded(config.num_generations)
         await asyncio.to_thread(snapshots.finish)
@@ -250,25 +282,6 @@ async def main(config: Config) -> None:
             await anyio.to_thread.run_sync(
                 hub.finish, config.num_generations, abandon_on_cancel=True
             )
-
-
-@contextlib.contextmanager
-def rare_garbage_collection() -> Generator[None]:
-    """Inside, the collector leaves alone what is there already, and looks at the rest less often.
-
-    A generation makes tens of thousands of objects, and hardly any of them need the collector.
-    Without this it walks the model and the libraries again each time, and the rollouts under way
-    over and over, which takes longer than all the rest of the bookkeeping
-    (`benchmarks/scheduler.py`).
-    """
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:

@@ -112,7 +112,9 @@ class FakeEngine(Engine):
         self.requests.append((who, request))
         await anyio.lowlevel.checkpoint()
         text = self._answer(who, request)
-        return Action(tuple(ord(c) - 32 for c in text), text, "stop")
+        tokens_T = tuple(ord(c) - 32 for c in text)
+        logprobs_T = self._logprobs(who, tokens_T) if request.params.logprobs else None
+        return Action(tokens_T, text, "stop", logprobs_T and tuple(logprobs_T))
 
     def _digits(self, who: Genome | str, request: SampleRequest) -> str:
         seed = request.seed if request.params.temperature > 0 else None
@@ -120,8 +122,11 @@ class FakeEngine(Engine):
 
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         await anyio.lowlevel.checkpoint()
-        who = self.who(request.target)
-        return [-(digest(who, t) % 100) / 10 for t in request.continuation_T]
+        return self._logprobs(self.who(request.target), request.continuation_T)
+
+    @staticmethod
+    def _logprobs(who: Genome | str, tokens_T: Sequence[int]) -> list[float]:
+        return [-(digest(who, t) % 100) / 10 for t in tokens_T]
 
     async def apply(self, step: Step) -> int:
         self.steps.append(step)

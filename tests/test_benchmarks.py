@@ -1,12 +1,17 @@
 """The harness behind `make bench`: fair turns, medians, and tables that can be rewritten."""
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import harness
+from benchmarks import analytic, harness, momentum_divergence, optimizers
 from benchmarks.__main__ import rewrite_readme
+from benchmarks.problems import Points, Problem, Values, ackley, rastrigin, rosenbrock, sphere
+from es_cookbook.evolution.genome import Step, Term
 
 
 def test_functions_take_turns_and_warm_ups_are_not_counted() -> None:
@@ -42,3 +47,65 @@ def test_results_are_written_with_their_machine_and_the_readme_is_rewritten_from
     assert readme.read_text() == once
     assert "old" not in once and once.startswith("before") and once.endswith("after\n")
     assert "## speed" in once and "python -m benchmarks.speed" in once
+
+
+@pytest.mark.parametrize(
+    ("f", "optimum", "elsewhere"),
+    [
+        (sphere, 0.0, 3.0),
+        (rastrigin, 0.0, 3.0),
+        (rosenbrock, 1.0, 2.0),
+        (ackley, 0.0, 20 - 20 * math.exp(-0.2)),
+    ],
+)
+def test_a_function_is_0_at_its_optimum(
+    f: Callable[[Points], Values], optimum: float, elsewhere: float
+) -> None:
+    """And at all ones, or all zeros, what the formula says by hand for three dimensions."""
+    other = 0.0 if optimum == 1 else 1.0
+    points = np.array([[optimum] * 3, [other] * 3], np.float32)
+    assert f(points) == pytest.approx([0, elsewhere], abs=1e-5)
+
+
+def test_targets_are_part_of_the_way_of_the_references_median_and_its_best() -> None:
+    curves = [np.array([100.0, 10.0, 1.0, 5.0])] * 2 + [np.array([100.0, 1.0, 1.0, 1.0])]
+    assert analytic.targets(curves) == pytest.approx({"half": 10.0, "nine tenths": 10**0.2})
+
+
+def test_evaluations_are_counted_to_the_generation_that_reached_the_target() -> None:
+    problem = Problem(sphere, 1.0, 2, generations=3, sigma=0.1)
+    curve = np.array([9.0, 4.0, 5.0, 3.0])
+    needed = [analytic.reached(curve, target, problem) / 64 for target in (9, 4, 3, 1)]
+    assert needed == [0, 1, 3, 6], "twice the budget where it is never reached"
+
+
+def test_luck_explains_a_ratio_a_little_above_1_and_no_large_one() -> None:
+    below = [100.0, 110, 120, 130, 140, 150, 160, 170, 180, 190]
+    near = analytic.ratio_row("near", [value + 4 for value in below], below)
+    far = analytic.ratio_row("far", [value + 90 for value in below], below)
+    assert near.value > 1 and near.met is True
+    assert far.met is False
+    assert analytic.same_row("same", [101.0], [100.0]).met is False
+
+
+def test_es_moves_as_evosaxs_with_the_same_noise() -> None:
+    pytest.importorskip("evosax", reason="the other library: pip install 'es-cookbook[compare]'")
+    problem = Problem(rosenbrock, 2.0, 20, generations=15, sigma=0.1, learning_rate=0.2)
+    mine = analytic.CONTESTS["es"].ours(problem, 3)
+    assert mine[-1] < mine[0] / 2
+    assert analytic.open_es(problem, 3, same_noise=True) == pytest.approx(mine, rel=1e-4)
+    assert analytic.open_es(problem, 3) != pytest.approx(mine, rel=1e-4), "its own noise is another"
+
+
+def test_a_sum_of_momentum_is_ten_steps_of_a_steady_gradient() -> None:
+    change = momentum_divergence.summed()
+    steps = [change(Step((Term(7, 0.5),))) for _ in range(200)]
+    moved = [math.fsum(term.coefficient for term in step.terms) for step in steps]
+    assert moved[0] == 0.5 and moved[1] == pytest.approx(0.95)
+    assert moved[-1] == pytest.approx(5.0, rel=1e-3)
+
+
+def test_every_optimizer_can_be_driven_for_its_cost() -> None:
+    driven = optimizers.drive("momentum", 3)
+    assert [len(step.terms) for step in driven.steps] == [32, 64, 96]
+    assert len(driven.seconds) == 3 and min(driven.seconds) > 0

@@ -18,7 +18,7 @@ from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuil
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Constant, Cosine
 
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"sigma": 0.005})
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": {"sigma": 0.005}})
 _FITNESS = Names({**FITNESS_NAMES, "remote": "no_such_package:Fitness"}, default="zscore")
 
 
@@ -141,7 +141,7 @@ def test_wildcards_of_chz_still_work() -> None:
         ("sigma=1", "unknown option 'sigma'; did you mean 'optimizer.sigma'?"),
         ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'?"),
         ("num_generation=5", "did you mean 'num_generations'?"),
-        ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: es"),
+        ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: "),
         ("fitness=zcore", "did you mean 'zscore'? Accepted: centred_rank, per_problem_baseline"),
         ("optimizer.sigma_schedule=cosin", "did you mean 'cosine'?"),
         ("fitness=remote", "fitness=remote: no_such_package:Fitness cannot be imported"),
@@ -224,7 +224,7 @@ def test_help_lists_every_option_nested_ones_too_with_value_and_doc(
     run_cli(print, Config, ["--help"])
     page = " ".join(capsys.readouterr().out.split())
     for entry in (
-        "optimizer=es how it moves [es]",
+        "optimizer=es how it moves [es|momentum|",
         "optimizer.population_size=30 genomes a generation [int]",
         "optimizer.sigma=0.005 standard deviation",
         "optimizer.sigma_schedule=none factor on sigma over the run [none|linear|cosine|",

@@ -49,7 +49,7 @@ class Large(Part):
 _PARTS = Names(
     {"small": f"{__name__}:Small", "large": f"{__name__}:Large", "absent": "no_such_package:Part"},
     default="large",
-    settings={"weight": 3.0},
+    settings={"large": {"weight": 3.0}, "small": {"size": 4}},
 )
 
 
@@ -201,10 +201,11 @@ def test_a_part_is_chosen_by_name_by_class_or_by_module_and_class(word: str) -> 
     assert make(f"part={word}", "part.size=5").part == Small(size=5)
 
 
-def test_settings_of_the_default_hold_however_it_is_chosen() -> None:
+def test_settings_of_a_choice_hold_however_it_is_chosen() -> None:
     assert Whole().part == make().part == make("part=large").part == Large(weight=3.0)
     assert make("part.size=2").part == Large(size=2, weight=3.0)
     assert make("part.weight=1").part == Large(weight=1.0)
+    assert make("part=small").part == make("part=Small").part == Small(size=4)
 
 
 def test_an_optional_part_is_none_or_chosen() -> None:
@@ -229,6 +230,8 @@ def test_a_name_is_imported_only_when_it_is_chosen() -> None:
 def test_a_default_that_is_not_a_name_is_a_programming_mistake() -> None:
     with pytest.raises(ValueError, match="unknown default 'smal': did you mean 'small'"):
         Names(_PARTS.accepted, default="smal")
+    with pytest.raises(ValueError, match="settings of unknown 'smal': did you mean 'small'"):
+        Names(_PARTS.accepted, default="small", settings={"smal": {"size": 2}})
 
 
 def test_a_class_of_the_module_that_was_run_keeps_its_real_name(tmp_path: Path) -> None:

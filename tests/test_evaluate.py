@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.errors import TooManyLostError
-from es_cookbook.evaluate import evaluate
+from es_cookbook.errors import ConfigError, TooManyLostError
+from es_cookbook.evaluate import check_evaluation, evaluate
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.population_sampler import PopulationSampler
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
@@ -74,6 +74,72 @@ async def test_too_many_lost_stop_the_run() -> None:
 async def test_when_all_is_lost_the_mean_is_unknown() -> None:
     metrics = await evaluate(sampler(FakeEngine(answer=answer), 1.0), problems(9))
     assert math.isnan(metrics["test/reward/mean"])
+
+
+def one_of_four(who: Genome | str, request: SampleRequest) -> str:
+    """Even in one of a problem's attempts, for 1 in none and for 2 in all; 9 loses one."""
+    (token,) = request.observation.tokens_T
+    attempts = SEEDS.setdefault(token, [])
+    attempts.append(request.seed)
+    if token == 9 and len(attempts) == 1:
+        return "word"
+    return {1: "1", 2: "2"}.get(token, "2" if len(attempts) == 4 else "1")
+
+
+SEEDS: dict[int, list[int]] = {}
+
+
+async def test_several_attempts_at_a_temperature_give_pass_at_k() -> None:
+    SEEDS.clear()
+    engine = FakeEngine(answer=one_of_four)
+    metrics = await evaluate(sampler(engine), problems(1, 2, 4, 9), attempts=4, temperature=0.7)
+    # Solved: 0 of 4, 4 of 4, 1 of 4, 1 of 3 that were left.
+    assert metrics["test/pass@1"] == pytest.approx((0 + 1 + 1 / 4 + 1 / 3) / 4)
+    assert metrics["test/pass@2"] == pytest.approx((0 + 1 + 1 / 2 + 2 / 3) / 4)
+    assert metrics["test/pass@4"] == pytest.approx((0 + 1 + 1) / 3), "a problem has three left"
+    assert metrics["test/env/all/correct"] == pytest.approx(6 / 15)
+    assert metrics["test/rollouts/failed"] == 1.0
+    assert {request.params.temperature for _, request in engine.requests} == {0.7}
+    assert all(len(set(seeds)) == 4 for seeds in SEEDS.values()), "attempts differ"
+    first = SEEDS.copy()
+    SEEDS.clear()
+    again = await evaluate(sampler(engine), problems(1, 2, 4, 9), attempts=4, temperature=0.7)
+    assert (SEEDS, again) == (first, metrics), "and are the same when measured again"
+
+
+async def test_pass_at_k_is_measured_for_powers_of_two_and_all_attempts() -> None:
+    metrics = await evaluate(sampler(FakeEngine(answer=answer)), problems(2), 6, 1.0)
+    assert [key for key in metrics if "@" in key] == [f"test/pass@{k}" for k in (1, 2, 4, 6)]
+
+
+class Unmarked(Even):
+    """Does not say what is correct."""
+
+    def grade(self, text: str) -> Grade:
+        return Grade(1.0)
+
+
+async def test_pass_at_k_needs_to_know_what_is_correct() -> None:
+    builders = [ProblemGroupBuilder(lambda: Unmarked(Observation((2,))), "2")]
+    metrics = await evaluate(sampler(FakeEngine(answer=answer)), builders, 4, 1.0)
+    assert [key for key in metrics if "@" in key] == []
+    assert metrics["test/reward/mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("attempts", "temperature", "sentence"),
+    [
+        (0, 1.0, "eval_attempts must be at least 1, found 0"),
+        (1, -0.5, "eval_temperature must be 0 .* found -0.5"),
+        (1, math.inf, "eval_temperature must be 0 .* found inf"),
+        (4, 0.0, "eval_attempts=4 would all be alike, since eval_temperature=0 is greedy"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused(
+    attempts: int, temperature: float, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_evaluation(attempts, temperature)
 
 
 async def test_without_problems_nothing_is_measured() -> None:

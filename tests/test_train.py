@@ -15,6 +15,7 @@ import chz
 import pytest
 
 from es_cookbook import train
+from es_cookbook.cli import run_cli
 from es_cookbook.configs import config_from_json, config_to_json, load_config
 from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
@@ -22,6 +23,9 @@ from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
+from es_cookbook.rl.regularisers.kl_to_base import KLToBase
+from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
@@ -70,6 +74,8 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         "centre/drift_rms",
         "rollouts/failed",
         "engines/restarted",
+        "time/ask",
+        "time/tell",
         "time/load",
         "time/sample",
         "time/score",
@@ -84,7 +90,8 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         sum(term.coefficient**2 for record in records for term in record.step.terms) ** 0.5
     )
     row = rows[3]
-    parts = row["time/load"] + row["time/sample"] + row["time/apply"]
+    assert row["time/ask"] > 0 and row["time/tell"] > 0
+    parts = sum(row[f"time/{part}"] for part in ("ask", "load", "sample", "tell", "apply"))
     assert 0 < row["time/score"] < row["time/sample"] < parts <= row["time/total"]
     assert len(untimed(tmp_path / "rollouts.jsonl")) == 12 * 4
 
@@ -148,6 +155,81 @@ async def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
         assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
     history = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")]
     assert history[0] == history[1]
+
+
+def regularised(path: Path, **fields: Any) -> dict[str, Any]:
+    """Settings of a run with everything that judges genomes; its pairs are in `path`."""
+    pairs = path / "pairs.jsonl"
+    rows = [{"prompt": "a", "chosen": letter, "rejected": "z"} for letter in "bcdef"]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    weights = {"kl_weight": 0.3, "preference_weight": 0.7} | fields
+    kl_weight, preference_weight = weights.pop("kl_weight"), weights.pop("preference_weight")
+    return {
+        "kl": KLToBase(weight=kl_weight, problems_per_generation=1, max_tokens=4),
+        "preference": PreferencePairs(
+            weight=preference_weight, source=str(pairs), problems_per_generation=2
+        ),
+        **weights,
+    }
+
+
+async def test_a_run_with_every_objective_goes_on_exactly_and_says_what_it_measured(
+    tmp_path: Path,
+) -> None:
+    settings = regularised(
+        tmp_path,
+        objective=LengthPenalty(inner=MaxOfK(k=2)),
+        attempts=3,
+        eval_attempts=4,
+        eval_temperature=0.5,
+    )
+    unbroken = config(tmp_path / "unbroken", **settings)
+    await train.main(unbroken)
+    stopping = StoppingBuilder(generation=5, when="after")
+    with pytest.raises(InterruptedError):
+        await train.main(config(tmp_path / "broken", **settings, trackers=stopping))
+    resume = {"behavior_if_log_dir_exists": "resume"}
+    await train.main(config(tmp_path / "broken", **settings, **resume))
+    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
+    first, *_, last = read_metrics(tmp_path / "unbroken" / "metrics.jsonl")
+    measured = {"objective/mean", "objective/std_genomes", "env/kl/kl", "env/preference/margin"}
+    assert measured | {"env/preference/preferred", "reward/mean"} <= set(first)
+    assert {"test/pass@1", "test/pass@2", "test/pass@4"} <= set(first) & set(last)
+    assert first["progress/rollouts"] == 4 * 3 * (2 + 1 + 2)
+    again = load_config(tmp_path / "unbroken" / "config.json", train.Config)
+    assert again == unbroken
+
+
+async def test_regularisers_move_the_centre_by_their_weight_and_with_none_only_measure(
+    tmp_path: Path,
+) -> None:
+    weights = {"without": (0.0, 0.0), "kl": (0.3, 0.0), "preference": (0.0, 0.7)}
+    for name, (kl, preference) in weights.items():
+        settings = regularised(tmp_path, kl_weight=kl, preference_weight=preference)
+        await train.main(config(tmp_path / name, num_generations=3, **settings))
+    await train.main(config(tmp_path / "plain", num_generations=3))
+    histories = {
+        name: (tmp_path / name / "history.jsonl").read_bytes() for name in (*weights, "plain")
+    }
+    assert histories["without"] == histories["plain"]
+    assert len(set(histories.values())) == 3
+    assert "env/kl/kl" in read_metrics(tmp_path / "without" / "metrics.jsonl")[0]
+
+
+def test_a_command_line_can_say_all_of_it() -> None:
+    made: list[train.Config] = []
+    given = (
+        "model_name=x log_path=y attempts=4 objective=length_penalty objective.limit=9 "
+        "objective.inner=max_of_k objective.inner.k=3 kl.weight=0.5 kl.max_tokens=7 "
+        "preference.source=pairs.jsonl preference.weight=2 eval_attempts=2 eval_temperature=0.6"
+    )
+    run_cli(made.append, TinyConfig, given.split())
+    (found,) = made
+    assert found.objective == LengthPenalty(limit=9, inner=MaxOfK(k=3))
+    assert found.kl == KLToBase(weight=0.5, max_tokens=7)
+    assert found.preference == PreferencePairs(weight=2.0, source="pairs.jsonl")
+    assert (found.eval_attempts, found.eval_temperature) == (2, 0.6)
 
 
 async def test_a_run_that_is_over_stays_as_it_is(tmp_path: Path) -> None:
@@ -217,10 +299,20 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
         ("snapshot_every", -1, "snapshot_every must be 0 or more, found -1"),
         ("max_failed_fraction", 1.5, r"max_failed_fraction must be in \[0, 1\], found 1.5"),
         ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0.0"),
+        (
+            "objective",
+            PassAtK(k=4),
+            "objective needs 4 attempts or more of a genome at a problem, found attempts=1",
+        ),
+        (
+            "eval_attempts",
+            2,
+            "eval_attempts=2 would all be alike, since eval_temperature=0 is greedy; .*",
+        ),
     ],
 )
 def test_numbers_that_cannot_work_are_refused(
-    tmp_path: Path, field: str, value: float, sentence: str
+    tmp_path: Path, field: str, value: object, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{sentence}$"):
         config(tmp_path, **{field: value})

@@ -4,6 +4,7 @@ On the CPU twins, and any genomes that share a seed, share the making of their n
 made for each of them, straight into its place.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from es_cookbook.evolution.noise.triton_kernels import SlotTerms
 
 _ALL = slice(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Terms:
+    """What weights with the same share of every term have of the genomes' terms."""
+
+    seeds: Sequence[int]
+    place_t_G: Sequence[torch.Tensor]
+    scale_t_G: Sequence[torch.Tensor]
+    sent_t: "Sequence[SlotTerms] | None"
 
 
 class GenomeTerms:
@@ -48,21 +59,33 @@ class GenomeTerms:
         self._space = space
         self.num_genomes = len(genomes_G)
         self.num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
-        self._seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
-        # A genome that has fewer terms has nothing of the first seed instead.
-        terms_t_G = [
-            [g.terms[t] if t < len(g.terms) else Term(self._seeds[0], 0.0) for g in genomes_G]
-            for t in range(self.num_terms)
-        ]
-        place_of_seed = {seed: place for place, seed in enumerate(self._seeds)}
-        self._place_t_G = [
-            torch.tensor([place_of_seed[term.seed] for term in terms_G]) for terms_G in terms_t_G
-        ]
-        self._scale_t_G = [
-            torch.tensor([float(space.scale(term.coefficient)) for term in terms_G])
-            for terms_G in terms_t_G
-        ]
-        self._sent_t = _send(terms_t_G, space.rank, device) if on_gpu(device) else None
+        self._of_kind = {
+            kind: self._shared(name, genomes_G, device)
+            for kind, name in space.shares.kinds(list(space.shapes)).items()
+        }
+
+    def _shared(self, name: str, genomes_G: Sequence[Genome], device: torch.device) -> _Terms:
+        shares, space = self._space.shares, self._space
+        seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
+        # Noise of seeds that have no part in the weight need not be made, but some has to be.
+        seeds = [seed for seed in seeds if shares.of(name, [Term(seed, 1.0)])] or seeds[:1]
+        place_of_seed = {seed: place for place, seed in enumerate(seeds)}
+
+        def own(genome: Genome, t: int) -> Term:
+            """A genome with fewer terms, or no part in the weight, has nothing of the first."""
+            found = shares.of(name, genome.terms[t : t + 1])
+            return found[0] if found else Term(seeds[0], 0.0)
+
+        terms_t_G = [[own(genome, t) for genome in genomes_G] for t in range(self.num_terms)]
+        return _Terms(
+            seeds,
+            [torch.tensor([place_of_seed[t.seed] for t in terms_G]) for terms_G in terms_t_G],
+            [
+                torch.tensor([float(space.scale(term.coefficient)) for term in terms_G])
+                for terms_G in terms_t_G
+            ],
+            _send(terms_t_G, space.rank, device) if on_gpu(device) else None,
+        )
 
     def write(
         self,
@@ -85,12 +108,13 @@ class GenomeTerms:
         """
         if not self.num_terms:
             return
-        if self._sent_t is not None and isinstance(rows, slice) and isinstance(columns, slice):
-            self._write_there(self._sent_t, name, lora_a, lora_b, rows, columns)
+        own = self._of_kind[self._space.shares.kind(name)]
+        if own.sent_t is not None and isinstance(rows, slice) and isinstance(columns, slice):
+            self._write_there(own.sent_t, name, lora_a, lora_b, rows, columns)
             return
-        a_S, b_S = map(torch.from_numpy, self._space.factors_S(name, self._seeds))
+        a_S, b_S = map(torch.from_numpy, self._space.factors_S(name, own.seeds))
         a_S, b_S = a_S[:, rows], b_S[:, columns]
-        pairs = zip(self._place_t_G, self._scale_t_G, strict=True)
+        pairs = zip(own.place_t_G, own.scale_t_G, strict=True)
         for t, (place_G, scale_G) in enumerate(pairs):
             ranks = self._ranks(t)
             lora_a[: self.num_genomes, ranks] = b_S[place_G].mT.to(lora_a)

@@ -177,7 +177,7 @@ def genome_message_bytes(engines: int, genomes: int) -> int:
 
 
 def step_message_bytes(engines: int, terms: int) -> int:
-    """Engines · (4 + 8 + terms · (8 + 8)): count, decay, and seed and coefficient a term."""
+    """Engines · (8 + 8 + terms · (8 + 8)): lengths, decay, and seed and coefficient a term."""
     return engines * (16 + terms * 16)
 
 

@@ -9,12 +9,17 @@ unfair: whoever lost an easy problem looks bad. So a genome's score is the mean,
 that it has, of its reward minus that problem's mean over the genomes that have it. With nothing
 lost that is the genome's mean reward minus the population's, exactly the usual thing.
 
-Left out: fitness as a function of anything but rewards (novelty, length); an Env puts those in its
-reward.
+Other things that a run wants of its genomes, staying close to the base for example, are rewards on
+problems of their own (`Added`): a genome's total score is its score plus weight times its score
+there, each with the baselines of its own problems. A weight of 0 changes nothing, to the bit.
+
+Left out: fitness as a function of anything but rewards (novelty); an Env puts that in its reward.
 """
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import chz
 import numpy as np
@@ -34,13 +39,32 @@ TIE = 1e-12
 """Scores closer together than this share of the largest reward difference are mere rounding."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """Rewards on other problems, which count beside the main ones.
+
+    Attributes:
+        weight: what a point of mean reward there is worth in points of the main problems'.
+        rewards_P_G: of the same genomes; NaN where a rollout was lost.
+    """
+
+    weight: float
+    rewards_P_G: NDArray[np.float64]
+
+
 @chz.chz
 class Fitness(ABC):
     """How rewards become fitness."""
 
     @abstractmethod
-    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(
+        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
+    ) -> NDArray[np.float64]:
         """Fitness of each genome: finite, or NaN for a genome that lost all its rollouts.
+
+        Args:
+            rewards_P_G: on the main problems.
+            added: on others, with their weights.
 
         Raises:
             EnvError: An infinite reward.
@@ -56,9 +80,11 @@ class ZScore(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(
+        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
+    ) -> NDArray[np.float64]:
         """Scores minus their mean, over their (population) standard deviation."""
-        scores_G = centred_scores(rewards_P_G)
+        scores_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(scores_G)
         if not scores_G[present_G].any():
             return scores_G
@@ -78,9 +104,11 @@ class CentredRank(Fitness):
     array([ 0. , -0.5,  0.5])
     """
 
-    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(
+        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
+    ) -> NDArray[np.float64]:
         """The rank / (n - 1) - 1/2 over the n genomes that have a score."""
-        fitness_G = centred_scores(rewards_P_G)
+        fitness_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(fitness_G)
         n = int(present_G.sum())
         if n:
@@ -104,9 +132,11 @@ class Raw(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(
+        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
+    ) -> NDArray[np.float64]:
         """Scores, unscaled."""
-        return centred_scores(rewards_P_G)
+        return total_scores(rewards_P_G, added)
 
 
 @chz.chz
@@ -120,14 +150,49 @@ class PerProblemBaseline(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(self, rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scores over the global standard deviation of the rewards that were not lost."""
-        scores_G = centred_scores(rewards_P_G)
+    def __call__(
+        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
+    ) -> NDArray[np.float64]:
+        """Scores over the global standard deviation of the rewards that were not lost.
+
+        That of the main problems' rewards; where they are all the same, scores as they are.
+        """
+        scores_G = total_scores(rewards_P_G, added)
         if not scores_G[np.isfinite(scores_G)].any():
             return scores_G
         rewards = rewards_P_G[np.isfinite(rewards_P_G)]
         above = rewards - rewards.min()
+        if not above.any():
+            return scores_G
         return scores_G / above.max() / (above / above.max()).std()
+
+
+def total_scores(
+    rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
+) -> NDArray[np.float64]:
+    """Scores on the main problems, plus weight times the scores on each of the others.
+
+    NaN for a genome that has no main problem. One that lost all of the others counts as average
+    there.
+
+    >>> main_P_G, other_P_G = np.array([[0.0, 1.0]]), np.array([[4.0, 2.0]])
+    >>> total_scores(main_P_G, [Added(0.25, other_P_G)])
+    array([-0.25,  0.25])
+
+    Raises:
+        EnvError: An infinite reward.
+        ValueError: An array that is not problems x genomes.
+    """
+    scores_G = centred_scores(rewards_P_G)
+    parts = [scores_G]
+    for other in added:
+        if other.weight:
+            others_G = centred_scores(other.rewards_P_G)
+            parts.append(other.weight * np.where(np.isnan(others_G), 0.0, others_G))
+            scores_G = scores_G + parts[-1]
+    if len(parts) == 1:
+        return scores_G
+    return _without_rounding(scores_G, float(np.nanmax(np.abs(parts))))
 
 
 def centred_scores(rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -168,7 +233,12 @@ def centred_scores(rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
         if present_P.any():
             terms = [*rewards_P_G[present_P, g].tolist(), *(-baselines_P[present_P]).tolist()]
             scores_G[g] = math.fsum(terms) / int(present_P.sum())
+    return _without_rounding(scores_G, largest_spread)
+
+
+def _without_rounding(scores_G: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    """Scores, all zero when they differ by no more than the rounding of numbers of this scale."""
     scored_G = ~np.isnan(scores_G)
-    if scored_G.any() and float(np.ptp(scores_G[scored_G])) <= TIE * largest_spread:
+    if scored_G.any() and float(np.ptp(scores_G[scored_G])) <= TIE * scale:
         scores_G[scored_G] = 0.0
     return scores_G

@@ -92,7 +92,8 @@ class Step:
         """RMS of the update over the parameters, decay not counted, from plain numbers alone.
 
         Noise has unit variance and different seeds are independent, so for a plain sum it is
-        √(Σ c²).
+        √(Σ c²). Where a search space scales or masks noise (σ by layer, density, blocks), that is
+        for parameters that have all of every term; a genome's σ is too, so their ratio holds.
 
         >>> Step(terms=(Term(1, 0.003), Term(2, -0.004))).rms
         0.005

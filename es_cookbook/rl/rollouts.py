@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.errors import EnvError
 from es_cookbook.rl.types import (
+    Action,
     Env,
     GroupReward,
     LostRollout,
@@ -49,7 +50,7 @@ async def run_rollout(env: Env, policy: Policy) -> Trajectory:
     observation = _checked_observation(env, "initial_observation", await env.initial_observation())
     transitions: list[Transition] = []
     while len(transitions) < MAX_STEPS:
-        action = await policy.sample(observation)
+        action = _checked_action(env, await env.act(observation))
         result = _checked_result(env, await env.step(action))
         transitions.append(
             Transition(observation, action, float(result.reward), result.metrics, result.logs)
@@ -86,6 +87,12 @@ def _checked_observation(env: Env, method: str, found: object) -> Observation:
             f"{_name(env)}.{method} must give an Observation whose tokens_T is a tuple of "
             f"at least one int, found {what}"
         )
+    return found
+
+
+def _checked_action(env: Env, found: object) -> Action:
+    if not isinstance(found, Action):
+        raise EnvError(f"{_name(env)}.act must give an Action, found {_shown(found)}")
     return found
 
 
@@ -159,7 +166,11 @@ def checked_group_rewards(
 
 def mean_rewards(groups_P: Sequence[TrajectoryGroup]) -> NDArray[np.float64]:
     """`rewards_P_G`: a genome's mean over the attempts that were not lost; NaN without any."""
-    rewards_P_G_K = np.array([group.rewards_G_K for group in groups_P], dtype=np.float64)
+    return mean_over_attempts(np.array([group.rewards_G_K for group in groups_P], dtype=np.float64))
+
+
+def mean_over_attempts(rewards_P_G_K: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means over the last axis, NaN left out; NaN without any."""
     present_P_G_K = ~np.isnan(rewards_P_G_K)
     count_P_G = present_P_G_K.sum(axis=2)
     total_P_G = np.where(present_P_G_K, rewards_P_G_K, 0.0).sum(axis=2)
@@ -175,7 +186,7 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for group in groups_P:
         of_group: dict[str, list[float]] = {}
-        for metrics in _rollout_metrics(group):
+        for metrics in _all_metrics(group):
             for metric, value in metrics.items():
                 of_group.setdefault(metric, []).append(value)
         for tag in dict.fromkeys(("all", *group.tags)):
@@ -184,7 +195,16 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return {key: math.fsum(values[key]) / len(values[key]) for key in sorted(values)}
 
 
-def _rollout_metrics(group: TrajectoryGroup) -> Iterable[Metrics]:
+def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
+    """What one rollout that finished reported, itself and by its group reward."""
+    trajectory = group.trajectories_G_K[g][k]
+    own = _mean_over_steps(trajectory) if isinstance(trajectory, Trajectory) else {}
+    if group.group_metrics_G_K is None:
+        return own
+    return {**own, **group.group_metrics_G_K[g][k]}
+
+
+def _all_metrics(group: TrajectoryGroup) -> Iterable[Metrics]:
     for trajectories_K in group.trajectories_G_K:
         for trajectory in trajectories_K:
             if isinstance(trajectory, Trajectory):

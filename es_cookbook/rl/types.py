@@ -145,6 +145,13 @@ class Env(ABC):
     async def initial_observation(self) -> Observation:
         """The first observation."""
 
+    async def act(self, observation: Observation) -> Action:
+        """The action at an observation: what the policy samples, as the run samples.
+
+        Override where an Env needs other sampling parameters, or nothing sampled at all.
+        """
+        return await self.policy.sample(observation)
+
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
         """Take the action; give its reward and the next observation, or the end."""

@@ -39,7 +39,12 @@ class Progress:
         self._tokens += count_tokens(groups_P)
 
     def metrics(self) -> Mapping[str, float]:
-        """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the search space."""
+        """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the search space.
+
+        The drift is that of a parameter that has all of every term. Where the search space scales
+        or masks noise, and steps are plain sums of terms, a parameter with factor f on σ has f
+        times it, one that is outside the mask has none, and each of n blocks has 1 / √n of it.
+        """
         return {
             "progress/rollouts": self._rollouts,
             "progress/tokens": self._tokens,

@@ -1,6 +1,6 @@
 """Adapters in the torch engine: every target answers as PEFT, or merged weights, would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,32 @@ async def test_every_target_answers_as_its_merged_weights_would(
     reference = Reference(tiny_model(family), space)
     genomes_G = [Genome((Term(10 + g // 2, 0.1 * (1 - 2 * (g % 2))),)) for g in range(4)]
     genomes_G.append(Genome((Term(20, 0.1), Term(21, -0.05))))
-    async with running_engine(tiny_model(family), space) as engine:
+    await check_every_target(tiny_model(family), space, reference, genomes_G)
+
+
+async def test_targets_shares_masks_and_an_orthogonal_start(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    space = Adapter(
+        rank=4,
+        targets=("q_proj", "down_proj"),
+        init="orthogonal",
+        perturb="alternating",
+        density=0.5,
+        num_blocks=2,
+        sigma_patterns=("*lora_A*",),
+        sigma_factors=(2.5,),
+    )
+    path = tiny_model("llama")
+    genomes_G = [Genome((Term(10 + g // 2, 0.5 * (1 - 2 * (g % 2))),)) for g in range(8)]
+    await check_every_target(path, space, Reference(path, space), genomes_G)
+
+
+async def check_every_target(
+    path: Path, space: Adapter, reference: Reference, genomes_G: Sequence[Genome]
+) -> None:
+    """Before any step and after each: genomes, centre and base."""
+    async with running_engine(path, space) as engine:
         for step in (None, *STEPS):
             if step is not None:
                 assert await engine.apply(step) == reference.centre.apply(step)

@@ -3,8 +3,10 @@
 `tests/evolution/test_triton_kernels.py` runs this file in the interpreter.
 """
 
+import math
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +14,8 @@ from es_cookbook.engines.genome_terms import GenomeTerms
 from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OUT, IN = 37, 70
@@ -61,6 +64,37 @@ def test_factors_are_written_scaled_and_cast(
     terms.write("w", *backwards, places[0].flip(0), places[1].flip(0))
     assert torch.equal(backwards[0].cpu(), expected_a.flip(2))
     assert torch.equal(backwards[1].cpu()[:4], expected_b.flip(1)[:4])
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
+    parameters = [ParameterInfo(f"{i}.weight", (OUT, IN), "linear") for i in range(4)]
+    options = {"sigma_patterns": ("1.*", "2.*"), "sigma_factors": (0.1, 3.0), "num_blocks": 2}
+    space = LowRank(rank=rank, **options)(parameters)
+    genomes_G = [
+        Genome((Term(4, 0.3), Term(7, -0.2))),
+        Genome((Term(4, -0.3),)),
+        Genome((Term(7, 0.3), Term(9, 0.3))),
+        Genome(),
+    ]
+    terms = GenomeTerms(genomes_G, space, DEVICE)
+    for i, factor in enumerate((1.0, 0.1, 3.0, 1.0)):
+        name, (a_slots, b_slots) = f"{i}.weight", slots(rank, torch.float32, OUT, IN)
+        terms.write(name, a_slots, b_slots)
+        for g, genome in enumerate(genomes_G):
+            for t in range(2):
+                ranks = slice(t * rank, (t + 1) * rank)
+                term = genome.terms[t] if t < len(genome.terms) else None
+                found_a, found_b = a_slots[g, ranks].cpu(), b_slots[g, :, ranks].cpu()
+                # Weights 0 and 1 are the block of even seeds, 2 and 3 of odd ones.
+                if term is None or term.seed % 2 != i // 2:
+                    assert not found_b.any()
+                    assert (found_a != 9.0).all(), "not what was there before"
+                    continue
+                a, b = (torch.from_numpy(made) for made in space.factors(name, term.seed))
+                scale = np.float32(term.coefficient * factor / math.sqrt(rank))
+                assert torch.equal(found_b, a * torch.tensor(scale))
+                assert torch.equal(found_a, b.mT)
 
 
 def test_genomes_without_terms_write_nothing() -> None:

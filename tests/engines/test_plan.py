@@ -286,7 +286,7 @@ def test_tokens_and_bytes_by_hand() -> None:
     assert module.prompt_tokens(config) == 4096 * 10
     assert module.sampled_tokens(config) == 4096 * 32
     assert module.genome_message_bytes(8, 64) == 32 + 64 * 20
-    assert module.step_message_bytes(8, 32) == 8 * (12 + 512)
+    assert module.step_message_bytes(8, 32) == 8 * (16 + 512)
     assert module.prompt_message_bytes(8, 200, 1, 150) == 8 * (300 + 200 * (20 + 20 + 750))
     assert module.history_bytes(32, 64) == 150 + 1248 + 1280
 

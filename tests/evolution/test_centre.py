@@ -17,7 +17,14 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.seeds import derive_seed
 
-BUILDERS = (LowRank(), LowRank(rank=3, noise="rademacher"), FullRank())
+BUILDERS = (
+    LowRank(),
+    LowRank(rank=3, noise="rademacher"),
+    FullRank(),
+    LowRank(rank=2, num_blocks=2, sigma_patterns=("*[1b]*",), sigma_factors=(0.3,)),
+    FullRank(num_blocks=2, density=0.4, sigma_patterns=("*[1b]*",), sigma_factors=(0.3,)),
+    FullRank(noise="rademacher", density=0.4, mask_seed=2**63 - 1),
+)
 SHAPES = {"layers.0.weight": (40, 30), "layers.1.weight": (250, 300), "layers.2.weight": (3, 5)}
 STEPS = (
     Step((Term(1, 0.01), Term(2, -0.02))),
@@ -28,7 +35,14 @@ STEPS = (
 )
 
 
-PINNED = (10295659157157585219, 7960430068150873514, 15426952717231013631)
+PINNED = (
+    10295659157157585219,
+    7960430068150873514,
+    15426952717231013631,
+    7567972337142907341,
+    8324644713313276215,
+    6123163679516595334,
+)
 """Fingerprints of STEPS from the base model, for each of BUILDERS."""
 
 

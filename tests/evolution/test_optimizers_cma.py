@@ -222,6 +222,14 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
         CMA(max_dimension=0)
     with pytest.raises(ConfigError, match=r"at least 2 parameters.*optimizer=cma"):
         build(SepCMA(), 1)
+    parameters = [ParameterInfo("layers.0.q_proj.weight", (6, 4), "linear")]
+    for shared_out in (
+        Adapter(rank=2, sigma_patterns=("*lora_A*",), sigma_factors=(2.0,)),
+        Adapter(rank=2, density=0.5),
+        Adapter(rank=2, perturb="b"),
+    ):
+        with pytest.raises(ConfigError, match="density and perturb have no meaning"):
+            SepCMA()(run_seed=0, num_generations=1, space=shared_out(parameters))
     for package, builder in (("cma", CMA()), ("cmaes", SepCMA())):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ConfigError, match=rf"package {package}, .*'es-cookbook\[cma\]'"):

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from es_cookbook.errors import ConfigError, ModelError
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.adapter import Adapter, Init
 from es_cookbook.evolution.spaces.base import ParameterInfo
 
 PARAMETERS = [
@@ -55,6 +55,100 @@ def test_a_new_adapter_starts_as_the_base_with_pefts_variance() -> None:
     assert not torch.equal(other[A], start[A])
 
 
+def test_a_gaussian_start_has_the_size_of_pefts() -> None:
+    space = Adapter(rank=4, init="gaussian", include=("*q_proj*",))(PARAMETERS)
+    start = space.base({})
+    assert torch.equal(start[A], torch.from_numpy(noise(0, f"{A}.init", (4, 300))) / 4)
+    assert not start[B].any()
+
+
+@pytest.mark.parametrize("rank", [2, 5, 8])
+def test_an_orthogonal_start_gives_each_factor_ranks_of_its_own(rank: int) -> None:
+    space = Adapter(rank=rank, init="orthogonal", include=("*q_proj*",), init_seed=3)(PARAMETERS)
+    start, half = space.base({}), rank // 2
+    std = np.float32(1 / np.sqrt(900))
+    of_a = noise(3, f"{A}.init", (rank, 300)) * std
+    of_b = noise(3, f"{B}.init", (200, rank)) * std
+    assert np.array_equal(start[A][:half].numpy(), of_a[:half]) and not start[A][half:].any()
+    assert (
+        np.array_equal(start[B][:, half:].numpy(), of_b[:, half:]) and not start[B][:, :half].any()
+    )
+
+
+@pytest.mark.parametrize("init", ["lora", "gaussian", "orthogonal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_start_answers_as_the_base_to_the_bit(init: Init, dtype: torch.dtype) -> None:
+    space = Adapter(rank=6, init=init)(PARAMETERS)
+    names = list(space.targets)
+    base = {
+        n: torch.from_numpy(noise(2, n, (300, 200) if "o_" in n else (200, 300))) for n in names
+    }
+    base = {name: weight.to(dtype) for name, weight in base.items()}
+    weights = {name: torch.nn.Parameter(w.clone(), requires_grad=False) for name, w in base.items()}
+    space.merge_(weights, space.base({}))
+    assert all(torch.equal(weights[name].data, base[name]) for name in names)
+
+
+def change_of_weight(builder: Adapter, genome: Genome) -> torch.Tensor:
+    """What a genome makes of q_proj's weight at the start of a run."""
+    space = builder(PARAMETERS)
+    centre = Centre({}, space)
+    zero = torch.zeros(200, 300)
+    return space.merged(zero, centre.perturbed(genome, A), centre.perturbed(genome, B))
+
+
+def test_what_a_genome_shows_at_the_start_depends_on_the_init() -> None:
+    even, odd = Genome((Term(4, 0.01),)), Genome((Term(5, 0.01),))
+    # Where B is 0, half of an alternating population answers as the base does...
+    lost = Adapter(rank=4, perturb="alternating")
+    assert not change_of_weight(lost, even).any()
+    assert change_of_weight(lost, odd).any()
+    # ...and with an orthogonal start the two halves move a weight equally far.
+    found = Adapter(rank=4, perturb="alternating", init="orthogonal")
+    of_a, of_b = change_of_weight(found, even).std(), change_of_weight(found, odd).std()
+    assert of_a == pytest.approx(float(of_b), rel=0.1)
+    assert change_of_weight(Adapter(rank=4, perturb="a", init="orthogonal"), odd).any()
+    assert change_of_weight(Adapter(rank=4, perturb="b"), odd).any()
+
+
+@pytest.mark.parametrize(
+    ("perturb", "seed", "moving"),
+    [
+        *[("both", seed, (A, B)) for seed in (4, 5)],
+        *[("a", seed, (A,)) for seed in (4, 5)],
+        *[("b", seed, (B,)) for seed in (4, 5)],
+        ("alternating", 4, (A,)),
+        ("alternating", 2**63 - 1, (B,)),
+    ],
+)
+def test_which_factor_a_seed_changes(perturb: str, seed: int, moving: tuple[str, ...]) -> None:
+    builder = Adapter(rank=4, init="orthogonal", perturb=perturb)  # pyright: ignore[reportArgumentType]
+    centre = Centre({}, builder(PARAMETERS))
+    before = {name: weight.clone() for name, weight in centre.weights.items()}
+    centre.apply(Step((Term(seed, 0.25),)))
+    for name in (A, B):
+        dense = np.float32(0.25 * (name in moving)) * noise(seed, name, tuple(before[name].shape))
+        assert np.array_equal(centre.weights[name].numpy(), before[name].numpy() + dense)
+
+
+def test_what_stays_still_is_in_no_block_and_has_no_sigma() -> None:
+    space = Adapter(perturb="b", num_blocks=2, sigma_patterns=("*q_proj*",), sigma_factors=(3.0,))
+    shares = space(PARAMETERS).shares
+    other = "layers.0.o_proj.lora_"
+    assert shares.groups == {B: 0, f"{other}B.weight": 1}
+    assert shares.factors == {A: 0.0, B: 3.0, f"{other}A.weight": 0.0}
+    with pytest.raises(ConfigError, match=r"'\*lora_A\*' matches no perturbed parameter"):
+        Adapter(perturb="b", sigma_patterns=("*lora_A*",), sigma_factors=(3.0,))(PARAMETERS)
+
+
+def test_alternating_and_blocks_together_reach_every_factor_once() -> None:
+    builder = Adapter(rank=4, init="orthogonal", perturb="alternating", num_blocks=2)
+    space = builder(PARAMETERS)
+    for seed in range(8):
+        moving = [n for n in space.shapes if space.shares.of(n, [Term(seed, 1.0)])]
+        assert moving == [list(space.shapes)[seed % 4]]
+
+
 @pytest.mark.parametrize(("rslora", "scaling"), [(False, 0.75), (True, 1.5)])
 def test_scaling(rslora: bool, scaling: float) -> None:
     assert Adapter(rank=4, alpha=3.0, rslora=rslora)(PARAMETERS).scaling == scaling
@@ -94,11 +188,89 @@ def test_a_stored_adapter_is_where_it_was_left(tmp_path: Path) -> None:
     assert Adapter(start=str(rslora))(PARAMETERS).scaling == 3.0
 
 
+@pytest.mark.parametrize(
+    ("targets", "selected"),
+    [
+        ((), "qo"),
+        (("q_proj",), "q"),
+        (("q_proj", "o_proj"), "qo"),
+        (("layers.0.o_proj",), "o"),
+        (("0.o_proj",), "o"),
+        (("?_proj",), "qo"),
+        (("layers.*.q*",), "q"),
+    ],
+)
+def test_targets_are_named_as_pefts_are(targets: tuple[str, ...], selected: str) -> None:
+    space = Adapter(targets=targets)(PARAMETERS)
+    assert list(space.targets) == [f"layers.0.{which}_proj.weight" for which in selected]
+
+
+def test_targets_include_and_exclude_all_narrow() -> None:
+    parameters = [
+        ParameterInfo(f"layers.{i}.{n}_proj.weight", (4, 6), "linear")
+        for i in (0, 1)
+        for n in "qkv"
+    ]
+    builder = Adapter(targets=("q_proj", "k_proj"), include=("layers.*",), exclude=("*1.q_proj*",))
+    assert [name.partition("_")[0][-3:] for name in builder(parameters).targets] == [
+        "0.q",
+        "0.k",
+        "1.k",
+    ]
+
+
+def test_a_stored_adapter_has_to_be_all_of_what_targets_leave(tmp_path: Path) -> None:
+    path = str(write_adapter(tmp_path / "adapter"))
+    assert list(Adapter(start=path, targets=("q_proj",))(PARAMETERS).shapes) == [A, B]
+    with pytest.raises(ModelError, match=r"what include, exclude and targets select"):
+        Adapter(start=path, targets=("o_proj",))(PARAMETERS)
+
+
+def test_targets_that_name_nothing_are_refused_with_the_nearest() -> None:
+    for target in ("q_prj", "q_proj.weight", "proj", "embed"):
+        with pytest.raises(
+            ConfigError, match=rf"targets '{target}' names no linear layer of the model"
+        ):
+            Adapter(targets=("o_proj", target))(PARAMETERS)
+    with pytest.raises(
+        ConfigError, match=r"did you mean 'q_proj'\? Accepted: o_proj, q_proj, their"
+    ):
+        Adapter(targets=("q_prj",))(PARAMETERS)
+    with pytest.raises(ConfigError, match=r"targets 'q_proj' names only layers that include"):
+        Adapter(targets=("q_proj", "o_proj"), exclude=("*q_proj*",))(PARAMETERS)
+
+
+def test_a_population_that_could_only_answer_alike_is_refused(tmp_path: Path) -> None:
+    for init in ("lora", "gaussian"):
+        sentence = rf"perturb=a needs a B that is not 0, and with search_space\.init={init} it is"
+        with pytest.raises(ConfigError, match=sentence):
+            Adapter(perturb="a", init=init)
+    with pytest.raises(ConfigError, match=r"init=orthogonal .*rank must be at least 2, found 1"):
+        Adapter(rank=1, init="orthogonal")
+    path = write_adapter(tmp_path / "adapter")
+    assert Adapter(perturb="a", start=str(path))(PARAMETERS).shares.factors == {B: 0.0}
+    stored = load_file(path / "adapter_model.safetensors")
+    stored[f"base_model.model.{B}"].zero_()
+    save_file(stored, path / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match="needs a B that is not 0, and with the adapter in"):
+        Adapter(perturb="a", start=str(path))(PARAMETERS)
+
+
+def test_a_mask_holds_for_both_factors() -> None:
+    space = Adapter(rank=8, density=0.25)(PARAMETERS)
+    for name, shape in space.shapes.items():
+        weight = torch.zeros(shape)
+        space.add_terms_(name, weight, [Term(1, 0.5), Term(2, 0.5)])
+        assert (weight != 0).float().mean() == pytest.approx(0.25, abs=0.04)
+
+
 def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:
     for fields, sentence in (
         ({"rank": 0}, "rank must be at least 1, found 0"),
         ({"alpha": 0.0}, "alpha must be above 0"),
         ({"init_seed": -1}, "init_seed must be from 0"),
+        ({"init": "pissa"}, r"unknown search_space\.init 'pissa': accepted: gaussian, lora, orth"),
+        ({"perturb": "B"}, r"unknown search_space\.perturb 'B': accepted: a, alternating, b, both"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             Adapter(**fields)
@@ -113,5 +285,5 @@ def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"does not fit .*layers\.0\.q_proj\.lora_[AB]\.weight"):
         Adapter(start=str(wrong))(PARAMETERS)
     left_out = Adapter(start=str(write_adapter(tmp_path / "out")), exclude=("*q_proj*",))
-    with pytest.raises(ModelError, match=r"include and exclude select of them: .*q_proj"):
+    with pytest.raises(ModelError, match=r"include, exclude and targets select of them: .*q_proj"):
         left_out(PARAMETERS)

@@ -105,6 +105,16 @@ def test_the_centre_is_exact_and_takes_terms_as_well_as_coordinates(tmp_path: Pa
         assert torch.equal(one, other)
 
 
+def test_terms_are_shared_out_as_anywhere(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "adapter")
+    space = SingularValues(start=str(path), sigma_patterns=("*lora_A*",), sigma_factors=(2.0,))
+    plain, scaled = Centre({}, build(path)), Centre({}, space(PARAMETERS))
+    for centre in (plain, scaled):
+        centre.apply(Step((Term(3, 0.5),)))
+    assert torch.equal(scaled.weights[A], 2 * plain.weights[A])
+    assert torch.equal(scaled.weights[B], plain.weights[B])
+
+
 def test_the_optimizer_knows_how_many_there_are(tmp_path: Path) -> None:
     space = build(write_adapter(tmp_path / "adapter"))
     (genome, *_) = CMA()(run_seed=0, num_generations=1, space=space).ask(0)

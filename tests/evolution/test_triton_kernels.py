@@ -24,9 +24,12 @@ from benchmarks import harness, triton_noise
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise, noise_range, triton_programs
 from es_cookbook.evolution.noise import triton_kernels as twin
+from es_cookbook.evolution.noise.mask import Mask
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.spaces.full_rank import FullRankSpace
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -45,6 +48,14 @@ KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TERMS = [Term(2**63 - 1, 0.03), Term(5, -1.7), Term(6, 0.0), Term(5, 1e-3), Term(0, 1e-50)]
 """Of these, two have scale 0."""
+
+_SHARES = {"sigma_patterns": ("0.*", "2.*"), "sigma_factors": (0.1, 7.0), "num_blocks": 2}
+SHARING: tuple[SearchSpaceBuilder, ...] = (
+    FullRank(density=0.3, **_SHARES),
+    FullRank(density=0.3, mask_seed=2**40, noise="rademacher", **_SHARES),
+    LowRank(rank=3, **_SHARES),
+    Adapter(rank=4, perturb="alternating", density=0.5, **_SHARES),
+)
 
 # Random123's kat_vectors for philox4x64-10: counter and key, answer.
 KNOWN_ANSWERS = [
@@ -211,6 +222,36 @@ class TestPrograms:
         twin.add_low_rank_(found, "w", twin.low_rank_terms(TERMS, rank, DEVICE), kind)
         assert same_bits(found, expected)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("shape", [(5000,), (23, 190), (2, 3, 5)])
+    @pytest.mark.parametrize("mask", [Mask(0, 20_000), Mask(2**63 - 1, 1), Mask(7, 65_535)])
+    def test_a_masked_step(self, kind: NoiseKind, shape: tuple[int, ...], mask: Mask) -> None:
+        expected, found = start_of(shape), start_of(shape).to(DEVICE)
+        space = FullRankSpace({"w": shape}, kind, mask=mask)
+        space.add_terms_("w", expected, TERMS)
+        space.device_adder(TERMS, DEVICE)("w", found, None)
+        assert same_bits(found, expected)
+        out = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
+        centre, terms = start_of(shape).to(DEVICE), twin.dense_terms(TERMS, DEVICE)
+        twin.perturbed_into(out, centre, "w", terms, kind, mask=mask)
+        assert same_bits(out, expected.bfloat16())
+
+    @pytest.mark.parametrize("builder", SHARING)
+    @pytest.mark.parametrize("in_part", [False, True])
+    def test_shares_and_masks(self, builder: SearchSpaceBuilder, in_part: bool) -> None:
+        space = builder([ParameterInfo(f"{i}.q.weight", (30, 150), "linear") for i in range(3)])
+        terms = [*TERMS, Term(4, 0.3), Term(9, -0.3)]
+        add = space.device_adder(terms, DEVICE)
+        for name, (num_rows, num_columns) in space.shapes.items():
+            rows, columns = (num_rows // 4, num_rows), (1, num_columns // 2 + 1)
+            part = Part(rows, columns, num_columns) if in_part else None
+            place = (slice(*rows), slice(*columns)) if in_part else ...
+            expected = start_of((num_rows, num_columns))
+            found = expected.to(DEVICE, copy=True)
+            space.add_terms_(name, expected, terms)
+            add(name, found[place], part)
+            assert same_bits(found[place], expected[place])
+
     def test_terms_whose_scale_is_0_leave_every_bit(self) -> None:
         nothing = [term for term in TERMS if np.float32(term.coefficient) == 0]
         weight = torch.full((9, 20), -0.0, device=DEVICE)
@@ -318,7 +359,8 @@ INTERPRETED = {
     # The pinned fingerprints are NumPy's.
     "centre": [
         f"{_CENTRE}::test_known_steps",
-        f"{_CENTRE}::test_restoring_equals_having_taken_the_steps",
+        f"{_CENTRE}::test_restoring_equals_having_taken_the_steps[builder1]",
+        f"{_CENTRE}::test_restoring_equals_having_taken_the_steps[builder4]",
         f"{_CENTRE}::test_a_perturbed_weight_is_the_centre_plus_its_terms",
         f"{_CENTRE}::test_ranks_that_hold_parts_have_together_what_one_alone_has[builder0]",
     ],
@@ -366,10 +408,11 @@ TERMS_ARGUMENTS = {"table": "*fp32", "seeds": "*i64", "scales": "*fp32", "num_te
 STRIDES = dict.fromkeys(
     ["out_run_stride", "out_stride", "centre_run_stride", "centre_stride"], "i32"
 )
+MASK = {"mask_seed": "i64", "mask_key": "i64", "mask_threshold": "i32"}
 COMPILED = {
     "dense_program": (
-        {"out": "*bf16", "centre": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES},
-        {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128},
+        {"out": "*bf16", "centre": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES, **MASK},
+        {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128, "MASKED": True},
     ),
     "rank_one_program": (
         {

@@ -106,9 +106,17 @@ def low_rank(model: Callable[[str], Path]) -> Iterator[Running]:
         yield running
 
 
+SHARES = {
+    "num_blocks": 2,
+    "sigma_patterns": ("*.q_proj.*", "*.k_proj.*"),
+    "sigma_factors": (2, 0.5),
+}
 SPACES = {
     "qwen2, rank 1": ("qwen2", LowRank(), {}),
-    "llama, rank 3, two terms, untied": ("llama", LowRank(rank=3), {"terms_per_genome": 2}),
+    "llama, rank 3, two terms, untied, shared": (
+        *("llama", LowRank(rank=3, **SHARES)),
+        {"terms_per_genome": 2},
+    ),
     "qwen3, dense": ("qwen3", FullRank(), {}),
     "llama, adapters": ("llama", Adapter(rank=3, exclude=("*up_proj*", "lm_head*")), {}),
 }

@@ -68,6 +68,20 @@ def test_missing_field_says_what_the_row_has() -> None:
         Row("f, line 3", {"target": 5, "solution": None}).integers("numbers", "nums")
 
 
+def test_a_missing_field_names_the_nearest() -> None:
+    row = Row("f, line 3", {"prompts": "Why?", "chosen": "yes"})
+    sentence = r"^f, line 3: field 'prompt' is missing; did you mean 'prompts'\?; the row has: prom"
+    with pytest.raises(DataError, match=sentence):
+        row.text("prompt")
+
+
+@pytest.mark.parametrize("value", ["", 5, ["yes"]])
+def test_text_is_text_and_not_empty(value: object) -> None:
+    assert Row("f", {"chosen": "yes"}).text("chosen") == "yes"
+    with pytest.raises(DataError, match="field 'chosen' must be text, and some, found"):
+        Row("f", {"chosen": value}).text("chosen")
+
+
 def test_optional_text() -> None:
     assert Row("f", {}).optional_text("solution") is None
     assert Row("f", {"solution": "1+2"}).optional_text("solution") == "1+2"

@@ -123,6 +123,20 @@ async def test_what_breaks_the_contract_is_named_with_its_env(env: Env, found: s
         await run_rollout(env, Echo())
 
 
+class Mute(Scripted):
+    """Samples nothing."""
+
+    async def act(self, observation: Observation) -> Action:
+        return self.result if observation is PROMPT else Action((), "", "stop")
+
+
+async def test_an_env_may_choose_how_its_policy_acts() -> None:
+    trajectory = await run_rollout(Mute(StepResult(1.0, True), Observation((1,))), Echo())
+    assert (trajectory.num_tokens, trajectory.reward) == (0, 1.0)
+    with pytest.raises(EnvError, match=r"^Mute\.act must give an Action, found StepResult"):
+        await run_rollout(Mute(StepResult(1.0, True)), Echo())
+
+
 async def test_something_that_is_no_env_is_refused() -> None:
     with pytest.raises(EnvError, match="must give Envs, found int 3"):
         await run_rollout(3, Echo())  # pyright: ignore

@@ -29,6 +29,7 @@ import torch
 
 from es_cookbook.evolution.genome import MAX_SEED, Term
 from es_cookbook.evolution.noise import triton_programs
+from es_cookbook.evolution.noise.mask import Mask, mask_name
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.noise.tensors import NoiseKind
 from es_cookbook.evolution.noise.triton_launch import (
@@ -167,6 +168,7 @@ def perturbed_into(
     terms: DeviceTerms,
     kind: NoiseKind = "gaussian",
     part: Part | None = None,
+    mask: Mask | None = None,
 ) -> None:
     """Write cast(centre + Σ scale · ε(seed, name)), term after term, cast once at the end.
 
@@ -177,6 +179,7 @@ def perturbed_into(
         terms: of `dense_terms`.
         kind: distribution of the noise.
         part: which part of the parameter the two hold; all of it if None.
+        mask: which elements gain the terms; all if None.
 
     Raises:
         ValueError: Terms, a kind, a part or tensors that do not fit.
@@ -209,6 +212,8 @@ def perturbed_into(
         tiles_across,
         *target.stride(),
         *source.stride(),
+        *((mask.seed, key_of(mask_name(name)), mask.threshold) if mask else (0, 0, 0)),
+        MASKED=mask is not None,
         **settings,
     )
 
@@ -219,6 +224,7 @@ def add_dense_(
     terms: DeviceTerms,
     kind: NoiseKind = "gaussian",
     part: Part | None = None,
+    mask: Mask | None = None,
 ) -> None:
     """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
 
@@ -228,11 +234,13 @@ def add_dense_(
         terms: of `dense_terms`.
         kind: distribution of the noise.
         part: which part of the parameter `weight` holds; all of it if None.
+        mask: which elements gain the terms; all if None.
 
     Raises:
         ValueError: Terms, a kind, a part or a tensor that does not fit.
     """
-    perturbed_into(weight, weight, name, terms, kind, part)
+    if terms.rank is not None or len(terms.seeds_S):
+        perturbed_into(weight, weight, name, terms, kind, part, mask)
 
 
 def add_low_rank_(

@@ -42,7 +42,10 @@ elif HAVE_TRITON:
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
-_ANY_VALUE = ("key", "num_terms", "num_updates", "tiles_across")
+_ANY_VALUE = (
+    *("key", "num_terms", "num_updates", "tiles_across"),
+    *("mask_seed", "mask_key", "mask_threshold"),
+)
 """Arguments that are not worth another compilation when they are 1 or a multiple of 16."""
 
 
@@ -82,9 +85,16 @@ def _noise(
     LANES: constexpr,
 ) -> tensor:
     """Noise of whole blocks, one after the other: float32, LANES for each."""
+    lanes = _lanes(block, seed, key, LANES)
+    return tl.load(table + lanes) if GAUSSIAN else tl.where(lanes == 0, -1.0, 1.0)
+
+
+@_jit
+def _lanes(block: tensor, seed: tensor, key: tensor, LANES: constexpr) -> tensor:
+    """Words of whole blocks, one after the other, cut into LANES whole numbers for each."""
     counter = (block + 1).to(tl.uint64, bitcast=True)
     zero = counter * 0
-    k0 = seed.to(tl.uint64, bitcast=True)
+    k0 = seed.to(tl.int64).to(tl.uint64, bitcast=True)
     k1 = key.to(tl.int64).to(tl.uint64, bitcast=True)
     w0, w1, w2, w3 = philox(counter, zero, zero, zero, k0, k1)
     # Joining adds a last axis of two, so this is w0, w1, w2, w3 in order.
@@ -92,8 +102,7 @@ def _noise(
     words = tl.reshape(words, (block.shape[0], 4, 1))
     shifts = (tl.arange(0, LANES // 4) * (256 // LANES)).to(tl.uint64)
     lanes = (words >> shifts[None, None, :]) & (2 ** (256 // LANES) - 1)
-    lanes = tl.reshape(lanes, (block.shape[0] * LANES,)).to(tl.int32)
-    return tl.load(table + lanes) if GAUSSIAN else tl.where(lanes == 0, -1.0, 1.0)
+    return tl.reshape(lanes, (block.shape[0] * LANES,)).to(tl.int32)
 
 
 @_jit
@@ -230,18 +239,32 @@ def dense_program(
     out_stride: tensor,
     centre_run_stride: tensor,
     centre_stride: tensor,
+    mask_seed: tensor,
+    mask_key: tensor,
+    mask_threshold: tensor,
     GAUSSIAN: constexpr,
     LANES: constexpr,
     BLOCKS: constexpr,
+    MASKED: constexpr,
 ) -> None:
-    """Store centre + Σ scale * noise over the terms in order; `out` may be `centre`."""
+    """Store centre + Σ scale * noise over the terms in order; `out` may be `centre`.
+
+    Where it is MASKED, elements whose lane of the mask is not below the threshold get the centre.
+    """
     block, run, position, asked = _tile(start, pitch, length, tiles_across, LANES, BLOCKS)
     element = tl.arange(0, BLOCKS * LANES)
     source = centre + run * centre_run_stride + position * centre_stride
     values = tl.load(source + element * centre_stride, mask=asked, other=0.0)
+    before = values
     for t in range(num_terms):
         noise = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
         values = _plus(values, _times(noise, tl.load(scales + t)))
+    if MASKED:
+        # A mask has 16 lanes a block, whatever the noise.
+        first = (start + run * pitch + position) // 16
+        mask_block = first + tl.arange(0, BLOCKS * LANES // 16)
+        inside = _lanes(mask_block, mask_seed, mask_key, 16) < mask_threshold
+        values = tl.where(inside, values, before)
     target = out + run * out_run_stride + position * out_stride
     tl.store(target + element * out_stride, _rounded(values, out.dtype.element_ty), mask=asked)
 

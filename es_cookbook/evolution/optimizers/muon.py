@@ -47,8 +47,16 @@ class Muon(Momentum):
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "MuonOptimizer":
-        """Build it."""
-        del space
+        """Build it.
+
+        Raises:
+            ConfigError: The space has a mask: an orthogonalised update moves all of a matrix.
+        """
+        if space.mask is not None:
+            raise ConfigError(
+                "optimizer=muon moves every element of a matrix, also those that the mask of "
+                "search_space.density leaves as they are; take density=1 or another optimizer"
+            )
         return MuonOptimizer(self, run_seed, num_generations)
 
 

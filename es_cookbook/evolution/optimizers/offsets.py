@@ -75,6 +75,13 @@ class OffsetsBuilder(OptimizerBuilder):
                 "search space cannot have (low-rank ones share the centre's weights, codes are "
                 "whole numbers): take search_space=singular_values, adapter or full_rank"
             )
+        uneven = any(factor != 1 for factor in space.shares.factors.values())
+        if uneven or space.shares.num_groups > 1 or space.mask is not None:
+            raise ConfigError(
+                f"optimizer={name} perturbs all parameters at once by the covariance that it "
+                "learns, so search_space's sigma_factors, num_blocks, density and perturb have no "
+                "meaning with it: leave them out"
+            )
         return sum(math.prod(shape) for shape in space.shapes.values())
 
 

@@ -7,12 +7,14 @@ multiply-add and reassociation are what make two machines disagree in the last b
 used, and NumPy, torch and CUDA agree to the bit.
 
 To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a module of its own, and add a name
-to `SEARCH_SPACE_NAMES`.
+to `SEARCH_SPACE_NAMES`. σ by layer and blocks come with `SearchSpaceBuilder.shares`: the space
+keeps it, and adds to each parameter `shares.of(name, terms)` in place of the terms.
 """
 
 import dataclasses
 import difflib
 import fnmatch
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -24,7 +26,9 @@ from numpy.typing import NDArray
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
+from es_cookbook.evolution.noise.mask import Mask
 from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.spaces.shares import Shares, balanced_blocks
 
 if TYPE_CHECKING:
     import torch  # Named in signatures only: configs are read and shown without importing torch.
@@ -77,9 +81,13 @@ class SearchSpace(ABC):
 
     Attributes:
         shapes: name -> shape of the selected parameters, in the model's order.
+        shares: what of a term each of them has.
+        mask: which of their elements are perturbed; all if None.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
+    shares: Shares = Shares()
+    mask: Mask | None = None
 
     @property
     def hosts_offsets(self) -> bool:
@@ -112,7 +120,7 @@ class SearchSpace(ABC):
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         """`add_terms_` of these terms, for weights on a device that the Triton programs serve.
 
-        The terms are sent there now, once for all weights.
+        The terms are sent there now, once for all weights that have the same share of them.
         """
 
 
@@ -130,11 +138,41 @@ class SearchSpaceBuilder(ABC):
     noise: NoiseKind = chz.field(
         default="gaussian", doc="distribution of the noise: gaussian, or rademacher for -1 and +1"
     )
+    sigma_patterns: tuple[str, ...] = chz.field(
+        default=(),
+        doc="shell patterns over names of perturbed parameters whose sigma is scaled by "
+        "sigma_factors; the first that matches counts",
+    )
+    sigma_factors: tuple[float, ...] = chz.field(
+        default=(), doc="of each of sigma_patterns: 0.1,2; parameters that none matches have 1"
+    )
+    num_blocks: int = chz.field(
+        default=1,
+        doc="a seed perturbs one of so many blocks of neighbouring parameters, of about one size",
+    )
 
     @chz.validate
     def _noise_kind(self) -> None:
         if self.noise not in ("gaussian", "rademacher"):
             raise ConfigError(f"noise must be gaussian or rademacher, found {self.noise!r}")
+
+    @chz.validate
+    def _shares(self) -> None:
+        if len(self.sigma_patterns) != len(self.sigma_factors):
+            raise ConfigError(
+                "search_space.sigma_patterns needs one of sigma_factors for each, found "
+                f"{len(self.sigma_patterns)} patterns and {len(self.sigma_factors)} factors"
+            )
+        for factor in self.sigma_factors:
+            if not (math.isfinite(factor) and factor > 0):
+                raise ConfigError(
+                    f"search_space.sigma_factors must be above 0 and finite, found {factor}; to "
+                    "leave parameters as they are, name them in search_space.exclude"
+                )
+        if self.num_blocks < 1:
+            raise ConfigError(
+                f"search_space.num_blocks must be at least 1, found {self.num_blocks}"
+            )
 
     @abstractmethod
     def __call__(self, parameters: Sequence[ParameterInfo]) -> SearchSpace:
@@ -172,6 +210,41 @@ class SearchSpaceBuilder(ABC):
                 f"{list(self.exclude)} leave none of the model's {len(names)}"
             )
         return selected
+
+    def shares(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        together: Sequence[Sequence[str]] | None = None,
+    ) -> Shares:
+        """What of a term each parameter of the space has; for subclasses.
+
+        Args:
+            shapes: of the space's parameters, in order.
+            together: names of parameters that are in one block, in order; each alone if None.
+
+        Raises:
+            ConfigError: A pattern that matches none of them, or more blocks than there are.
+        """
+        factors: dict[str, float] = {}
+        for pattern, factor in zip(self.sigma_patterns, self.sigma_factors, strict=True):
+            matched = _matched("sigma_patterns", [pattern], list(shapes), "perturbed parameter")
+            if matched <= factors.keys():
+                raise ConfigError(
+                    f"search_space.sigma_patterns {pattern!r} has no effect, because the first "
+                    "pattern that matches counts and others before it match all that it does; put "
+                    "it before them"
+                )
+            factors |= dict.fromkeys(matched - factors.keys(), factor)
+        units = together or [(name,) for name in shapes]
+        if self.num_blocks > max(1, len(units)):
+            raise ConfigError(
+                f"search_space.num_blocks must be at most {len(units)}, the number of weights that "
+                f"are perturbed, found {self.num_blocks}"
+            )
+        sizes = [sum(math.prod(shapes[name]) for name in unit) for unit in units]
+        blocks = balanced_blocks(sizes, self.num_blocks)
+        groups = {n: b for unit, b in zip(units, blocks, strict=True) for n in unit}
+        return Shares(factors, groups if self.num_blocks > 1 else {}, self.num_blocks)
 
 
 def linear_shapes(
@@ -236,14 +309,16 @@ def matching(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern)
 
 
-def _matched(field: str, patterns: Sequence[str], names: Sequence[str]) -> set[str]:
+def _matched(
+    field: str, patterns: Sequence[str], names: Sequence[str], what: str = "parameter of the model"
+) -> set[str]:
     matched: set[str] = set()
     for pattern in patterns:
         hits = [name for name in names if matching(name, pattern)]
         if not hits:
             near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0)
             raise ConfigError(
-                f"search_space.{field} pattern {pattern!r} matches no parameter of the model; "
+                f"search_space.{field} pattern {pattern!r} matches no {what}; "
                 f"the nearest names are {', '.join(near)}"
             )
         matched.update(hits)

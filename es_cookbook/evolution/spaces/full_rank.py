@@ -6,6 +6,16 @@ E = ε(seed, name), of the parameter's own shape. Applied exactly to the centre,
 
 with s = float32(coefficient), the product and the sum each rounded to float32 by itself. Every term
 costs a pass of noise over the whole model, so an engine hosts few such genomes at once.
+
+Two ways of perturbing less of it at once:
+
+- `density` below 1: only the elements of a fixed random mask are ever perturbed; all others keep
+  every bit. Sparse MeZO (Liu et al. 2024, arXiv:2402.15751) does so with the smallest weights of
+  each layer; here chance chooses them, so that nothing but a seed has to be known. There are fewer
+  dimensions to search, but it saves nothing: the noise of all elements is made, and the mask costs
+  one more pass whenever a weight gains its terms.
+- `num_blocks` above 1: a seed perturbs one block of neighbouring parameters (see `shares`), so a
+  genome and a term of a step cost 1 / num_blocks of the noise. Weights and memory stay the same.
 """
 
 import dataclasses
@@ -15,8 +25,10 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 
-from es_cookbook.evolution.genome import Term
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import MAX_SEED, Term
 from es_cookbook.evolution.noise import NoiseKind, noise_range
+from es_cookbook.evolution.noise.mask import LANE_VALUES, Mask
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
     AddTerms,
@@ -26,6 +38,7 @@ from es_cookbook.evolution.spaces.base import (
     as_array,
     refuse_quantised,
 )
+from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
@@ -35,14 +48,41 @@ _PIECE = 2**15
 
 
 @chz.chz
-class FullRank(SearchSpaceBuilder):
+class DenseBuilder(SearchSpaceBuilder):
+    """What spaces of dense noise have in common."""
+
+    density: float = chz.field(
+        default=1.0, doc="share of each parameter's elements, chosen by chance, that are perturbed"
+    )
+    mask_seed: int = chz.field(default=0, doc="of that choice, where density is below 1")
+
+    @chz.validate
+    def _mask(self) -> None:
+        if not 1 / LANE_VALUES <= self.density <= 1:
+            raise ConfigError(
+                f"search_space.density must be above 0 (1/{LANE_VALUES} is the least) and at most "
+                f"1, found {self.density}"
+            )
+        if not 0 <= self.mask_seed <= MAX_SEED:
+            raise ConfigError(
+                f"search_space.mask_seed must be from 0 to 2**63 - 1, found {self.mask_seed}"
+            )
+
+    def mask(self) -> Mask | None:
+        """Of the elements that are perturbed; None for all."""
+        threshold = round(self.density * LANE_VALUES)
+        return Mask(self.mask_seed, threshold) if threshold < LANE_VALUES else None
+
+
+@chz.chz
+class FullRank(DenseBuilder):
     """Dense noise for every selected parameter."""
 
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "FullRankSpace":
         """Build the space over all selected parameters."""
         shapes = {p.name: p.shape for p in self.select(parameters)}
         refuse_quantised(self, parameters, shapes)
-        return FullRankSpace(shapes=shapes, noise=self.noise)
+        return FullRankSpace(shapes, self.noise, self.shares(shapes), self.mask())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +92,25 @@ class FullRankSpace(SearchSpace):
     Attributes:
         shapes: name -> shape, in the model's order.
         noise: distribution of the noise.
+        shares: what of a term each parameter has.
+        mask: which elements are perturbed; all if None.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     noise: NoiseKind = "gaussian"
+    shares: Shares = dataclasses.field(default_factory=Shares)
+    mask: Mask | None = None
 
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
-        """W <- W + s * E, for each term in order."""
+        """W <- W + s * E, for each term in order; elements outside the mask keep every bit."""
         flat = as_array(weight).reshape(-1)
-        scaled = [(np.float32(term.coefficient), term.seed) for term in terms]
+        own = self.shares.of(name, terms)
+        scaled = [(np.float32(term.coefficient), term.seed) for term in own]
         present = [(scale, seed) for scale, seed in scaled if scale != 0]
+        if not present:
+            return
         buffer = np.empty(min(_PIECE, flat.size), np.float32)
         done = 0
         for span in (part or Part.whole(self.shapes[name])).spans():
@@ -71,15 +118,21 @@ class FullRankSpace(SearchSpace):
                 stop = min(start + _PIECE, span.stop)
                 piece = flat[done : done + stop - start]
                 product = buffer[: piece.size]
+                inside = self.mask.range(name, start, stop) if self.mask else True
                 for scale, seed in present:
                     noise_range(seed, name, start, stop, self.noise, out=product)
                     np.multiply(product, scale, out=product)
-                    np.add(piece, product, out=piece)
+                    np.add(piece, product, out=piece, where=inside)
                 done += piece.size
 
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         """See `SearchSpace.device_adder`."""
         from es_cookbook.evolution.noise.triton_kernels import add_dense_, dense_terms
 
-        there = dense_terms(terms, device)
-        return lambda name, weight, part: add_dense_(weight, name, there, self.noise, part)
+        there = {
+            kind: dense_terms(self.shares.of(name, terms), device)
+            for kind, name in self.shares.kinds(list(self.shapes)).items()
+        }
+        return lambda name, weight, part: add_dense_(
+            weight, name, there[self.shares.kind(name)], self.noise, part, self.mask
+        )

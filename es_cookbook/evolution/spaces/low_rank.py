@@ -9,7 +9,10 @@ Applied exactly to the centre, a term is r rank-1 updates, k = 0 ... r - 1, s = 
 
     W <- W + (s * A[:, k])[:, None] * B[:, k][None, :]
 
-where each of the two products and the sum is rounded to float32 by itself.
+where each of the two products and the sum is rounded to float32 by itself. With σ by layer or
+blocks, c is the weight's own share of the term (see `shares`). Blocks save noise: a step makes just
+the factors of a seed's own block, and so do a population's on the CPU. Their tables and slots keep
+their size, with zeros where a genome has no part.
 """
 
 import dataclasses
@@ -34,6 +37,7 @@ from es_cookbook.evolution.spaces.base import (
     linear_shapes,
     refuse_quantised,
 )
+from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +63,7 @@ class LowRank(SearchSpaceBuilder):
         """Build the space over the linear weights among the selected parameters."""
         shapes = linear_shapes(self, parameters)
         refuse_quantised(self, parameters, shapes)
-        return LowRankSpace(shapes=shapes, rank=self.rank, noise=self.noise)
+        return LowRankSpace(shapes, self.rank, self.noise, self.shares(shapes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +74,13 @@ class LowRankSpace(SearchSpace):
         shapes: name -> (out, in), in the model's order.
         rank: r, the same for every weight.
         noise: distribution of the elements of A and B.
+        shares: what of a term each weight has.
     """
 
     shapes: Mapping[str, tuple[int, int]]
     rank: int
     noise: NoiseKind = "gaussian"
+    shares: Shares = dataclasses.field(default_factory=Shares)
 
     @property
     def hosts_offsets(self) -> bool:
@@ -105,7 +111,8 @@ class LowRankSpace(SearchSpace):
         """W <- W + (s * A[:, k])[:, None] * B[:, k][None, :], for each term and each k in order."""
         array = as_array(weight)
         part = part or Part.whole(self.shapes[name])
-        present = [(s, term.seed) for term in terms if (s := self.scale(term.coefficient)) != 0]
+        own = self.shares.of(name, terms)
+        present = [(s, term.seed) for term in own if (s := self.scale(term.coefficient)) != 0]
         for i in range(0, len(present), _TERMS_AT_ONCE):
             scales_S, seeds_S = zip(*present[i : i + _TERMS_AT_ONCE], strict=True)
             self._add_updates(name, array, np.array(scales_S), seeds_S, part)
@@ -114,8 +121,13 @@ class LowRankSpace(SearchSpace):
         """See `SearchSpace.device_adder`."""
         from es_cookbook.evolution.noise.triton_kernels import add_low_rank_, low_rank_terms
 
-        there = low_rank_terms(terms, self.rank, device)
-        return lambda name, weight, part: add_low_rank_(weight, name, there, self.noise, part)
+        there = {
+            kind: low_rank_terms(self.shares.of(name, terms), self.rank, device)
+            for kind, name in self.shares.kinds(list(self.shapes)).items()
+        }
+        return lambda name, weight, part: add_low_rank_(
+            weight, name, there[self.shares.kind(name)], self.noise, part
+        )
 
     def _add_updates(
         self,

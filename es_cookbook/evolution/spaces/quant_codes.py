@@ -42,6 +42,7 @@ from es_cookbook.evolution.spaces.base import (
     as_array,
     no_quantised_weight,
 )
+from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
@@ -59,10 +60,12 @@ class QuantCodes(SearchSpaceBuilder):
         if not any(parameter.kind == "codes" for parameter in parameters):
             raise no_quantised_weight(self)
         selected = self.select(parameters, ("codes",))
+        shapes = {p.name: p.shape for p in selected}
         return QuantCodesSpace(
-            shapes={p.name: p.shape for p in selected},
+            shapes=shapes,
             highest=2 ** max(p.bits or 0 for p in selected) - 1,
             noise=self.noise,
+            shares=self.shares(shapes),
         )
 
 
@@ -74,11 +77,13 @@ class QuantCodesSpace(SearchSpace):
         shapes: name -> (out, in), in the model's order.
         highest: greatest code; the least is 0.
         noise: distribution of ε.
+        shares: what of a term each parameter has.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     highest: int
     noise: NoiseKind = "gaussian"
+    shares: Shares = dataclasses.field(default_factory=Shares)
 
     @property
     def hosts_offsets(self) -> bool:
@@ -98,7 +103,8 @@ class QuantCodesSpace(SearchSpace):
     ) -> None:
         """Code <- code + u, for each term in order."""
         flat = as_array(weight).reshape(-1)
-        present = [term for term in terms if np.float32(term.coefficient) != 0]
+        own = self.shares.of(name, terms)
+        present = [term for term in own if np.float32(term.coefficient) != 0]
         done = 0
         for span in (part or Part.whole(self.shapes[name])).spans():
             for start in span[::_PIECE]:

@@ -80,9 +80,11 @@ class QuantScales(SearchSpaceBuilder):
                 "points; accepted here is scales"
             )
         selected = self.select(parameters, _KINDS[self.which])
+        shapes = {p.name: p.shape for p in selected}
         return QuantScalesSpace(
-            shapes={p.name: p.shape for p in selected},
+            shapes=shapes,
             noise=self.noise,
+            shares=self.shares(shapes),
             bits={p.name: p.bits for p in selected if p.kind == "zeros" and p.bits is not None},
         )
 

@@ -75,6 +75,7 @@ class SingularValues(SearchSpaceBuilder):
         return SingularValuesSpace(
             shapes=shapes,
             noise=self.noise,
+            shares=self.shares(shapes, together=list(targets.values())),
             targets=targets,
             rank=adapter.rank,
             alpha=adapter.alpha,

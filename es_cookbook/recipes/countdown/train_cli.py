@@ -14,7 +14,9 @@ way:
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import chz
 
@@ -31,16 +33,16 @@ from es_cookbook.runs.tracking.jsonl import summary
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
 # The main job's settings, all of them; everything else is `train.Config`'s own default.
-_OPTIMIZERS = Names(
-    OPTIMIZER_NAMES,
-    default="es",
-    settings={
+RECOMMENDED: Mapping[str, Mapping[str, object]] = {
+    "es": {
         "population_size": 64,
         "sigma": 0.01,
         "learning_rate": 0.02,
         "learning_rate_schedule": Cosine(),
     },
-)
+}
+"""Name of an optimizer -> its fields that suit the main job where its own defaults do not."""
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=RECOMMENDED)
 _SAMPLING = functools.partial(SamplingParams, max_tokens=32)
 _NUM_GENERATIONS = 50
 _EVAL_EVERY = 10
@@ -74,6 +76,15 @@ class CLIConfig(train.Config):
     log_path: str = chz.field(
         default="", doc="run directory; runs/countdown-<digest of the options> if empty"
     )
+
+
+def recommended(name: str) -> OptimizerBuilder:
+    """What `optimizer=<name>` stands for without further options.
+
+    Args:
+        name: of `OPTIMIZER_NAMES`.
+    """
+    return cast(OptimizerBuilder, _OPTIMIZERS.from_string(name)())
 
 
 def main(config: CLIConfig) -> None:

@@ -1,19 +1,16 @@
 """Problems in memory, in batches that are a pure function of the generation."""
 
 import math
-import random
 from collections.abc import Sequence
 
 from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import RLDataset
-from es_cookbook.seeds import derive_seed
 
 
 class ProblemDataset(RLDataset):
-    """Every problem once an epoch, each epoch in an order of its own.
-
-    Epochs follow each other without a gap, so a batch may end one and begin the next.
+    """Every problem once an epoch, see `EpochOrder`.
 
     Args:
         builders: the problems.
@@ -31,15 +28,12 @@ class ProblemDataset(RLDataset):
             )
         self.builders = builders
         self.problems_per_generation = problems_per_generation
-        self.seed = seed
-        self._epoch = -1  # whose order is kept, so that a batch shuffles once at most
-        self._order: list[int] = []
+        self._order = EpochOrder(len(builders), seed)
 
     def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
         """The problems of one generation."""
-        start = generation * self.problems_per_generation
-        positions = range(start, start + self.problems_per_generation)
-        return [self.builders[self._problem_at(position)] for position in positions]
+        indices_P = self._order.batch(generation, self.problems_per_generation)
+        return [self.builders[i] for i in indices_P]
 
     def __len__(self) -> int:
         """Number of problems."""
@@ -56,15 +50,6 @@ class ProblemDataset(RLDataset):
                     "engine.max_model_len"
                 )
         validate_gold(self.builders)
-
-    def _problem_at(self, position: int) -> int:
-        """Index of the problem at a position in the endless sequence of epochs."""
-        epoch, offset = divmod(position, len(self.builders))
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = list(range(len(self.builders)))
-            random.Random(derive_seed(self.seed, "epoch", epoch)).shuffle(self._order)
-        return self._order[offset]
 
 
 def validate_gold(builders: Sequence[ProblemGroupBuilder]) -> None:

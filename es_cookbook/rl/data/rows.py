@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
 
+from es_cookbook.configs import did_you_mean
 from es_cookbook.errors import DataError
 
 Fields: TypeAlias = Mapping[str, object]
@@ -46,6 +47,13 @@ class Row:
             raise self.error(f"field {name!r} must be a list of whole numbers, found {found}")
         return tuple(cast(list[int], items))
 
+    def text(self, *names: str) -> str:
+        """The text under the first of `names` that is there; not empty."""
+        name, value = self._first(names)
+        if not isinstance(value, str) or not value:
+            raise self.error(f"field {name!r} must be text, and some, found {_show(value)}")
+        return value
+
     def optional_text(self, name: str) -> str | None:
         """The text under `name`, or None where the row has none."""
         value = self.fields.get(name)
@@ -62,8 +70,10 @@ class Row:
             if self.fields.get(name) is not None:
                 return name, self.fields[name]
         missing = " or ".join(map(repr, names))
-        present = ", ".join(name for name, value in self.fields.items() if value is not None)
-        raise self.error(f"field {missing} is missing; the row has: {present or 'nothing'}")
+        present = [name for name, value in self.fields.items() if value is not None]
+        hint = did_you_mean(names[0], present)
+        shown = ", ".join(present) or "nothing"
+        raise self.error(f"field {missing} is missing{hint}; the row has: {shown}")
 
 
 def load_rows(source: str, *, hub_split: str = "train") -> Iterator[Row]:

@@ -1,0 +1,43 @@
+"""Masks: a fixed random subset of a parameter's elements, from the same words as the noise.
+
+Element i, in C order, is in the mask if lane i of the 16-bit lanes (see
+`es_cookbook.evolution.noise`) of (mask seed, name + ".mask") is below density · 65536. So a mask is
+stored nowhere, and a shard, or a program on a GPU, makes just its part.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.evolution.noise import philox
+from es_cookbook.evolution.noise.tensors import GAUSSIANS_PER_BLOCK
+
+LANE_VALUES = 2**16
+"""What a lane can be: densities are whole numbers of these."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mask:
+    """See the module's text.
+
+    Attributes:
+        seed: 0 ... 2⁶³ - 1.
+        threshold: of 65,536 elements about so many are in it.
+    """
+
+    seed: int
+    threshold: int
+
+    def range(self, name: str, start: int, stop: int) -> NDArray[np.bool]:
+        """Whether elements `start` ... `stop` - 1 of a parameter are in it."""
+        first_block = start // GAUSSIANS_PER_BLOCK
+        num_blocks = -(-stop // GAUSSIANS_PER_BLOCK) - first_block
+        words = philox.words(self.seed, mask_name(name), first_block, num_blocks)
+        skip = start - first_block * GAUSSIANS_PER_BLOCK
+        return words.view("<u2")[skip : skip + stop - start] < self.threshold
+
+
+def mask_name(name: str) -> str:
+    """What the words of a parameter's mask are keyed by."""
+    return f"{name}.mask"

@@ -1,0 +1,163 @@
+"""Optimizers beside each other on Countdown: the same rollouts, several seeds, a table and a plot.
+
+    python -m es_cookbook.recipes.countdown.compare optimizers=es,momentum
+    ... optimizers=es,genetic seeds=0,1 num_generations=30 genetic.optimizer.sigma=0.02
+    ... optimizers=es,genetic genetic.optimizer.population_size=32 genetic.num_generations=100
+
+Each optimizer begins with the settings that `train_cli` recommends for it. An option of `train_cli`
+holds for every run; with an optimizer's name before it, for that optimizer's runs alone. Whatever
+is changed, all must make the same number of rollouts.
+
+Runs are ordinary ones, in `<log_path>/<optimizer>-seed<seed>`. Given again, the command goes on
+where it was interrupted, and what is complete is not run again; so another optimizer is added by
+naming it. What comes out is printed, and written to `comparison.md`, `.png` and `.svg` there.
+"""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import chz
+
+from es_cookbook.cli import changed, run_cli, split_options
+from es_cookbook.configs import did_you_mean
+from es_cookbook.errors import ConfigError, nearest
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.recipes.countdown.train_cli import CLIConfig, recommended
+from es_cookbook.runs.comparison import summarise, table
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.plots import Line, draw, require_matplotlib
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.sweep import refuse_unequal_rollouts, run_all
+
+METRIC = "test/env/all/correct"
+_REFUSED = {
+    "optimizer": "optimizers=... says which; its fields are optimizer.NAME or, for one of them, "
+    "OPTIMIZER.optimizer.NAME",
+    "seed": "seeds=... says which",
+    "log_path": "every run has a directory of its own in the comparison's log_path",
+    "behavior_if_log_dir_exists": "a comparison always goes on with what is recorded",
+}
+"""Fields of a run that the comparison sets."""
+
+
+@chz.chz
+class Compare:
+    """Compare optimizers on Countdown, at equal rollouts."""
+
+    optimizers: tuple[str, ...] = chz.field(doc="names, with commas between them")
+    seeds: tuple[int, ...] = chz.field(
+        default=(0, 1, 2), doc="of each optimizer's runs; the table has their mean and range"
+    )
+    log_path: str = chz.field(default="runs/compare-countdown", doc="directory of all runs")
+
+    @chz.validate
+    def _lists(self) -> None:
+        for name in self.optimizers:
+            if name not in OPTIMIZER_NAMES:
+                raise ConfigError(f"unknown optimizer {name!r}: {nearest(name, OPTIMIZER_NAMES)}")
+        for field, values in (("optimizers", self.optimizers), ("seeds", self.seeds)):
+            if not values:
+                raise ConfigError(f"{field} must name at least one, found none")
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{field} must be different ones, found {values}")
+
+
+def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfig]]:
+    """The Configs of every optimizer's runs, one a seed; only inside `run_cli`.
+
+    Args:
+        compare: which optimizers and seeds.
+        fields: of every run's Config, as a user types them, or of one optimizer's: `NAME.field`.
+
+    Raises:
+        ConfigError: A field that is not one, or that the comparison sets; unequal rollouts.
+    """
+    of_one = {name: dict[str, str]() for name in OPTIMIZER_NAMES}
+    of_all: dict[str, str] = {}
+    for path, value in fields.items():
+        first, _, rest = path.partition(".")
+        if first in of_one:
+            of_one[first][rest] = value
+        else:
+            of_all[path] = value
+    for name, own in of_one.items():
+        if own and name not in compare.optimizers:
+            raise ConfigError(
+                f"{name}.{next(iter(own))} is an option of an optimizer that is not compared; "
+                f"optimizers are {', '.join(compare.optimizers)}"
+            )
+        _check(f"{name}.", own)
+    _check("", of_all)
+    found: dict[str, list[CLIConfig]] = {}
+    for name in compare.optimizers:
+        config = CLIConfig(optimizer=recommended(name), trackers=JsonlTrackerBuilder())
+        config = changed(config, of_all | of_one[name])
+        found[name] = [
+            chz.replace(
+                config, seed=seed, log_path=str(Path(compare.log_path) / f"{name}-seed{seed}")
+            )
+            for seed in compare.seeds
+        ]
+    refuse_unequal_rollouts(found)
+    return found
+
+
+def _check(prefix: str, fields: Mapping[str, str]) -> None:
+    known = [*chz.chz_fields(CLIConfig), *chz.chz_fields(Compare), *OPTIMIZER_NAMES]
+    for path in fields:
+        if path in _REFUSED:
+            raise ConfigError(f"{prefix}{path} cannot be given: {_REFUSED[path]}")
+        if (first := path.partition(".")[0]) not in known:
+            raise ConfigError(
+                f"unknown option {prefix + path!r}: --help lists the comparison's options, and "
+                f"train_cli's --help those of its runs{did_you_mean(first, known)}"
+            )
+
+
+def main(compare: Compare, fields: Mapping[str, str]) -> None:
+    """Run what is not complete yet; print and write the table, and draw the curves.
+
+    Args:
+        compare: what is compared.
+        fields: as `runs`.
+    """
+    compared = runs(compare, fields)
+    require_matplotlib()
+    run_all([config for configs in compared.values() for config in configs])
+    summaries = {
+        name: summarise([Path(config.log_path) for config in configs], METRIC)
+        for name, configs in compared.items()
+    }
+    text = table(summaries, METRIC)
+    written = Path(compare.log_path) / "comparison"
+    replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
+    lines = {
+        name: Line(summary.curve.rollouts_M, 100 * summary.curve.values_R_M)
+        for name, summary in summaries.items()
+    }
+    count = len(compare.seeds)
+    draw(
+        written,
+        lines,
+        title=f"Countdown, mean and range of {count} seeds" if count > 1 else "Countdown, one seed",
+        x_label="training rollouts",
+        y_label="held-out exact answers (%)",
+    )
+    print(f"\n{text}\n\nwritten to {written}.md, and drawn in {written}.png and .svg")
+
+
+def cli() -> None:
+    """The console entry point."""
+    own, fields = split_options(Compare)
+    more_help = (
+        "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) holds for every "
+        "run; with an\noptimizer's name before it, for that optimizer's runs alone "
+        "(es.optimizer.sigma=0.02).\n"
+        f"optimizers: {', '.join(OPTIMIZER_NAMES)}"
+    )
+    run_cli(functools.partial(main, fields=fields), Compare, own, more_help)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,301 @@
+"""Objectives: what a genome's K attempts at a problem are worth together.
+
+The rewards of the attempts, `rewards_P_G_K`, become one score a genome and problem, `scores_P_G`,
+which fitness then centres per problem over the genomes: the baseline. With attempts n that were not
+lost, c of them solved, and rewards in ascending order r(1) ≤ … ≤ r(n):
+
+    mean        Σ r(i) / n, the chance of solving at the first attempt
+    pass_at_k   1 − C(n − c, k) / C(n, k), the chance that one of k attempts solves it
+    max_of_k    Σ C(i − 1, k − 1) / C(n, k) · r(i), the expected best reward of k attempts
+
+The second is the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374), the third the same for
+rewards that are not 0 or 1, by order statistics: the best of k of the n attempts, averaged over all
+choices of k. Both use all n attempts, so n above k lowers their variance; with n = k a pass@k is 0
+or 1, the noisiest estimate there is. Attempts must differ to be worth it: temperature above 0.
+
+The trap: the pass@k policy gradient has advantages for the tokens of solved and failed attempts,
+A⁺ = (1 − ρ)/s and A⁻ = (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s with ρ = pass@k and
+s = √(ρ(1 − ρ)). They sum to zero over the attempts at a problem, so as one genome's fitness they
+say nothing. A genome's own pass@k, against other genomes, is what moves an evolution strategy.
+
+Left out: a score from fewer than k attempts. It would be biased towards failure just where rollouts
+were lost, so it is NaN and the problem is left out for that genome.
+"""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.configs import Names
+from es_cookbook.errors import ConfigError, nearest
+from es_cookbook.rl.rewards.length import (
+    STRENGTH,
+    dynamic_fractions,
+    normalised_fractions,
+    penalised,
+)
+from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
+from es_cookbook.rl.types import Trajectory, TrajectoryGroup
+
+OBJECTIVE_NAMES = {
+    "mean": "es_cookbook.rl.objectives:Mean",
+    "pass_at_k": "es_cookbook.rl.objectives:PassAtK",
+    "max_of_k": "es_cookbook.rl.objectives:MaxOfK",
+    "length_penalty": "es_cookbook.rl.objectives:LengthPenalty",
+}
+"""What a user types on the command line."""
+REWARD = "reward"
+"""Stands for the reward itself where an Env metric is named."""
+SOLVED = "correct"
+"""The Env metric that says whether an attempt solved its problem, where no other is named."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What came of a batch, as arrays of problems x genomes x attempts; NaN where it was lost.
+
+    Attributes:
+        rewards_P_G_K: rewards.
+        tokens_P_G_K: tokens sampled.
+        metrics: by name, what Envs and group rewards reported; NaN where they did not.
+    """
+
+    rewards_P_G_K: NDArray[np.float64]
+    tokens_P_G_K: NDArray[np.float64]
+    metrics: Mapping[str, NDArray[np.float64]]
+
+    def solved(self, metric: str, threshold: float) -> NDArray[np.bool_]:
+        """Which attempts have at least `threshold`; one that does not report the metric has not.
+
+        Args:
+            metric: an Env metric's name, or `REWARD`.
+            threshold: from which an attempt counts as solved.
+
+        Raises:
+            ConfigError: Nobody reports it; names the nearest.
+        """
+        if metric == REWARD:
+            return self.rewards_P_G_K >= threshold
+        if metric not in self.metrics:
+            if np.isnan(self.rewards_P_G_K).all():  # Nobody was there to report it.
+                return np.zeros(self.rewards_P_G_K.shape, dtype=np.bool_)
+            raise ConfigError(
+                f"the objective's metric must be one that the Envs report, found {metric!r}: "
+                f"{nearest(metric, [*self.metrics, REWARD])}"
+            )
+        return self.metrics[metric] >= threshold
+
+
+def outcomes(groups_P: Sequence[TrajectoryGroup]) -> Outcomes:
+    """Groups as arrays."""
+    rewards_P_G_K = np.array([group.rewards_G_K for group in groups_P], dtype=np.float64)
+    tokens_P_G_K = np.full(rewards_P_G_K.shape, np.nan)
+    metrics: dict[str, NDArray[np.float64]] = {}
+    for p, group in enumerate(groups_P):
+        for g, trajectories_K in enumerate(group.trajectories_G_K):
+            for k, trajectory in enumerate(trajectories_K):
+                if not isinstance(trajectory, Trajectory):
+                    continue
+                tokens_P_G_K[p, g, k] = trajectory.num_tokens
+                for name, value in rollout_metrics(group, g, k).items():
+                    if name not in metrics:
+                        metrics[name] = np.full(rewards_P_G_K.shape, np.nan)
+                    metrics[name][p, g, k] = value
+    return Outcomes(rewards_P_G_K, tokens_P_G_K, metrics)
+
+
+def pass_at_k(
+    attempts: NDArray[np.int64], solved: NDArray[np.int64], k: int
+) -> NDArray[np.float64]:
+    """Unbiased 1 − C(n − c, k)/C(n, k) of n attempts with c solved; NaN where n < k.
+
+    As a product, so that no binomial coefficient is ever formed.
+
+    >>> pass_at_k(np.array([4, 4, 4, 1]), np.array([0, 1, 3, 1]), k=2)
+    array([0. , 0.5, 1. , nan])
+    """
+    none_solved = np.ones(np.shape(attempts))
+    for i in range(k):
+        none_solved *= np.maximum(attempts - solved - i, 0) / np.maximum(attempts - i, 1)
+    return np.where(attempts >= k, 1 - none_solved, np.nan)
+
+
+def max_of_k(rewards_P_G_K: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Unbiased expected maximum of k of the attempts that were not lost; NaN where there are fewer.
+
+    >>> max_of_k(np.array([[[0.0, 3.0, 1.0], [5.0, np.nan, 7.0]]]), k=2)
+    array([[2.33333333, 7.        ]])
+    """
+    ascending_P_G_K = np.sort(rewards_P_G_K, axis=2)  # Lost ones last.
+    attempts_P_G = (~np.isnan(rewards_P_G_K)).sum(axis=2)
+    scores_P_G = np.full(attempts_P_G.shape, np.nan)
+    for n in range(k, rewards_P_G_K.shape[2] + 1):
+        weights = np.zeros(n)
+        weights[n - 1] = k / n
+        for i in range(n - 1, k - 1, -1):
+            weights[i - 1] = weights[i] * (i + 1 - k) / i
+        ascending = ascending_P_G_K[attempts_P_G == n][:, :n]
+        # Above the lowest, so that equal rewards have exactly themselves as their maximum.
+        lowest = ascending[:, :1]
+        scores_P_G[attempts_P_G == n] = lowest[:, 0] + ((ascending - lowest) * weights).sum(axis=1)
+    return scores_P_G
+
+
+@chz.chz
+class Objective(ABC):
+    """What a genome's attempts at a problem are worth together."""
+
+    @property
+    def min_attempts(self) -> int:
+        """How many attempts a genome must have at a problem."""
+        return 1
+
+    def check(self, attempts: int, temperature: float) -> None:
+        """Refuse a run in which attempts are too few, or all alike.
+
+        Raises:
+            ConfigError: They are.
+        """
+        if self.min_attempts > attempts:
+            raise ConfigError(
+                f"objective needs {self.min_attempts} attempts or more of a genome at a problem, "
+                f"found attempts={attempts}"
+            )
+        if self.min_attempts > 1 and temperature == 0:
+            raise ConfigError(
+                f"objective needs {self.min_attempts} attempts that differ, and greedy ones do "
+                "not: set sampling.temperature above 0"
+            )
+
+    @abstractmethod
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        """`scores_P_G`; NaN where too few attempts were left.
+
+        Raises:
+            ConfigError: A metric that no Env reports.
+        """
+
+
+@chz.chz
+class Mean(Objective):
+    """The mean reward over the attempts that were not lost."""
+
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        """Means."""
+        return mean_over_attempts(outcomes.rewards_P_G_K)
+
+
+@chz.chz
+class PassAtK(Objective):
+    """The chance that at least one of k attempts solves the problem."""
+
+    k: int = chz.field(default=4, doc="attempts of which one has to solve the problem")
+    metric: str = chz.field(
+        default=SOLVED,
+        doc="Env metric that says whether an attempt solved it; reward: the reward itself",
+    )
+    threshold: float = chz.field(default=1.0, doc="solved is a metric of at least this")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        _check_k(self.k)
+        if not math.isfinite(self.threshold):
+            raise ConfigError(f"threshold must be finite, found {self.threshold}")
+
+    @property
+    def min_attempts(self) -> int:
+        """As many as are asked about."""
+        return self.k
+
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        """Unbiased pass@k."""
+        present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
+        solved_P_G_K = outcomes.solved(self.metric, self.threshold)
+        return pass_at_k(
+            present_P_G_K.sum(axis=2), (solved_P_G_K & present_P_G_K).sum(axis=2), self.k
+        )
+
+
+@chz.chz
+class MaxOfK(Objective):
+    """The expected best reward of k attempts."""
+
+    k: int = chz.field(default=4, doc="attempts of which the best counts")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        _check_k(self.k)
+
+    @property
+    def min_attempts(self) -> int:
+        """As many as are asked about."""
+        return self.k
+
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        """Unbiased expected maxima."""
+        return max_of_k(outcomes.rewards_P_G_K, self.k)
+
+
+_INNER = Names(OBJECTIVE_NAMES, default="mean")
+
+
+@chz.chz
+class LengthPenalty(Objective):
+    """Another objective over rewards that length has moved (`rl.rewards.length`).
+
+    Length is in sampled tokens. Without a limit an answer is long or short among all attempts of
+    all genomes at its problem, since problems differ in the length that they need.
+    """
+
+    limit: int | None = chz.field(
+        default=None,
+        doc="tokens that are as long as counts; None: by the normal distribution of the problem's",
+    )
+    strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can move")
+    right_above: float = chz.field(
+        default=0.9, doc="answers are right, and should be short, if their reward is above this"
+    )
+    inner: Objective = chz.field(
+        meta_factory=_INNER, default_factory=_INNER.build_default, doc="what the rewards are then"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit must be at least 1 token or None, found {self.limit}")
+        if not 0 <= self.strength <= 1:
+            raise ConfigError(f"strength must be in [0, 1], found {self.strength}")
+        if not math.isfinite(self.right_above):
+            raise ConfigError(f"right_above must be finite, found {self.right_above}")
+        if isinstance(self.inner, PassAtK) and self.inner.metric != REWARD:
+            raise ConfigError(
+                f"inner=pass_at_k counts the metric {self.inner.metric!r}, on which a length "
+                "penalty has no effect; use inner=max_of_k, or inner.metric=reward"
+            )
+
+    @property
+    def min_attempts(self) -> int:
+        """As many as the other objective needs."""
+        return self.inner.min_attempts
+
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        """Scores of the moved rewards."""
+        lengths_P_G_K = outcomes.tokens_P_G_K
+        if self.limit is None:
+            fractions_P_G_K = np.stack([normalised_fractions(of_p) for of_p in lengths_P_G_K])
+        else:
+            fractions_P_G_K = dynamic_fractions(lengths_P_G_K, self.limit)
+        rewards_P_G_K = outcomes.rewards_P_G_K
+        is_right_P_G_K = rewards_P_G_K > self.right_above
+        moved_P_G_K = penalised(rewards_P_G_K, is_right_P_G_K, fractions_P_G_K, self.strength)
+        return self.inner(dataclasses.replace(outcomes, rewards_P_G_K=moved_P_G_K))
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise ConfigError(f"k must be at least 1, found {k}")

@@ -1,0 +1,65 @@
+"""A regulariser adds problems of its own to every batch, the same for all genomes, and a weight.
+
+A genome's total score is its score on the batch plus weight times its mean reward on these, each
+less the mean over the genomes (`evolution.fitness.Added`). So the reward of a regulariser needs no
+scale that fits the batch's, and what all genomes share, a KL that the centre has by now for
+example, is no signal and does no harm.
+
+Its problems come after the batch's own, whose sampling seeds stay what they were: with weight 0 a
+run is the same to the bit, and the regulariser's metrics are measured all the same.
+
+Its problems are a pure function of the generation and the batch, so a run that goes on needs to
+know nothing about them.
+
+Left out: an objective over the attempts at them. They count by their mean reward.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import chz
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.rl.types import EnvGroupBuilder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AddedProblems: TypeAlias = Callable[[int, Sequence[EnvGroupBuilder]], Sequence[EnvGroupBuilder]]
+"""From a generation and its batch, `env_group_builders_P`, to a regulariser's own problems."""
+
+
+@chz.chz
+class Regulariser(ABC):
+    """Builds the problems of one regulariser."""
+
+    weight: float = chz.field(
+        doc="what its mean reward counts beside the batch's; 0: only its metrics are measured"
+    )
+    problems_per_generation: int = chz.field(default=8, doc="its problems in a batch, at most")
+
+    @chz.validate
+    def _of_all(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise ConfigError(f"weight must be finite and not negative, found {self.weight}")
+        if self.problems_per_generation < 1:
+            raise ConfigError(
+                f"problems_per_generation must be at least 1, found {self.problems_per_generation}"
+            )
+
+    @abstractmethod
+    def __call__(
+        self, tokenizer: "PreTrainedTokenizerBase", context_length: int, run_seed: int
+    ) -> AddedProblems:
+        """Load and check.
+
+        Args:
+            tokenizer: the model's own.
+            context_length: most tokens of prompt and action together.
+            run_seed: of the order of its rows.
+
+        Raises:
+            DataError: A row that cannot be used; names the file and the line.
+        """

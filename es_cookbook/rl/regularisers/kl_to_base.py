@@ -1,0 +1,169 @@
+"""KL to the base: how far a genome's answers have moved from the frozen base model's.
+
+On each prompt the genome samples an answer, and the base scores the same tokens. With the log ratio
+ℓ = log π_base(token) − log π_genome(token),
+
+    KL(π_genome ‖ π_base) per token  ≈  mean over tokens of  e^ℓ − 1 − ℓ        reward = −KL
+
+which is Schulman's k3 ("Approximating KL divergence", joschu.net/blog/kl-approx.html, 2020):
+unbiased as −ℓ is, but never negative and of lower variance while the two are close.
+
+The trap: it estimates the KL only if the answer was drawn from π_genome as it is. A run often
+samples greedily, and the most likely answer says little about the distribution. So answers are
+drawn here at temperature 1 and without top-p, whatever the run does; genomes share the sampling
+seeds.
+
+The genome's log-probabilities come with its sample, so only the base scores: one scoring a rollout.
+It works on every engine, also where a genome cannot score.
+
+Left out: a sum over tokens. It would grow with the length of the answer, and a run could lower it
+by answering shorter. Only the first turn of an Env's prompt is answered.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import chz
+
+from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.rl.data.epochs import EpochOrder
+from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.regularisers.base import AddedProblems, Regulariser
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    Observation,
+    SamplingParams,
+    StepResult,
+)
+from es_cookbook.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:
+    """Schulman's k3, averaged over tokens that the genome sampled.
+
+    >>> kl_per_token([-1.0, -2.0], [-1.0, -2.0])
+    0.0
+
+    Args:
+        genome_T: log-probability of each token under the genome.
+        base_T: the same under the base.
+    """
+    ratios_T = [base - own for own, base in zip(genome_T, base_T, strict=True)]
+    return math.fsum(max(math.expm1(ratio) - ratio, 0.0) for ratio in ratios_T) / len(ratios_T)
+
+
+class KLEnv(Env):
+    """Answers a prompt once, at temperature 1; the reward is minus the KL to the base.
+
+    Args:
+        prompt: what is answered, or an Env whose first observation is.
+        max_tokens: of the answer.
+    """
+
+    def __init__(self, prompt: Observation | Env, max_tokens: int) -> None:
+        self.prompt = prompt
+        self.params = SamplingParams(max_tokens=max_tokens, temperature=1.0, logprobs=True)
+
+    async def initial_observation(self) -> Observation:
+        """The prompt."""
+        if isinstance(self.prompt, Env):
+            self.prompt.policy = self.policy
+            self.prompt = await self.prompt.initial_observation()
+        return self.prompt
+
+    async def act(self, observation: Observation) -> Action:
+        """An answer drawn from the genome's own distribution."""
+        return await self.policy.sample(observation, self.params)
+
+    async def step(self, action: Action) -> StepResult:
+        """Have the base score the answer."""
+        observation = await self.initial_observation()
+        assert action.logprobs_T is not None, "asked for in `act`"
+        base_T = await self.policy.base.logprobs(observation.tokens_T, action.tokens_T)
+        kl = kl_per_token(action.logprobs_T, base_T)
+        return StepResult(-kl, done=True, metrics={"kl": kl})
+
+
+class _Around(EnvGroup):
+    """KL Envs around the Envs of another group, which it closes."""
+
+    def __init__(self, inner: EnvGroup, max_tokens: int) -> None:
+        super().__init__([KLEnv(env, max_tokens) for env in inner.envs])
+        self._inner = inner
+
+    async def close(self) -> None:
+        """Close the other group."""
+        await self._inner.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KLProblem(EnvGroupBuilder):
+    """One prompt.
+
+    Attributes:
+        prompt: itself, or a problem whose Envs begin with it.
+        max_tokens: of an answer.
+    """
+
+    prompt: Observation | EnvGroupBuilder
+    max_tokens: int
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        """Envs that answer it."""
+        if isinstance(self.prompt, Observation):
+            return EnvGroup([KLEnv(self.prompt, self.max_tokens) for _ in range(num_envs)])
+        return _Around(await self.prompt.make_envs(num_envs), self.max_tokens)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """`kl`."""
+        return ("kl",)
+
+
+@chz.chz
+class KLToBase(Regulariser):
+    """Keeps genomes close to the base, by what they answer on a set of prompts."""
+
+    source: str | None = chz.field(
+        default=None,
+        doc=".jsonl or .parquet file, or Hub set, with a prompt a row; None: the batch's problems",
+    )
+    chat: bool = chz.field(
+        default=True, doc="render a row's prompt as a chat, if the model has a chat template"
+    )
+    max_tokens: int = chz.field(default=32, doc="most tokens of an answer that are looked at")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens must be at least 1, found {self.max_tokens}")
+
+    def __call__(
+        self, tokenizer: "PreTrainedTokenizerBase", context_length: int, run_seed: int
+    ) -> AddedProblems:
+        """Load and render the prompts, if there are any to load."""
+        count = self.problems_per_generation
+        if self.source is None:
+            return lambda _, batch_P: [KLProblem(p, self.max_tokens) for p in batch_P[:count]]
+        problems: list[KLProblem] = []
+        for row in load_rows(self.source):
+            tokens_T = render_prompt(tokenizer, row.text("prompt"), chat=self.chat)
+            if len(tokens_T) >= context_length:
+                raise row.error(
+                    f"its prompt of {len(tokens_T)} tokens leaves no room in the engine's context "
+                    f"of {context_length} tokens"
+                )
+            problems.append(KLProblem(Observation(tokens_T), self.max_tokens))
+        if not problems:
+            raise DataError(f"{self.source}: there are no prompts")
+        order = EpochOrder(len(problems), derive_seed(run_seed, "kl"))
+        return lambda generation, _: [problems[i] for i in order.batch(generation, count)]

@@ -1,0 +1,71 @@
+"""Length penalties: of two right answers the shorter earns more, of two wrong ones the longer.
+
+An answer's length becomes a fraction f from 0 (short) to 1 (long), in one of two ways, and f moves
+its reward r by a share s:
+
+    right:  r · (1 − s f)
+    wrong:  r + (1 − r) · s f
+
+A right answer pays for its length; a wrong one is paid for having tried longer, so that a model
+does not learn to give up early. The second line takes rewards to be at most 1; a wrong answer then
+never earns more than 1, and with s = 0.3 a right one keeps at least 0.7 of its reward.
+
+The trap: with rewards of 0 and 1, s above one half pays a long wrong answer more than a long right
+one. `penalised` takes any s from 0 to 1; 0.3 is the usual one.
+
+Lengths are in whatever unit the caller counts: words, characters, tokens. NaN is a lost rollout,
+and stays NaN.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+STRENGTH = 0.3
+"""The usual share of the reward that length can move."""
+
+
+def dynamic_fractions(lengths: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
+    """Each length as a share of the limit, at most 1.
+
+    >>> dynamic_fractions(np.array([0.0, 5.0, 40.0]), limit=20)
+    array([0.  , 0.25, 1.  ])
+    """
+    return np.minimum(lengths, limit) / limit
+
+
+def normalised_fractions(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The normal distribution function of each length's z-score among these lengths.
+
+    So nobody has to choose a limit: 0.5 is as long as the mean, and lengths that are all the same
+    are all 0.5.
+
+    >>> normalised_fractions(np.array([8.0, 10.0, 12.0])).round(3)
+    array([0.11, 0.5 , 0.89])
+    """
+    present = lengths[~np.isnan(lengths)]
+    fractions = np.where(np.isnan(lengths), np.nan, 0.5)
+    if len(present) and float(np.ptp(present)) > 0:
+        z = (lengths - present.mean()) / (present.std() * math.sqrt(2))
+        fractions = np.array([0.5 * math.erfc(-value) for value in z.ravel().tolist()])
+    return fractions.reshape(lengths.shape)
+
+
+def penalised(
+    rewards: NDArray[np.float64],
+    is_right: NDArray[np.bool_],
+    fractions: NDArray[np.float64],
+    strength: float = STRENGTH,
+) -> NDArray[np.float64]:
+    """Rewards moved by length, see the module's text; all arrays have one shape.
+
+    >>> penalised(np.array([1.0, 1.0, 0.1, 0.1]), np.array([True, True, False, False]),
+    ...           np.array([0.0, 1.0, 0.0, 1.0]))
+    array([1.  , 0.7 , 0.1 , 0.37])
+    """
+    return np.where(
+        is_right,
+        rewards * (1 - strength * fractions),
+        rewards + (1 - rewards) * strength * fractions,
+    )

@@ -1,0 +1,89 @@
+"""From what a generation's rollouts gave to one fitness a genome, and what to report about it.
+
+The objective makes a score of each genome's attempts at each problem; regularisers add problems of
+their own behind the batch's; fitness puts both together.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.fitness import Added, Fitness
+from es_cookbook.rl.objectives import Mean, Objective, outcomes
+from es_cookbook.rl.regularisers.base import Regulariser
+from es_cookbook.rl.rollouts import env_metrics, mean_rewards
+from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+from es_cookbook.runs.measures import reward_metrics
+
+
+class Scoring:
+    """How a run's genomes are judged.
+
+    Args:
+        objective: from attempts to scores.
+        fitness: from scores to fitness.
+        regularisers: what else is wanted of genomes; None for nothing.
+        engine: whose tokenizer and context they are loaded for.
+        run_seed: of the order in which they go through their rows.
+
+    Raises:
+        DataError: A regulariser's row that cannot be used.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        fitness: Fitness,
+        regularisers: Sequence[Regulariser | None],
+        engine: Engine,
+        run_seed: int,
+    ) -> None:
+        self._objective = objective
+        self._fitness = fitness
+        chosen = [regulariser for regulariser in regularisers if regulariser is not None]
+        self._weights = [regulariser.weight for regulariser in chosen]
+        self._problems_of = [
+            regulariser(engine.tokenizer, engine.context_length, run_seed) for regulariser in chosen
+        ]
+        self._sizes: list[int] = []
+
+    def problems(
+        self, generation: int, batch_P: Sequence[EnvGroupBuilder]
+    ) -> Sequence[EnvGroupBuilder]:
+        """All that the genomes attempt: the batch's problems, then each regulariser's."""
+        parts = [batch_P, *(problems(generation, batch_P) for problems in self._problems_of)]
+        self._sizes = [len(part) for part in parts]
+        return list(itertools.chain(*parts))
+
+    def score(
+        self, groups_P: Sequence[TrajectoryGroup]
+    ) -> tuple[NDArray[np.float64], Mapping[str, float]]:
+        """What came of `problems`.
+
+        Returns:
+            `fitness_G`, and metrics: `reward/...` over the mean rewards of the batch's problems;
+            where the objective is another, `objective/mean` and `objective/std_genomes` over its
+            scores; `env/...` of all problems.
+
+        Raises:
+            ConfigError: The objective counts a metric that no Env reports.
+            EnvError: An infinite reward.
+        """
+        rest = iter(groups_P)
+        batch_P, *added_R = (list(itertools.islice(rest, size)) for size in self._sizes)
+        rewards_P_G = mean_rewards(batch_P)
+        scores_P_G = rewards_P_G
+        metrics = dict(reward_metrics(rewards_P_G))
+        if not isinstance(self._objective, Mean):
+            scores_P_G = self._objective(outcomes(batch_P))
+            measured = reward_metrics(scores_P_G)
+            for key in ("mean", "std_genomes"):
+                metrics[f"objective/{key}"] = measured[f"reward/{key}"]
+        added = [
+            Added(weight, mean_rewards(groups))
+            for weight, groups in zip(self._weights, added_R, strict=True)
+        ]
+        return self._fitness(scores_P_G, added), metrics | env_metrics(groups_P)

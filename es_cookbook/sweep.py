@@ -1,0 +1,118 @@
+"""Many Configs: each an ordinary run in a directory of its own, one after the other.
+
+Every run uses the whole machine, so they take turns. What is complete is not run again, and an
+interrupted run goes on where it stopped: the same call is repeated until all is done. What came out
+is then read from the run directories (`es_cookbook.runs.comparison`), never from memory.
+
+    runs = {"plain": [config_a0, config_a1], "tuned": [config_b0, config_b1]}
+    refuse_unequal_rollouts(runs)
+    run_all([config for configs in runs.values() for config in configs])
+
+Left out: runs at the same time on several machines; a run directory says by itself whether it is
+complete, so any scheduler can share out the Configs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import chz
+
+from es_cookbook import train
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS
+from es_cookbook.runs.tracking.base import GENERATION
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+
+def run_all(configs: Sequence[train.Config]) -> None:
+    """Run each to its end, in this order; go on with what is recorded, skip what is complete.
+
+    Args:
+        configs: each with a log_path of its own; `behavior_if_log_dir_exists` does not matter.
+
+    Raises:
+        KeyboardInterrupt: It was stopped; says how to go on.
+        ESCookbookError: As `train.main`.
+    """
+    paths = [config.log_path for config in configs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"every run needs a log_path of its own, found {path} more than once")
+    for number, config in enumerate(configs, start=1):
+        complete = is_complete(config)
+        done = ", which is complete" if complete else ""
+        print(f"run {number} of {len(configs)}: {config.log_path}{done}", flush=True)
+        if not complete:
+            try:
+                train.run(chz.replace(config, behavior_if_log_dir_exists="resume"))
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"interrupted in run {number} of {len(configs)}; give the same command again "
+                    "to go on"
+                ) from None
+
+
+def is_complete(config: train.Config) -> bool:
+    """Whether this very run, and not another one in its place, was recorded to its end."""
+    log_path = Path(config.log_path)
+    if not (log_path / CONFIG).exists():
+        return False
+    rows = read_metrics(log_path / METRICS)
+    if not rows or rows[-1][GENERATION] != config.num_generations:
+        return False
+    recorded = sum(1 for _ in read_history(log_path / HISTORY))
+    return recorded == config.num_generations and _is_same(config, log_path)
+
+
+def _is_same(config: train.Config, log_path: Path) -> bool:
+    """Whether the recorded Config is this one; if not, to resume it says what differs."""
+    try:
+        recorded = train.recorded_config(log_path)
+    except ConfigError:  # Of a script's own classes, say.
+        return False
+    here = {name: getattr(config, name) for name in train.MAY_DIFFER}
+    return chz.replace(recorded, **here) == config
+
+
+def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
+    """What is compared gets the same number of rollouts, however it divides them.
+
+    Args:
+        runs: name -> its runs. Their datasets must be the same.
+
+    Raises:
+        ConfigError: Runs that differ in problems, or in rollouts a problem of a batch.
+    """
+    every = [(name, config) for name, configs in runs.items() for config in configs]
+    first_name, first = every[0]
+    for name, config in every:
+        if config.dataset != first.dataset:
+            raise ConfigError(
+                f"{name} and {first_name} must have the same dataset to be compared at equal "
+                f"rollouts, found {config.dataset} and {first.dataset}"
+            )
+        if _rollouts(config) != _rollouts(first):
+            raise ConfigError(
+                "what is compared must make the same number of rollouts; for each problem of a "
+                f"batch {name} makes {_product(config)}, {first_name} {_product(first)}: change "
+                "population_size, num_generations or attempts of one"
+            )
+
+
+def _rollouts(config: train.Config) -> int:
+    return _genomes(config) * config.num_generations * config.attempts
+
+
+def _genomes(config: train.Config) -> int:
+    optimizer = config.optimizer
+    with_centre = isinstance(optimizer, ES) and optimizer.evaluate_centre
+    return optimizer.population_size + with_centre
+
+
+def _product(config: train.Config) -> str:
+    return (
+        f"{_genomes(config)} genomes x {config.num_generations} generations x "
+        f"{config.attempts} attempts = {_rollouts(config)}"
+    )

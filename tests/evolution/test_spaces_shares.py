@@ -1,0 +1,241 @@
+"""σ by layer and blocks: what each parameter has of a term, in every space, and what is refused."""
+
+import itertools
+import json
+import math
+
+import chz
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.cli import run_cli
+from es_cookbook.configs import Names, config_from_json, config_to_json
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.shares import Shares, balanced_blocks
+
+PARAMETERS = [
+    ParameterInfo("0.q.weight", (60, 40), "linear"),
+    ParameterInfo("0.up.weight", (70, 30), "linear"),
+    ParameterInfo("1.q.weight", (60, 40), "linear"),
+    ParameterInfo("1.up.weight", (70, 30), "linear"),
+]
+SPACES: tuple[type[SearchSpaceBuilder], ...] = (FullRank, LowRank, Adapter)
+TERMS = (Term(10, 0.3), Term(11, -0.7), Term(2**63 - 1, 0.01))
+
+
+@chz.chz
+class _Config:
+    """A config with a search space."""
+
+    search_space: SearchSpaceBuilder = chz.field(
+        meta_factory=Names(SEARCH_SPACE_NAMES, default="low_rank"), doc="what genomes perturb"
+    )
+
+
+def moved(builder: SearchSpaceBuilder, terms: tuple[Term, ...] = TERMS) -> dict[str, torch.Tensor]:
+    """What the terms make of parameters that were all 0."""
+    space = builder(PARAMETERS)
+    weights = {name: torch.zeros(shape) for name, shape in space.shapes.items()}
+    for name, weight in weights.items():
+        space.add_terms_(name, weight, terms)
+    return weights
+
+
+def test_a_share_is_a_factor_and_a_group() -> None:
+    shares = Shares({"a": 0.5, "b": 0.0}, {"c": 1}, num_groups=2)
+    assert shares.of("a", TERMS) == [Term(10, 0.15)]
+    assert shares.of("b", TERMS) == []
+    assert shares.of("c", TERMS) == [Term(11, -0.7), Term(2**63 - 1, 0.01)]
+    assert shares.kinds(["a", "c", "d", "e"]) == {(0.5, 0): "a", (1.0, 1): "c", (1.0, 0): "e"}
+    assert Shares().of("a", TERMS) is TERMS
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_the_first_pattern_that_matches_scales_sigma(space: type[SearchSpaceBuilder]) -> None:
+    plain = moved(space())
+    scaled = moved(space(sigma_patterns=("0.q*", "*q*"), sigma_factors=(0.1, 3.0)))
+    for name, weight in scaled.items():
+        factor = 0.1 if name.startswith("0.q") else 3.0 if ".q" in name else 1.0
+        if factor == 1.0:
+            assert torch.equal(weight, plain[name])
+        else:
+            torch.testing.assert_close(weight, plain[name] * factor, rtol=1e-5, atol=1e-6)
+            assert not torch.equal(weight, plain[name])
+
+
+def test_the_product_is_made_in_float64_and_rounded_once() -> None:
+    # 0.3 · 0.1 in float64 rounds to another float32 than float32(0.3) · float32(0.1) does.
+    scale, twice_rounded = np.float32(0.3 * 0.1), np.float32(0.3) * np.float32(0.1)
+    assert scale != twice_rounded
+    sigma = {"sigma_patterns": ("*",), "sigma_factors": (0.1,)}
+    dense = moved(FullRank(**sigma), (Term(10, 0.3),))["0.q.weight"]
+    assert np.array_equal(dense.numpy(), noise(10, "0.q.weight", (60, 40)) * scale)
+    low_rank = moved(LowRank(rank=3, **sigma), (Term(10, 0.3),))["0.q.weight"]
+    a, b = noise(10, "0.q.weight.A", (60, 3)), noise(10, "0.q.weight.B", (40, 3))
+    expected = np.zeros((60, 40), np.float32)
+    for k in range(3):
+        expected += np.outer(np.float32(0.3 * 0.1 / math.sqrt(3)) * a[:, k], b[:, k])
+    assert np.array_equal(low_rank.numpy(), expected)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_seed_changes_one_block_of_neighbours_alone(space: type[SearchSpaceBuilder]) -> None:
+    plain = space()
+    builder = space(num_blocks=2)
+    names = list(builder(PARAMETERS).shapes)
+    halves = names[: len(names) // 2], names[len(names) // 2 :]
+    for seed in (4, 5, 2**63 - 1):
+        term = (Term(seed, 0.3),)
+        whole, part = moved(plain, term), moved(builder, term)
+        for name in halves[seed % 2]:
+            assert torch.equal(part[name], whole[name])
+        for name in halves[1 - seed % 2]:
+            assert not part[name].any()
+    both = moved(builder, (Term(4, 0.3), Term(5, -0.1)))
+    assert torch.equal(both[names[0]], moved(plain, (Term(4, 0.3),))[names[0]])
+    assert torch.equal(both[names[-1]], moved(plain, (Term(5, -0.1),))[names[-1]])
+
+
+def test_an_adapters_two_factors_are_in_one_block() -> None:
+    builder = Adapter(rank=2, num_blocks=4)
+    for seed in range(4):
+        moving = [
+            name for name, weight in moved(builder, (Term(seed, 1.0),)).items() if weight.any()
+        ]
+        module = ("0.q", "0.up", "1.q", "1.up")[seed]
+        assert moving == [f"{module}.lora_A.weight", f"{module}.lora_B.weight"]
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_twins_stay_exact_mirrors(space: type[SearchSpaceBuilder]) -> None:
+    builder = space(sigma_patterns=("*q*",), sigma_factors=(0.3,), num_blocks=2)
+    for seed in (4, 5):
+        one, twin = moved(builder, (Term(seed, 0.003),)), moved(builder, (Term(seed, -0.003),))
+        assert any(weight.any() for weight in one.values())
+        assert all(torch.equal(one[name], -twin[name]) for name in one)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_part_moves_as_the_whole_does(space: type[SearchSpaceBuilder]) -> None:
+    options: dict[str, object] = {} if space is LowRank else {"density": 0.4}
+    builder = space(sigma_patterns=("*q*",), sigma_factors=(0.3,), num_blocks=2, **options)
+    of_all = moved(builder)
+    for name, whole in of_all.items():
+        rows, columns = whole.shape
+        part = Part((rows // 3, rows), (1, columns // 2), columns)
+        held = torch.zeros(part.shape)
+        builder(PARAMETERS).add_terms_(name, held, TERMS, part)
+        assert torch.equal(held, whole[rows // 3 :, 1 : columns // 2])
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=40), st.data())
+def test_blocks_are_neighbours_of_about_equal_size(sizes: list[int], data: st.DataObject) -> None:
+    num_blocks = data.draw(st.integers(1, len(sizes)))
+    blocks = balanced_blocks(sizes, num_blocks)
+    assert len(blocks) == len(sizes)
+    assert blocks == sorted(blocks)
+    assert set(blocks) == set(range(num_blocks))
+    if num_blocks <= 2:
+        halves = [sum(s for s, b in zip(sizes, blocks, strict=True) if b == i) for i in range(2)]
+        assert num_blocks == 1 or abs(halves[0] - halves[1]) <= min(
+            abs(2 * so_far - sum(sizes)) for so_far in list(itertools.accumulate(sizes))[:-1]
+        )
+
+
+def test_known_blocks() -> None:
+    # Pinned: a recorded seed has to mean the same block in every version.
+    assert balanced_blocks([50, *[10] * 10], 3) == [0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert balanced_blocks([1, 1, 1, 100], 3) == [0, 0, 1, 2]
+    assert balanced_blocks([100, 1, 1, 1], 3) == [0, 1, 2, 2]
+    assert balanced_blocks([7] * 4, 4) == [0, 1, 2, 3]
+
+
+def test_the_options_work_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    found: list[_Config] = []
+
+    def run(*arguments: str) -> None:
+        run_cli(found.append, _Config, ["search_space=adapter", *arguments])
+
+    run(
+        "search_space.sigma_patterns=*lora_A*,0.up*",
+        "search_space.sigma_factors=0.25,2",
+        "search_space.num_blocks=2",
+        "search_space.density=0.5",
+        "search_space.targets=q,up",
+        "search_space.init=orthogonal",
+        "search_space.perturb=alternating",
+    )
+    assert found[0].search_space == Adapter(
+        sigma_patterns=("*lora_A*", "0.up*"),
+        sigma_factors=(0.25, 2.0),
+        num_blocks=2,
+        density=0.5,
+        targets=("q", "up"),
+        init="orthogonal",
+        perturb="alternating",
+    )
+    with pytest.raises(SystemExit):
+        run("search_space.perturb=alternately")
+    assert (
+        "did you mean 'alternating'? Accepted: a, alternating, b, both" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_config_from_before_these_options_means_what_it_meant(
+    space: type[SearchSpaceBuilder],
+) -> None:
+    new = ("sigma_patterns", "sigma_factors", "num_blocks", "density", "mask_seed")
+    plain = json.loads(config_to_json(_Config(search_space=space())))
+    for name in (*new, "targets", "init", "perturb"):
+        plain["search_space"].pop(name, None)
+    read = config_from_json(json.dumps(plain))
+    assert isinstance(read, _Config)
+    assert read.search_space == space()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"sigma_patterns": ("*",)}, "found 1 patterns and 0 factors"),
+        (
+            {"sigma_patterns": ("*",), "sigma_factors": (0.0,)},
+            r"found 0\.0; .*search_space\.exclude",
+        ),
+        ({"sigma_patterns": ("*",), "sigma_factors": (-1.0,)}, r"above 0 and finite, found -1\.0"),
+        ({"sigma_patterns": ("*",), "sigma_factors": (math.inf,)}, "above 0 and finite, found inf"),
+        ({"sigma_patterns": ("*",), "sigma_factors": (math.nan,)}, "above 0 and finite, found nan"),
+        (
+            {"sigma_patterns": ("*down*",), "sigma_factors": (1.0,)},
+            r"sigma_patterns pattern '\*down\*' matches no perturbed parameter; the nearest names",
+        ),
+        (
+            {"sigma_patterns": ("*", "0.q*"), "sigma_factors": (1.0, 2.0)},
+            r"sigma_patterns '0\.q\*' has no effect",
+        ),
+        ({"num_blocks": 0}, "num_blocks must be at least 1, found 0"),
+        ({"num_blocks": 5}, "num_blocks must be at most 4, the number of weights .*, found 5"),
+    ],
+)
+@pytest.mark.parametrize("space", SPACES)
+def test_what_cannot_be_shared_out_is_one_sentence(
+    space: type[SearchSpaceBuilder], options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        space(**options)(PARAMETERS)
+
+
+def test_a_pattern_for_what_is_not_perturbed_is_refused() -> None:
+    builder = LowRank(exclude=("0.*",), sigma_patterns=("0.q*",), sigma_factors=(0.5,))
+    with pytest.raises(ConfigError, match=r"nearest names are .*1\.q\.weight"):
+        builder(PARAMETERS)

@@ -1,0 +1,142 @@
+"""The comparison's command line: which runs it makes, what it refuses, and what it leaves."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.cli import run_cli, split_options
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.recipes.countdown import compare, train_cli
+from es_cookbook.recipes.countdown.compare import METRIC, Compare
+from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
+from es_cookbook.runs.comparison import summarise
+
+TINY = (
+    "num_generations=2",
+    "optimizer.population_size=4",
+    "dataset.num_train=8",
+    "dataset.num_test=4",
+    "dataset.problems_per_generation=2",
+    "seeds=0,1",
+)
+
+
+@pytest.fixture(autouse=True)
+def twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second optimizer, whatever others there are."""
+    for names in (OPTIMIZER_NAMES, train_cli._OPTIMIZERS.accepted):
+        monkeypatch.setitem(names, "twin", OPTIMIZER_NAMES["es"])
+
+
+def run(*options: str) -> None:
+    own, fields = split_options(Compare, options)
+    run_cli(functools.partial(compare.main, fields=fields), Compare, own)
+
+
+def runs_of(*options: str) -> dict[str, list[CLIConfig]]:
+    made: list[dict[str, list[CLIConfig]]] = []
+
+    def keep(config: Compare, fields: Mapping[str, str]) -> None:
+        made.append(compare.runs(config, fields))
+
+    own, fields = split_options(Compare, options)
+    run_cli(functools.partial(keep, fields=fields), Compare, own)
+    return made[0]
+
+
+def test_every_optimizer_has_its_recommended_settings_and_every_run_its_directory() -> None:
+    runs = runs_of("optimizers=es", "seeds=0,2", "log_path=there")
+    assert [config.optimizer for config in runs["es"]] == [CLIConfig().optimizer] * 2
+    assert [(c.seed, c.log_path) for c in runs["es"]] == [
+        (0, str(Path("there/es-seed0"))),
+        (2, str(Path("there/es-seed2"))),
+    ]
+    assert runs["es"][0].num_generations == CLIConfig().num_generations
+
+
+def test_recommended_settings_are_those_of_the_training_command_too() -> None:
+    for name, settings in RECOMMENDED.items():
+        (config,) = runs_of(f"optimizers={name}", "seeds=0")[name]
+        for field, value in settings.items():
+            assert getattr(config.optimizer, field) == value
+        trained: list[CLIConfig] = []
+        run_cli(trained.append, CLIConfig, [f"optimizer={name}"])
+        assert trained[0].optimizer == config.optimizer
+
+
+def test_an_option_is_for_all_runs_or_with_a_name_before_it_for_one_optimizers() -> None:
+    runs = runs_of(
+        "optimizers=es,twin",
+        "seeds=0",
+        "optimizer.sigma=0.5",
+        "num_generations=6",
+        "optimizer.population_size=8",
+        "twin.optimizer.learning_rate=0.25",
+        "twin.optimizer.population_size=4",
+        "twin.num_generations=12",
+    )
+    es, twin = runs["es"][0], runs["twin"][0]
+    assert isinstance(es.optimizer, ES) and isinstance(twin.optimizer, ES)
+    assert es.optimizer.sigma == twin.optimizer.sigma == 0.5
+    assert (es.optimizer.learning_rate, twin.optimizer.learning_rate) == (0.02, 0.25)
+    assert (es.num_generations, twin.num_generations) == (6, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["optimizers=twn"], "unknown optimizer 'twn': did you mean 'twin'?"),
+        (["optimizers=es,es"], "optimizers must be different ones"),
+        (["optimizers="], "optimizers must name at least one, found none"),
+        (["optimizers=es", "seeds="], "seeds must name at least one, found none"),
+        (["optimizers=es", "seeds=1,1"], "seeds must be different ones, found (1, 1)"),
+        (["optimizers=es,twin", "twin.num_generations=7"], "for each problem of a batch twin"),
+        (["optimizers=es", "twin.num_generations=7"], "an optimizer that is not compared"),
+        (["optimizers=es", "es.optimizer.sigmo=7"], "did you mean 'optimizer.sigma'?"),
+        (["optimizers=es", "num_generation=7"], "did you mean 'num_generations'?"),
+        (["optimizers=es", "sedes=7"], "did you mean 'seeds'?"),
+        (["optimizers=es", "seed=7"], "seed cannot be given: seeds=... says which"),
+        (["optimizers=es", "es.log_path=x"], "es.log_path cannot be given"),
+        (["optimizers=es", "optimizer=twin"], "optimizers=... says which"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(*options, f"log_path={tmp_path / 'all'}")
+    said = capsys.readouterr().err
+    assert caught.value.code in (1, 2)
+    assert sentence in said and said.count("\n") == 1
+    assert not (tmp_path / "all").exists()
+
+
+def test_it_runs_prints_and_draws_and_does_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*TINY, "optimizers=es", f"log_path={tmp_path}")
+    first = capsys.readouterr().out
+    histories = sorted(tmp_path.glob("*/history.jsonl"))
+    assert [path.parent.name for path in histories] == ["es-seed0", "es-seed1"]
+    written = [path.stat().st_mtime_ns for path in histories]
+    table = (tmp_path / "comparison.md").read_text()
+    assert table in first
+    paths = [path.parent for path in histories]
+    summary = summarise(paths, METRIC)
+    final = 100 * summary.curve.values_R_M[:, -1]
+    assert f"| es | 2 | {final.mean():.1f} % ({final.min():.1f} … {final.max():.1f}) |" in table
+    assert "| 16 |" in table, "2 generations x 4 genomes x 2 problems"
+    assert "held-out exact answers (%)" in (tmp_path / "comparison.svg").read_text()
+    assert (tmp_path / "comparison.png").exists()
+
+    run(*TINY, "optimizers=es,twin", f"log_path={tmp_path}")
+    again = capsys.readouterr().out
+    assert again.count("which is complete") == 2
+    assert [path.stat().st_mtime_ns for path in histories] == written
+    lines = (tmp_path / "comparison.md").read_text().splitlines()
+    assert [line.split()[1] for line in lines[2:]] == ["es", "twin"]
+    es, twin = (line.split("|")[2:6] for line in lines[2:])
+    assert es == twin, "the same optimizer under two names"

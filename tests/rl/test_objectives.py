@@ -1,0 +1,224 @@
+"""Scores of several attempts are what the estimators say, and refuse what they cannot estimate."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.configs import resolve
+from es_cookbook.errors import ConfigError
+from es_cookbook.rl.objectives import (
+    OBJECTIVE_NAMES,
+    LengthPenalty,
+    MaxOfK,
+    Mean,
+    Objective,
+    Outcomes,
+    PassAtK,
+    max_of_k,
+    outcomes,
+    pass_at_k,
+)
+from es_cookbook.rl.rollouts import mean_rewards
+from es_cookbook.rl.types import (
+    Action,
+    LostRollout,
+    Metrics,
+    Observation,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+
+NAN = math.nan
+LOST = LostRollout("ValueError: no", "")
+
+
+def of(rewards_P_G_K: Any, tokens_P_G_K: Any = None, **metrics: Any) -> Outcomes:
+    rewards = np.array(rewards_P_G_K, dtype=np.float64)
+    tokens = np.ones(rewards.shape) if tokens_P_G_K is None else np.array(tokens_P_G_K, float)
+    return Outcomes(rewards, tokens, {name: np.array(m, float) for name, m in metrics.items()})
+
+
+def scores(objective: Objective, *args: Any, **metrics: Any) -> list[list[float]]:
+    return objective(of(*args, **metrics)).tolist()
+
+
+def counts(*numbers: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(numbers, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [
+        (4, 0, 2, 0.0),
+        (4, 1, 1, 0.25),
+        (4, 1, 2, 0.5),
+        (4, 1, 4, 1.0),
+        (4, 2, 2, 5 / 6),
+        (4, 3, 2, 1.0),
+        (10, 3, 5, 1 - 21 / 252),
+        (2000, 1, 1000, 0.5),
+        (3, 3, 4, NAN),
+    ],
+)
+def test_literal_pass_at_k(n: int, c: int, k: int, expected: float) -> None:
+    found = pass_at_k(counts(n), counts(c), k).tolist()
+    assert found == pytest.approx([expected], nan_ok=True)
+
+
+@given(st.integers(1, 8), st.data())
+def test_pass_at_k_and_max_of_k_are_means_over_all_choices_of_k_attempts(
+    n: int, data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, n))
+    numbers = st.lists(st.floats(-5, 5, width=32), min_size=n, max_size=n)
+    rewards_K = data.draw(numbers)
+    best = [max(chosen) for chosen in itertools.combinations(rewards_K, k)]
+    assert max_of_k(np.array([[rewards_K]]), k).item() == pytest.approx(np.mean(best), abs=1e-9)
+    solved_K = [reward > 0 for reward in rewards_K]
+    any_solved = [any(chosen) for chosen in itertools.combinations(solved_K, k)]
+    found = pass_at_k(counts(n), counts(sum(solved_K)), k).item()
+    assert found == pytest.approx(np.mean(any_solved), abs=1e-12)
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    # The mean over all outcomes of n attempts, each solving with chance q, is the chance itself.
+    n, k, q = 5, 3, 0.3
+    mean = math.fsum(
+        math.comb(n, c) * q**c * (1 - q) ** (n - c) * pass_at_k(counts(n), counts(c), k).item()
+        for c in range(n + 1)
+    )
+    assert mean == pytest.approx(1 - (1 - q) ** k)
+
+
+def test_max_of_all_is_the_maximum_and_of_one_the_mean() -> None:
+    rewards_P_G_K = np.array([[[0.2, 0.9, 0.4], [0.1, NAN, 0.5]]])
+    assert max_of_k(rewards_P_G_K, 3).tolist()[0][0] == pytest.approx(0.9)
+    assert max_of_k(rewards_P_G_K, 2).tolist() == [[pytest.approx((0.9 + 0.9 + 0.4) / 3), 0.5]]
+    assert max_of_k(rewards_P_G_K, 1)[0] == pytest.approx([0.5, 0.3])
+
+
+def test_equal_rewards_are_exactly_equal_scores_however_many_attempts_are_left() -> None:
+    rewards_P_G_K = np.array([[[0.3] * 7, [0.3] * 5 + [NAN] * 2, [0.3] * 3 + [NAN] * 4]])
+    assert max_of_k(rewards_P_G_K, 3).tolist() == [[0.3] * 3]
+
+
+def test_token_level_advantages_say_nothing_about_a_genome_and_its_own_pass_at_k_does() -> None:
+    # The trap of the module's text: summed over its attempts, every genome gets the same nothing.
+    n, k = 8, 4
+    genomes = list(range(1, 5))  # how many attempts each solved; pass@k between 0 and 1
+    sums: list[float] = []
+    for c in genomes:
+        rho = pass_at_k(counts(n), counts(c), k).item()
+        s = math.sqrt(rho * (1 - rho))
+        solved = (1 - rho) / s
+        failed = (1 - rho - math.comb(n - c - 1, k - 1) / math.comb(n - 1, k - 1)) / s
+        assert solved > 0 > failed
+        sums.append(c * solved + (n - c) * failed)
+    assert sums == pytest.approx([0.0] * len(genomes), abs=1e-12)
+    own = pass_at_k(counts(*[n] * len(genomes)), counts(*genomes), k)
+    assert (np.diff(own) > 0.05).all()
+
+
+def test_attempts_are_solved_by_their_metric_whatever_their_reward() -> None:
+    rewards = [[[1.0, 0.1], [0.9, 0.2]], [[0.0, 0.0], [0.0, NAN]]]
+    correct = [[[0.0, 0.0], [1.0, NAN]], [[1.0, 1.0], [1.0, NAN]]]
+    assert scores(PassAtK(k=2), rewards, correct=correct) == [
+        [0, 1],
+        [1, pytest.approx(NAN, nan_ok=True)],
+    ]
+    by_reward = PassAtK(k=1, metric="reward", threshold=0.9)
+    assert scores(by_reward, rewards) == [[0.5, 0.5], [0.0, 0.0]]
+
+
+def test_a_metric_that_nobody_reports_is_refused_with_the_nearest() -> None:
+    sentence = r"found 'corect': did you mean 'correct'\? Accepted: correct, reward$"
+    with pytest.raises(ConfigError, match=sentence):
+        PassAtK(k=1, metric="corect")(of([[[1.0]]], correct=[[[1.0]]]))
+    assert np.isnan(PassAtK(k=1)(of([[[NAN]]]))).all(), "everything lost is not the metric's fault"
+
+
+def test_length_moves_rewards_before_the_inner_objective() -> None:
+    rewards = [[[1.0, 1.0], [0.0, NAN]]]
+    tokens = [[[10, 40], [20, NAN]]]
+    penalty = LengthPenalty(limit=20)
+    assert scores(penalty, rewards, tokens)[0] == pytest.approx([(0.85 + 0.7) / 2, 0.3])
+    best = LengthPenalty(limit=20, inner=MaxOfK(k=2))
+    assert scores(best, rewards, tokens)[0] == pytest.approx([0.85, NAN], nan_ok=True)
+    solved_and_short = PassAtK(k=1, metric="reward", threshold=0.8)
+    assert scores(LengthPenalty(limit=20, inner=solved_and_short), rewards, tokens) == [[0.5, 0.0]]
+
+
+def test_without_a_limit_lengths_compare_within_their_problem() -> None:
+    # The second problem needs ten times the length; its genomes score as the first's do.
+    found = scores(LengthPenalty(), [[[1.0], [1.0]]] * 2, [[[10], [30]], [[100], [300]]])
+    assert found[0] == pytest.approx([1 - 0.3 * 0.15865525, 1 - 0.3 * 0.84134475])
+    assert found[1] == pytest.approx(found[0])
+
+
+def rollout(reward: float, *metrics_T: Metrics) -> Trajectory:
+    action = Action((1, 2, 3), "", "stop")
+    steps = [Transition(Observation((1,)), action, reward, m, {}) for m in metrics_T]
+    return Trajectory(tuple(steps))
+
+
+def groups() -> Sequence[TrajectoryGroup]:
+    won, lost = rollout(0.5, {"correct": 1.0}), rollout(0.25, {}, {"correct": 0.0})
+    return [
+        TrajectoryGroup([[won, LOST], [lost, won]]),
+        TrajectoryGroup(
+            [[LOST, LOST], [lost, lost]], [[0, 0], [1, 2]], [[{}, {}], [{"rank": 1}, {"rank": 2}]]
+        ),
+    ]
+
+
+def test_groups_become_arrays_with_nan_where_there_is_nothing() -> None:
+    found = outcomes(groups())
+    np.testing.assert_array_equal(
+        found.rewards_P_G_K, [[[0.5, NAN], [0.5, 0.5]], [[NAN, NAN], [1.5, 2.5]]]
+    )
+    np.testing.assert_array_equal(found.tokens_P_G_K, [[[3, NAN], [6, 3]], [[NAN, NAN], [6, 6]]])
+    np.testing.assert_array_equal(
+        found.metrics["correct"], [[[1, NAN], [0, 1]], [[NAN, NAN], [0, 0]]]
+    )
+    np.testing.assert_array_equal(found.metrics["rank"][1], [[NAN, NAN], [1, 2]])
+
+
+def test_the_mean_is_the_mean_reward_bit_for_bit() -> None:
+    np.testing.assert_array_equal(Mean()(outcomes(groups())), mean_rewards(groups()))
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (lambda: PassAtK(k=0), "k must be at least 1, found 0"),
+        (lambda: MaxOfK(k=-3), "k must be at least 1, found -3"),
+        (lambda: PassAtK(threshold=NAN), "threshold must be finite, found nan"),
+        (lambda: LengthPenalty(limit=0), "limit must be at least 1 token or None, found 0"),
+        (lambda: LengthPenalty(strength=1.5), r"strength must be in \[0, 1\], found 1.5"),
+        (lambda: LengthPenalty(right_above=NAN), "right_above must be finite, found nan"),
+        (lambda: LengthPenalty(inner=PassAtK()), "use inner=max_of_k, or inner.metric=reward"),
+        (lambda: PassAtK(k=4).check(3, 1.0), "objective needs 4 attempts .*found attempts=3"),
+        (lambda: LengthPenalty(inner=MaxOfK(k=5)).check(4, 1.0), "needs 5 attempts"),
+        (lambda: MaxOfK(k=2).check(2, 0.0), "greedy ones do not: set sampling.temperature above 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(made: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        made()
+
+
+def test_one_attempt_is_enough_for_a_mean_and_pass_at_1() -> None:
+    for objective in (Mean(), PassAtK(k=1), MaxOfK(k=1), LengthPenalty()):
+        objective.check(1, 0.0)
+
+
+@pytest.mark.parametrize("name", OBJECTIVE_NAMES)
+def test_every_name_builds_an_objective(name: str) -> None:
+    assert isinstance(resolve(OBJECTIVE_NAMES[name])(), Objective)

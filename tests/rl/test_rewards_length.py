@@ -1,0 +1,60 @@
+"""Length moves rewards as the formulas say, and never past what a reward may be."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.rl.rewards.length import dynamic_fractions, normalised_fractions, penalised
+
+share = st.floats(0, 1)
+
+
+def test_a_share_of_the_limit_and_no_more() -> None:
+    lengths = np.array([0.0, 30.0, 120.0, 500.0, math.nan])
+    expected = [0.0, 0.25, 1.0, 1.0, math.nan]
+    assert dynamic_fractions(lengths, limit=120) == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_normal_distribution_function_of_the_z_score() -> None:
+    # Mean 30, deviation 10: z is -1, 1 and, of the lost one, nothing.
+    found = normalised_fractions(np.array([[20.0, 40.0], [math.nan, math.nan]]))
+    assert found.shape == (2, 2)
+    assert found.ravel().tolist() == pytest.approx(
+        [0.15865525393145707, 0.8413447460685429, math.nan, math.nan], nan_ok=True
+    )
+
+
+def test_lengths_that_are_all_the_same_are_in_the_middle() -> None:
+    assert normalised_fractions(np.array([7.0, 7.0, math.nan])).tolist()[:2] == [0.5, 0.5]
+    assert np.isnan(normalised_fractions(np.array([math.nan]))).all()
+
+
+@pytest.mark.parametrize(
+    ("reward", "is_right", "fraction", "expected"),
+    [
+        (1.0, True, 0.0, 1.0),
+        (1.0, True, 0.5, 0.85),
+        (1.0, True, 1.0, 0.7),
+        (0.0, False, 0.0, 0.0),
+        (0.0, False, 1.0, 0.3),
+        (0.5, False, 1.0, 0.65),
+    ],
+)
+def test_literal_penalties(reward: float, is_right: bool, fraction: float, expected: float) -> None:
+    arrays = np.array([reward]), np.array([is_right]), np.array([fraction])
+    assert penalised(*arrays).tolist() == pytest.approx([expected])
+
+
+@given(reward=share, strength=share, f=share, g=share)
+def test_longer_costs_the_right_and_pays_the_wrong(
+    reward: float, strength: float, f: float, g: float
+) -> None:
+    short, long = sorted((f, g))
+    right = penalised(np.full(2, reward), np.array([True] * 2), np.array([short, long]), strength)
+    wrong = penalised(np.full(2, reward), np.array([False] * 2), np.array([short, long]), strength)
+    assert right[0] >= right[1] - 1e-15
+    assert wrong[0] <= wrong[1] + 1e-15
+    assert right.min() >= 0 and wrong.max() <= 1 + 1e-15

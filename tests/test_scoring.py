@@ -1,0 +1,90 @@
+"""Rollouts become fitness and metrics: the batch's by the objective, others by their weight."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from es_cookbook.evolution.fitness import Raw
+from es_cookbook.rl.objectives import Mean, Objective, PassAtK
+from es_cookbook.rl.regularisers.kl_to_base import KLToBase
+from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
+from es_cookbook.scoring import Scoring
+from tests.fakes import FakeEngine, problem
+
+BATCH_P = [problem(number, "train") for number in range(3)]
+
+
+@pytest.fixture
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    path.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    return str(path)
+
+
+def scoring(pairs: str, objective: Objective, kl: float, preference: float) -> Scoring:
+    regularisers = (
+        KLToBase(weight=kl, problems_per_generation=2),
+        PreferencePairs(weight=preference, source=pairs, problems_per_generation=1),
+    )
+    return Scoring(objective, Raw(), regularisers, FakeEngine(), 0)
+
+
+def group(reward_of: Callable[[int, int], float], metric: str) -> TrajectoryGroup:
+    """Two genomes, two attempts."""
+
+    def rollout(reward: float) -> Trajectory:
+        action = Action((1,), "", "stop")
+        metrics = {metric: float(reward == 1)}
+        return Trajectory((Transition(Observation((1,)), action, reward, metrics, {}),))
+
+    return TrajectoryGroup([[rollout(reward_of(g, k)) for k in range(2)] for g in range(2)])
+
+
+def groups() -> Sequence[TrajectoryGroup]:
+    """Genome 0 solves the batch's problems at every second attempt, genome 1 is never far off."""
+    batch_P = [group(lambda g, k: float(k) if g == 0 else 0.75, "correct") for _ in range(3)]
+    kl_P = [group(lambda g, k: -1.0 - g, "kl"), group(lambda g, k: -3.0 - g, "kl")]
+    return [*batch_P, *kl_P, group(lambda g, k: 4.0 * g, "preferred")]
+
+
+def test_a_regularisers_problems_come_after_the_batchs(pairs: str) -> None:
+    problems = scoring(pairs, Mean(), 1.0, 1.0).problems(5, BATCH_P)
+    assert list(problems[:3]) == BATCH_P
+    assert [problem.tags for problem in problems[3:]] == [("kl",), ("kl",), ("preference",)]
+
+
+def test_scores_are_the_objectives_of_the_batch_plus_weighted_means_of_the_others(
+    pairs: str,
+) -> None:
+    judge = scoring(pairs, Mean(), 0.1, 0.5)
+    judge.problems(0, BATCH_P)
+    fitness_G, metrics = judge.score(groups())
+    # Batch 0.5 and 0.75, KL 2 and 3, preference 0 and 4.
+    total_G = np.array([0.5, 0.75]) - 0.1 * np.array([2, 3]) + 0.5 * np.array([0, 4])
+    assert fitness_G == pytest.approx(total_G - total_G.mean())
+    assert metrics["reward/mean"] == 0.625, "over the batch's problems alone"
+    assert metrics["env/all/correct"] == 0.25
+    assert "env/all/kl" in metrics and "env/all/preferred" in metrics
+    assert not any(key.startswith("objective/") for key in metrics)
+
+
+def test_another_objective_ranks_otherwise_and_is_measured_beside_the_rewards(pairs: str) -> None:
+    judge = scoring(pairs, PassAtK(k=2), 0.0, 0.0)
+    judge.problems(0, BATCH_P)
+    fitness_G, metrics = judge.score(groups())
+    assert fitness_G.tolist() == [0.5, -0.5], "by mean reward it is the other way round"
+    assert (metrics["objective/mean"], metrics["objective/std_genomes"]) == (0.5, 0.5)
+    assert metrics["reward/mean"] == 0.625
+
+
+def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
+    judge = scoring(pairs, Mean(), 0.0, 0.0)
+    judge.problems(0, BATCH_P)
+    alone = Scoring(Mean(), Raw(), (None, None), FakeEngine(), 0)
+    assert list(alone.problems(0, BATCH_P)) == BATCH_P
+    fitness_G, metrics = alone.score(groups()[:3])
+    assert judge.score(groups())[0].tobytes() == fitness_G.tobytes()
+    assert all(math.isfinite(value) for value in metrics.values())

@@ -1,0 +1,136 @@
+"""Many runs: each once, to its end, however often the sweep is interrupted and given again."""
+
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.errors import ConfigError, RunDirectoryError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.sweep import is_complete, refuse_unequal_rollouts, run_all
+from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
+from tests.tiny_run import TinyConfig, untimed
+
+BASE = Path(__file__).parent / "data/base"
+FILES = ("history.jsonl", "metrics.jsonl", "rollouts.jsonl")
+
+
+def tiny(log_path: Path, **fields: Any) -> TinyConfig:
+    settings: dict[str, Any] = {
+        "model_name": str(BASE),
+        "log_path": str(log_path),
+        "engine": FakeEngineBuilder(capacity=3),
+        "trackers": JsonlTrackerBuilder(),
+        "num_generations": 6,
+        "behavior_if_log_dir_exists": "raise",
+    }
+    return TinyConfig(**settings | fields)
+
+
+def engines_made_by(configs: list[train.Config]) -> int:
+    before = len(FakeEngineBuilder.made)
+    run_all(configs)
+    return len(FakeEngineBuilder.made) - before
+
+
+def test_what_is_complete_is_not_run_again_and_what_is_not_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbroken = tiny(tmp_path / "unbroken", seed=1)
+    complete, half_done, _ = configs = [tiny(tmp_path / str(seed), seed=seed) for seed in (0, 1, 2)]
+    train.run(unbroken)
+    train.run(complete)
+    train.run(chz.replace(half_done, num_generations=3))
+    assert [is_complete(config) for config in configs] == [True, False, False]
+    written = [(tmp_path / "0" / name).stat().st_mtime_ns for name in FILES]
+    assert engines_made_by(configs) == 2
+    assert [(tmp_path / "0" / name).stat().st_mtime_ns for name in FILES] == written
+    for name in FILES[1:]:
+        assert untimed(tmp_path / "1" / name)[-1] == untimed(tmp_path / "unbroken" / name)[-1]
+    assert (tmp_path / "1" / FILES[0]).read_bytes() == (
+        tmp_path / "unbroken" / FILES[0]
+    ).read_bytes()
+    assert f"run 1 of 3: {tmp_path / '0'}, which is complete\n" in capsys.readouterr().out
+    assert all(is_complete(config) for config in configs)
+    assert engines_made_by(configs) == 0
+
+
+def test_a_run_without_its_last_measurement_is_not_complete(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run")
+    train.run(config)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    assert not is_complete(config)
+    run_all([config])
+    assert len(metrics.read_bytes().splitlines()) == len(whole.splitlines())
+
+
+def test_another_run_in_its_place_is_refused_and_not_taken_for_it(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run")
+    train.run(config)
+    other = chz.replace(config, optimizer=ES(population_size=4, sigma=0.2, learning_rate=0.05))
+    assert not is_complete(other)
+    with pytest.raises(RunDirectoryError, match=r"optimizer\.sigma was 0\.1, is 0\.2"):
+        run_all([other])
+    assert is_complete(chz.replace(config, snapshot_every=7)), "how it is kept does not count"
+
+
+def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"log_path of its own, found .*run more than once"):
+        run_all([tiny(tmp_path / "run"), tiny(tmp_path / "run", seed=1)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(config: train.Config) -> None:
+        raise KeyboardInterrupt("interrupted after generation 3; to go on, ...")
+
+    monkeypatch.setattr(train, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="in run 1 of 2; give the same command again"):
+        run_all([tiny(tmp_path / "a"), tiny(tmp_path / "b")])
+
+
+def test_rollouts_are_equal_however_they_are_divided() -> None:
+    wide = tiny(Path("a"), optimizer=ES(population_size=8), num_generations=3)
+    refuse_unequal_rollouts(
+        {
+            "wide": [wide],
+            "long": [chz.replace(wide, optimizer=ES(population_size=2), num_generations=12)],
+            "tried twice": [chz.replace(wide, optimizer=ES(population_size=4), attempts=2)],
+        }
+    )
+
+
+def test_unequal_rollouts_are_refused_in_a_sentence_with_both_products() -> None:
+    config = tiny(Path("a"))
+    fewer = chz.replace(config, num_generations=5)
+    with pytest.raises(ConfigError) as caught:
+        refuse_unequal_rollouts({"es": [config], "genetic": [fewer]})
+    said = str(caught.value)
+    assert "genetic makes 4 genomes x 5 generations x 1 attempts = 20" in said
+    assert "es 4 genomes x 6 generations x 1 attempts = 24" in said
+
+
+def test_a_centre_that_attempts_the_problems_too_is_counted() -> None:
+    plain = tiny(Path("a"), optimizer=ES(population_size=4))
+    with_centre = chz.replace(plain, optimizer=ES(population_size=4, evaluate_centre=True))
+    with pytest.raises(ConfigError, match="5 genomes x 6 generations x 1 attempts = 30"):
+        refuse_unequal_rollouts({"plain": [plain], "with centre": [with_centre]})
+
+
+@chz.chz
+class OtherDatasetBuilder(SmallDatasetBuilder):
+    """Another dataset."""
+
+
+def test_other_problems_are_refused() -> None:
+    config = tiny(Path("a"))
+    other = chz.replace(config, dataset=OtherDatasetBuilder())
+    with pytest.raises(ConfigError, match="other and es must have the same dataset"):
+        refuse_unequal_rollouts({"es": [config], "other": [other]})
