@@ -13,7 +13,7 @@ the limit is what makes the heavy-ball form safe. Trap: normalising makes a full
 generation that hardly said anything. One that said nothing at all only lets the speed fall.
 
 Cost: the noise of `window` generations a step; no memory. What leaves the window is forgotten, at
-m = 0.9 and 20 generations an eighth of its push.
+m = 0.9 and 10 generations a third of its push.
 """
 
 import math

@@ -36,7 +36,7 @@ class WindowedES(ES):
     """What they share."""
 
     window: int = chz.field(
-        default=20, doc="generations that are remembered; each costs its noise again in every step"
+        default=10, doc="generations that are remembered; each costs its noise again in every step"
     )
 
     @chz.validate
