@@ -355,7 +355,7 @@ def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: 
         HistoryError: It gives another step than the recorded one.
     """
     if given:
-        optimizer.begin_after(record.step for record in records[:given])
+        optimizer.begin_after([record.step for record in records[:given]])
     for record in records[given:]:
         genomes_G = optimizer.ask(record.generation)
         step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))

@@ -6,6 +6,7 @@ row is zero: for low-rank genomes, the centre; for adapters, which have the cent
 it, the base.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -132,10 +133,10 @@ class AdapterTables(GenomeTables):
         rows = [*genomes_G, Genome()]
 
         def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
-            a, b = self._space.targets[name]
-            for g, genome in enumerate(rows):
-                b_G_K_R[g] = self._centre.perturbed(genome, a).T
-                a_G_R_N[g] = self._centre.perturbed(genome, b).T * self._space.scaling
+            values_G = [functools.partial(self._centre.perturbed, genome) for genome in rows]
+            for g, (a, b) in enumerate(self._space.factors(name, values_G)):
+                b_G_K_R[g] = a.T
+                a_G_R_N[g] = b.T * self._space.scaling
 
         return self._fill(len(rows) + 1, self._space.rank, fill_weight)
 

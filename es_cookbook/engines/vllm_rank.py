@@ -8,6 +8,7 @@ adapters are slots beside the base's weights, which nobody touches, so these may
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -147,12 +148,13 @@ class AdapterGenomes(RankGenomes):
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """See `RankGenomes.load`; the centre's slot is written too."""
         _check_room(self._slots, len(genomes_G), 2, self._space.rank)
+        values_G = [partial(self.centre.perturbed, genome) for genome in [*genomes_G, Genome()]]
         for name, slots in self._slots.items():
-            a, b = self._space.targets[name]
             centres = slots.a.shape[0] - 2
-            for slot, genome in [*enumerate(genomes_G), (centres, Genome())]:
-                ranks = slice(0, self._space.rank)
-                of_a, of_b = self.centre.perturbed(genome, a), self.centre.perturbed(genome, b)
+            ranks = slice(0, self._space.rank)
+            for slot, (of_a, of_b) in zip(
+                [*range(len(genomes_G)), centres], self._space.factors(name, values_G), strict=True
+            ):
                 slots.a[slot, ranks] = of_a[:, slots.columns].to(slots.a)
                 slots.b[slot, :, ranks] = (of_b[slots.rows] * self._space.scaling).to(slots.b)
 

@@ -110,18 +110,26 @@ def _write_quantised(directory: Path, replay: Replay) -> Written:
 
 
 def _merged(replay: Replay, space: AdapterSpace) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each adapted weight with its adapter added, as soon as both factors have come."""
+    """Each adapted weight with its adapter added."""
     architecture = load_architecture(replay.model_name)
     names, dtype = set(space.targets), dtype_name(replay.dtype)
     base = BaseParameters(replay.model_name, architecture, names, dtype)
-    weight_of = {factor: name for name, pair in space.targets.items() for factor in pair}
+    for name, a, b in _factors(replay, space):
+        yield name, space.merged(base[name], a, b)
+
+
+def _factors(
+    replay: Replay, space: AdapterSpace
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Each adapted weight's name, A and B, as soon as all that they need has come."""
+    weight_of = {part: name for name, pair in space.targets.items() for part in pair}
     waiting: dict[str, torch.Tensor] = {}
-    for factor, tensor in replay.centre_tensors():
-        waiting[factor] = tensor
-        name = weight_of[factor]
-        a, b = space.targets[name]
-        if a in waiting and b in waiting:
-            yield name, space.merged(base[name], waiting.pop(a), waiting.pop(b))
+    for part, tensor in replay.centre_tensors():
+        waiting[part] = tensor
+        name = weight_of[part]
+        if waiting.keys() >= set(space.targets[name]):
+            ((a, b),) = space.factors(name, [waiting.pop])
+            yield name, a, b
 
 
 def _save_whole(
@@ -144,10 +152,16 @@ def write_own_adapter(directory: Path, replay: Replay, space: AdapterSpace) -> W
         replay: of the run.
         space: the run's.
     """
+    shapes = {info.name: info.shape for info in replay.infos if info.name in space.targets}
+    factors = (
+        named
+        for name, *pair in _factors(replay, space)
+        for named in zip(factor_names(name), pair, strict=True)
+    )
     write_adapter(
         directory,
-        shapes=space.shapes,
-        factors=replay.centre_tensors(),
+        shapes=_factor_shapes(shapes, space.rank),
+        factors=factors,
         settings={"r": space.rank, "lora_alpha": space.alpha, "use_rslora": space.rslora},
         modules=_modules(replay),
         base_model=_location(replay.model_name),
@@ -163,10 +177,6 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
         replay: of a run over linear weights.
         rank: at least 1.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (rows, columns) in replay.space.shapes.items():
-        a, b = factor_names(name)
-        shapes[a], shapes[b] = (rank, columns), (rows, rank)
     squares: dict[str, tuple[float, float]] = {}
 
     def factors() -> Iterator[tuple[str, torch.Tensor]]:
@@ -177,7 +187,7 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
 
     write_adapter(
         directory,
-        shapes=shapes,
+        shapes=_factor_shapes(replay.space.shapes, rank),
         factors=factors(),
         settings={"r": rank, "lora_alpha": rank, "use_rslora": False},
         modules=_modules(replay),
@@ -192,6 +202,15 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
         said=tuple(said),
         errors=errors | {"over all": over_all},
     )
+
+
+def _factor_shapes(weights: Mapping[str, tuple[int, ...]], rank: int) -> dict[str, tuple[int, ...]]:
+    """Of the A and B of each weight (out, in)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (rows, columns) in weights.items():
+        a, b = factor_names(name)
+        shapes[a], shapes[b] = (rank, columns), (rows, rank)
+    return shapes
 
 
 def _modules(replay: Replay) -> list[str]:

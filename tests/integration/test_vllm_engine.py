@@ -9,22 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from transformers import AutoModelForCausalLM
 
 from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch_engine import TorchEngineBuilder
 from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
 from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import MuonRule
+from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.snapshots import write_snapshot
+from tests.adapters import make_adapter
 from tests.engines.reference import Reference, request
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
 from tests.tiny_models import EOS, make_tiny_model
@@ -155,6 +159,38 @@ def test_every_target_answers_as_its_merged_weights_would(
             Genome(), [(r := request("centre", PROMPTS[0]), running.sample([r])[0])]
         )
         check_restoring_from_a_snapshot(running, reference, tmp_path)
+
+
+def test_singular_values_and_coordinates(model: Callable[[str], Path], tmp_path: Path) -> None:
+    path = model("llama")
+    space = SingularValues(start=str(make_adapter(path, tmp_path / "adapter")))
+    reference = Reference(path, space)
+    size = sum(weight.numel() for weight in reference.centre.weights.values())
+    rng = np.random.default_rng(0)
+    points = [Offsets.of(rng.normal(size=size) * 2) for _ in range(5)]
+    genomes_G = [*(Genome(offsets=point) for point in points[:4]), Genome((Term(3, 1.0),))]
+    steps = [Step(rule=OffsetsRule(points[4], 1.0)), Step((Term(4, 0.5),))]
+    with Running(path, space) as running:
+        for step in steps:
+            moved = running.portal.call(running.engine.apply, step)
+            assert moved == reference.centre.apply(step)
+            running.load(genomes_G)
+            asked = [
+                request(t, prompt) for prompt in PROMPTS for t in (*range(5), "centre", "base")
+            ]
+            pairs = list(zip(asked, running.sample(asked), strict=True))
+            for target in (*range(5), "centre", "base"):
+                of_target = [pair for pair in pairs if pair[0].target == target]
+                who = genomes_G[target] if isinstance(target, int) else Genome()
+                reference.check_greedy("base" if target == "base" else who, of_target)
+            assert len({answer.tokens_T for _, answer in pairs}) > 2 * len(PROMPTS)
+        restored = running.portal.call(running.engine.restore, steps)
+        assert restored == reference.centre.restore(steps)
+        running.portal.call(running.engine.save, tmp_path / "saved")
+    reference.become(Genome())
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    for found, expected in zip(saved.parameters(), reference.model.parameters(), strict=True):
+        assert torch.equal(found, expected)
 
 
 def check_restoring_from_a_snapshot(running: Running, reference: Reference, path: Path) -> None:

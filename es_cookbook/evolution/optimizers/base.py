@@ -10,7 +10,7 @@ to `OPTIMIZER_NAMES`.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import chz
 import numpy as np
@@ -28,6 +28,8 @@ OPTIMIZER_NAMES = {
     "clip_up": f"{_HERE}.clip_up:ClipUp",
     "muon": f"{_HERE}.muon:Muon",
     "genetic": f"{_HERE}.genetic:Genetic",
+    "cma": f"{_HERE}.cma:CMA",
+    "sep_cma": f"{_HERE}.sep_cma:SepCMA",
     "qes": f"{_HERE}.qes:QES",
 }
 """What a user types on the command line."""
@@ -67,7 +69,7 @@ class Optimizer(ABC):
         """Most terms that a genome will have."""
         return 1
 
-    def begin_after(self, steps: Iterable[Step]) -> None:
+    def begin_after(self, steps: Sequence[Step]) -> None:
         """Begin where a fork does, before anything is asked; else the centre begins at the base.
 
         One that only ever adds to the centre need not know.

@@ -34,7 +34,7 @@ the terms of all genomes when they are loaded. Memory: a few megabytes of genes.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import chz
@@ -225,7 +225,7 @@ class GeneticOptimizer(Optimizer):
         """As the config says."""
         return self._config.max_terms
 
-    def begin_after(self, steps: Iterable[Step]) -> None:
+    def begin_after(self, steps: Sequence[Step]) -> None:
         """Take what these steps added to the base as the trunk: everybody has it."""
         plain = True
         for step in steps:

@@ -34,7 +34,7 @@ whatever else runs on it.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
@@ -208,18 +208,33 @@ class AdapterSpace(FullRankSpace):
         at_random = noise(self.init_seed, f"{name}.init", self.shapes[name], "gaussian")
         return torch.from_numpy(np.multiply(at_random, np.float32(std)))
 
+    def factors(
+        self, name: str, values_G: Sequence[Callable[[str], "torch.Tensor"]]
+    ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
+        """A and B of one adapted weight, for each of several points of the space.
+
+        Args:
+            name: the weight's.
+            values_G: each gives a point's own value of a parameter, by name; asked for the two that
+                `targets` has. The factors come where these are.
+        """
+        a, b = self.targets[name]
+        for value in values_G:
+            yield value(a), value(b)
+
     def merge_(
-        self, parameters: Mapping[str, "torch.Tensor"], factors: Mapping[str, "torch.Tensor"]
+        self, parameters: Mapping[str, "torch.Tensor"], centre: Mapping[str, "torch.Tensor"]
     ) -> None:
         """Add s · B A to the adapted weights, in place; the sum is rounded to their dtype once.
 
         Args:
             parameters: the model's, by name.
-            factors: A and B, float32, by name.
+            centre: the space's, float32, by name.
         """
-        for name, (a, b) in self.targets.items():
+        for name in self.targets:
+            ((a, b),) = self.factors(name, [centre.__getitem__])
             weight = parameters[name]
-            weight.data.copy_(self.merged(weight.data, factors[a], factors[b]))
+            weight.data.copy_(self.merged(weight.data, a, b))
 
     def merged(
         self, weight: "torch.Tensor", a: "torch.Tensor", b: "torch.Tensor"

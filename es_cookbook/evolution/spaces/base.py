@@ -37,6 +37,7 @@ SEARCH_SPACE_NAMES = {
     "low_rank": "es_cookbook.evolution.spaces.low_rank:LowRank",
     "full_rank": "es_cookbook.evolution.spaces.full_rank:FullRank",
     "adapter": "es_cookbook.evolution.spaces.adapter:Adapter",
+    "singular_values": "es_cookbook.evolution.spaces.singular_values:SingularValues",
     "quant_scales": "es_cookbook.evolution.spaces.quant_scales:QuantScales",
     "quant_codes": "es_cookbook.evolution.spaces.quant_codes:QuantCodes",
 }
@@ -87,6 +88,11 @@ class SearchSpace(ABC):
     shapes: Mapping[str, tuple[int, ...]]
     shares: Shares = Shares()
     mask: Mask | None = None
+
+    @property
+    def hosts_offsets(self) -> bool:
+        """Whether engines can give a genome coordinates of its own, `Genome.offsets`."""
+        return True
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """What the centre starts from, at least `shapes`: the model's parameters themselves.

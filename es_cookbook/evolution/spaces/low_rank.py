@@ -82,6 +82,11 @@ class LowRankSpace(SearchSpace):
     noise: NoiseKind = "gaussian"
     shares: Shares = dataclasses.field(default_factory=Shares)
 
+    @property
+    def hosts_offsets(self) -> bool:
+        """A genome is factors beside the centre's weights, which all genomes share."""
+        return False
+
     def factors(self, name: str, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A (out, rank) and B (in, rank) of one weight."""
         a_S, b_S = self.factors_S(name, [seed])

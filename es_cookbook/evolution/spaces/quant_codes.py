@@ -85,6 +85,11 @@ class QuantCodesSpace(SearchSpace):
     noise: NoiseKind = "gaussian"
     shares: Shares = dataclasses.field(default_factory=Shares)
 
+    @property
+    def hosts_offsets(self) -> bool:
+        """Codes are whole numbers; coordinates are not."""
+        return False
+
     def change(self, name: str, term: Term, start: int, stop: int) -> NDArray[np.float32]:
         """What one term adds to elements `start` ... `stop` - 1 in C order: whole numbers."""
         change = noise_range(term.seed, name, start, stop, self.noise)

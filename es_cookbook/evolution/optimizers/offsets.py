@@ -1,0 +1,192 @@
+"""Optimizers that name points by their coordinates: what `cma` and `sep_cma` share.
+
+CMA-ES learns in which directions steps pay, so its genomes are no multiples of fixed noise: each
+carries its coordinates (`Genome.offsets`, what is added to the base), and a step puts the centre on
+the new mean of the distribution (`OffsetsRule`). The history thus holds the mean of every
+generation, 5.3 bytes a parameter (float32 in base64), and engines are sent 4 bytes a parameter for
+each genome: this is for spaces of 10² to 10⁶ parameters.
+
+What is told is ranks, best first, ties in the order of the population. CMA-ES sees no more of the
+fitness anyway. A lost genome (NaN) ranks below all others: its region fails, as far as anybody
+knows, and the libraries want the whole population ranked. Where no two genomes differ, or all are
+lost, there is nothing to rank: nothing is told, and the step is empty.
+
+The state is rebuilt by asking and telling the recorded generations again. The libraries compute
+with NumPy and LAPACK, so the same bits come back where those are the same; elsewhere the recorded
+steps still give the same centre, but going on may be refused, with the advice to fork.
+
+The distribution begins around the base, or in a fork around the mean that the other run's
+CMA-ES came to, with `sigma` and no covariance learned yet.
+"""
+
+import importlib
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
+from es_cookbook.evolution.rules import Offsets, OffsetsRule
+from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.seeds import derive_seed
+
+_SMALLEST_POPULATION = 4
+
+
+@chz.chz
+class OffsetsBuilder(OptimizerBuilder):
+    """What they share."""
+
+    sigma: float = chz.field(
+        default=0.05,
+        doc="standard deviation of the first generation, in the parameters' own units; it adapts",
+    )
+
+    @chz.validate
+    def _shared_fields(self) -> None:
+        if self.population_size < _SMALLEST_POPULATION:
+            raise ConfigError(
+                f"population_size must be at least {_SMALLEST_POPULATION} for CMA-ES to recombine "
+                f"the better half of it, found {self.population_size}; 24 to 96 are usual"
+            )
+        if not (math.isfinite(self.sigma) and self.sigma > 0):
+            raise ConfigError(f"sigma must be above 0, found {self.sigma}")
+
+    def dimension_of(self, name: str, space: SearchSpace) -> int:
+        """Parameters of a space that genomes with coordinates can live in.
+
+        Args:
+            name: the optimizer's, as users type it.
+            space: the run's.
+
+        Raises:
+            ConfigError: They cannot.
+        """
+        if not space.hosts_offsets:
+            raise ConfigError(
+                f"optimizer={name} gives every genome its own coordinates, which genomes of this "
+                "search space cannot have (low-rank ones share the centre's weights, codes are "
+                "whole numbers): take search_space=singular_values, adapter or full_rank"
+            )
+        uneven = any(factor != 1 for factor in space.shares.factors.values())
+        if uneven or space.shares.num_groups > 1 or space.mask is not None:
+            raise ConfigError(
+                f"optimizer={name} perturbs all parameters at once by the covariance that it "
+                "learns, so search_space's sigma_factors, num_blocks, density and perturb have no "
+                "meaning with it: leave them out"
+            )
+        return sum(math.prod(shape) for shape in space.shapes.values())
+
+
+class OffsetsOptimizer(Optimizer):
+    """Asks and tells a distribution that a subclass keeps.
+
+    Args:
+        config: its settings.
+        run_seed: each generation's randomness derives from it.
+        dimension: parameters of the space.
+    """
+
+    def __init__(self, config: OffsetsBuilder, run_seed: int, dimension: int) -> None:
+        self._run_seed = run_seed
+        self._sigma = config.sigma
+        self._asked: int | None = None
+        self._points_G: Sequence[NDArray[np.float64]] = ()
+        self._mean = np.zeros(dimension)
+        self.start(self._mean)
+
+    @abstractmethod
+    def start(self, mean: NDArray[np.float64]) -> None:
+        """Begin with a round distribution about this mean, which is not to be written."""
+
+    @abstractmethod
+    def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
+        """A population from the present distribution, a pure function of it and the seed."""
+
+    @abstractmethod
+    def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
+        """Move the distribution towards the points of low rank."""
+
+    @abstractmethod
+    def mean(self) -> NDArray[np.float64]:
+        """Of the present distribution; a copy."""
+
+    def begin_after(self, steps: Sequence[Step]) -> None:
+        """See `Optimizer.begin_after`; the last step that moves has to name the centre."""
+        moving = [step for step in steps if step.terms or step.decay or step.rule]
+        if not moving:
+            return
+        rule = moving[-1].rule
+        if not isinstance(rule, OffsetsRule):
+            raise ConfigError(
+                "optimizers that name points by coordinates (cma, sep_cma) can go on from steps of "
+                "their own kind only: fork a run of theirs, or begin a new one"
+            )
+        self._mean = rule.offsets.array.astype(np.float64)
+        self.start(self._mean)
+
+    def ask(self, generation: int) -> list[Genome]:
+        """A population around the mean, none of it the mean itself."""
+        if self._asked != generation:
+            self._points_G = self.sample(derive_seed(self._run_seed, "population", generation))
+            self._asked = generation
+            squares_G = [float(np.mean((point - self._mean) ** 2)) for point in self._points_G]
+            self._sigma = math.sqrt(math.fsum(squares_G) / len(squares_G))
+        return [Genome(offsets=Offsets.of(point)) for point in self._points_G]
+
+    def tell(
+        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Step:
+        """To the new mean; nothing where the fitness ranks nobody."""
+        if np.isinf(fitness_G).any():
+            raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+        self.ask(generation)
+        if len(genomes_G) != len(self._points_G):
+            raise ValueError(f"{len(self._points_G)} genomes were asked, {len(genomes_G)} told")
+        present = fitness_G[~np.isnan(fitness_G)]
+        if not len(present) or present.min() == present.max():
+            return Step()
+        # A stable sort: which of two equals comes first must not depend on the machine.
+        best_first = np.argsort(np.where(np.isnan(fitness_G), np.inf, -fitness_G), kind="stable")
+        ranks_G = np.empty(len(best_first), int)
+        ranks_G[best_first] = np.arange(len(best_first))
+        self.update(self._points_G, ranks_G.tolist())
+        before, self._mean = self._mean, self.mean()
+        moved = math.sqrt(float(np.mean((self._mean - before) ** 2)))
+        return Step(rule=OffsetsRule(Offsets.of(self._mean), moved))
+
+    def sigma(self, generation: int) -> float:
+        """RMS distance of the population from the mean, per parameter."""
+        del generation
+        return self._sigma
+
+
+def need(package: str, optimizer: str) -> None:
+    """Check that an optional package is there.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        with quiet():
+            importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"optimizer={optimizer} needs the package {package}, which is not installed: "
+            "pip install 'es-cookbook[cma]'"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Inside, libraries do not warn: they speak of plots and of stopping, which is not theirs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,94 @@
+"""CMA-ES with a diagonal covariance, by cmaes (Ros and Hansen 2008): one scale a parameter.
+
+As `cma`, but C is a diagonal: the scale of every parameter is learned, how they depend on each
+other is not. In turn the diagonal may be learned about n/3 times as fast, and everything costs a
+few passes over n numbers: LoRA adapters of 10⁵ to 10⁶ parameters work (`search_space=adapter`).
+
+Measured on one core, population 30, ask and tell: 0.2 s at n = 10⁵, 3 s and 1.5 GB at 10⁶; the
+population is held in float64 several times over while it is ranked, up to 50 bytes a parameter and
+genome. The history takes 5.3 bytes a parameter and generation.
+
+Trap: σ. The first population is spread by `sigma` over *all* parameters, and a step in 10⁶
+dimensions is √10⁶ times as long: what is right for plain ES on the same space is right here.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import chz
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.errors import ConfigError
+from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder, OffsetsOptimizer, need
+from es_cookbook.evolution.spaces.base import SearchSpace
+
+
+@chz.chz
+class SepCMA(OffsetsBuilder):
+    """Separable CMA-ES, for adapters."""
+
+    sigma: float = chz.field(
+        default=0.01,
+        doc="standard deviation of the first generation, in the parameters' own units; it adapts",
+    )
+
+    def __call__(
+        self, *, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> "SepCMAOptimizer":
+        """Build it; refuses a space of one parameter, which has nothing to separate."""
+        del num_generations
+        dimension = self.dimension_of("sep_cma", space)
+        if dimension < 2:
+            raise ConfigError(
+                "optimizer=sep_cma needs at least 2 parameters, and this search space has "
+                f"{dimension}: take optimizer=cma"
+            )
+        need("cmaes", "sep_cma")
+        return SepCMAOptimizer(self, run_seed, dimension)
+
+
+class _Strategy(Protocol):
+    """What is used of `cmaes.SepCMA`."""
+
+    @property
+    def mean(self) -> NDArray[np.float64]: ...
+
+    def reseed_rng(self, seed: int) -> None: ...
+
+    def ask(self) -> NDArray[np.float64]: ...
+
+    def tell(self, solutions: list[tuple[NDArray[np.float64], float]]) -> None: ...
+
+
+class SepCMAOptimizer(OffsetsOptimizer):
+    """See the module's text."""
+
+    def __init__(self, config: SepCMA, run_seed: int, dimension: int) -> None:
+        self._config = config
+        super().__init__(config, run_seed, dimension)
+
+    def start(self, mean: NDArray[np.float64]) -> None:
+        """See `OffsetsOptimizer.start`."""
+        import cmaes
+
+        strategy = cmaes.SepCMA(
+            mean=mean.copy(),  # it is written in place
+            sigma=self._config.sigma,
+            population_size=self._config.population_size,
+            seed=0,
+        )
+        self._strategy = cast(_Strategy, strategy)
+
+    def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
+        """See `OffsetsOptimizer.sample`."""
+        self._strategy.reseed_rng(seed % 2**32)
+        return [self._strategy.ask() for _ in range(self._config.population_size)]
+
+    def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
+        """See `OffsetsOptimizer.update`."""
+        self._strategy.tell(list(zip(points_G, map(float, ranks_G), strict=True)))
+
+    def mean(self) -> NDArray[np.float64]:
+        """See `OffsetsOptimizer.mean`."""
+        return self._strategy.mean.copy()

@@ -1,0 +1,173 @@
+"""The singular values of a trained adapter: a space of a few hundred numbers (ESSA).
+
+ESSA (Korotyshova et al. 2025, arXiv:2507.04453) starts from a LoRA adapter that supervised
+fine-tuning made and decomposes its factors apart, A = U S Vᵀ and B likewise. Directions stay as
+gradients left them; what is searched is how strong each is. The parameters here are offsets δ of
+the largest `fraction` of each factor's singular values, named "<module>.lora_A.singular_values" (or
+B), and start at 0. A genome's factor is the adapter's own plus a rank-1 update for each of them,
+
+    A <- A + (δ_i * U[:, i])[:, None] * V[:, i][None, :],   i = 0, 1, ..., largest value first
+
+where both products and the sum are rounded to float32 by themselves, and δ_i = 0 adds nothing. So
+with all offsets 0 the adapter's bits are unchanged, and a factor whose offsets are -S is 0. The
+signs of U and V, which no decomposition fixes, cancel to the bit.
+
+What moves, the centre and its fingerprint, are the offsets, exact on every machine. The singular
+vectors are LAPACK's, in float64, rounded to float32: another LAPACK may give another last bit, or
+other vectors where two singular values agree. Export where the run was if that matters.
+
+Steps are of the singular values' own size, so `sigma` is in their units: a tenth of a typical one
+is a good start. CMA-ES (`optimizer=cma`) names offsets by coordinates; plain ES works as well.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import chz
+import numpy as np
+
+from es_cookbook.errors import ConfigError, ModelError
+from es_cookbook.evolution.spaces.adapter import Adapter, AdapterSpace
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+
+if TYPE_CHECKING:
+    import torch
+
+
+@chz.chz
+class SingularValues(SearchSpaceBuilder):
+    """Singular values of the factors of a trained LoRA adapter (ESSA)."""
+
+    start: str | None = chz.field(
+        default=None, doc="directory of the PEFT LoRA adapter whose singular values are searched"
+    )
+    fraction: float = chz.field(
+        default=1.0, doc="share of each factor's singular values that may change, the largest first"
+    )
+
+    @chz.validate
+    def _fraction(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(
+                f"search_space.fraction must be above 0 and at most 1, found {self.fraction}"
+            )
+
+    def __call__(self, parameters: Sequence[ParameterInfo]) -> "SingularValuesSpace":
+        """Build the space over the adapter's factors; it has to fit include and exclude."""
+        if self.start is None:
+            raise ConfigError(
+                "search_space=singular_values needs search_space.start, the directory of a trained "
+                "PEFT LoRA adapter; python -m es_cookbook.baselines.sft makes one"
+            )
+        adapter = Adapter(
+            include=self.include, exclude=self.exclude, noise=self.noise, start=self.start
+        )(parameters)
+        shapes: dict[str, tuple[int, ...]] = {}
+        targets: dict[str, tuple[str, str]] = {}
+        for name, (a, b) in adapter.targets.items():
+            of_a, of_b = (f"{factor.removesuffix('.weight')}.singular_values" for factor in (a, b))
+            for own, factor in ((of_a, a), (of_b, b)):
+                shapes[own] = (math.ceil(self.fraction * min(adapter.shapes[factor])),)
+            targets[name] = (of_a, of_b)
+        return SingularValuesSpace(
+            shapes=shapes,
+            noise=self.noise,
+            shares=self.shares(shapes, together=list(targets.values())),
+            targets=targets,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            rslora=adapter.rslora,
+            start=adapter.start,
+            adapter=adapter,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SingularValuesSpace(AdapterSpace):
+    """Offsets of singular values; an adapter whose factors are functions of them.
+
+    Attributes:
+        shapes: name of a factor's offsets -> (how many,), A before B, in the model's order.
+        targets: name of an adapted weight -> names of the offsets of its A and B.
+        adapter: the space of all of the adapter's factors.
+    """
+
+    adapter: AdapterSpace = dataclasses.field(default_factory=lambda: AdapterSpace({}))
+
+    def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+        """Zeros.
+
+        Raises:
+            ModelError: A factor of the adapter is 0, and so has no directions.
+        """
+        import torch
+
+        del parameters
+        for name, factor in self._decomposed.items():
+            if not factor.start.any():
+                raise ModelError(
+                    f"search_space.start: {name} of the adapter in {str(self.start)!r} is 0, so "
+                    "its singular vectors mean nothing; train the adapter first, for example by "
+                    "python -m es_cookbook.baselines.sft"
+                )
+        return {name: torch.zeros(shape) for name, shape in self.shapes.items()}
+
+    def factors(
+        self, name: str, values_G: Sequence[Callable[[str], "torch.Tensor"]]
+    ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
+        """See `AdapterSpace.factors`."""
+        of_a, of_b = self.targets[name]
+        a, b = (self._decomposed[factor] for factor in self.adapter.targets[name])
+        for value in values_G:
+            offsets_a, offsets_b = value(of_a), value(of_b)
+            yield a.at(offsets_a), b.at(offsets_b)
+
+    @functools.cached_property
+    def _decomposed(self) -> "dict[str, _Decomposed]":
+        """Each factor of the adapter by name; made at the first use, once a process."""
+        factors = self.adapter.base({})
+        num_values = {
+            factor: self.shapes[own][0]
+            for name, pair in self.targets.items()
+            for own, factor in zip(pair, self.adapter.targets[name], strict=True)
+        }
+        return {name: _decompose(factor, num_values[name]) for name, factor in factors.items()}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decomposed:
+    """One factor, float32 on the CPU.
+
+    Attributes:
+        start: as it is in the adapter.
+        columns: (values, rows), left singular vectors.
+        rows: (values, columns), right singular vectors.
+    """
+
+    start: "torch.Tensor"
+    columns: "torch.Tensor"
+    rows: "torch.Tensor"
+
+    def at(self, offsets: "torch.Tensor") -> "torch.Tensor":
+        """The factor with its singular values changed, where the offsets are."""
+        factor = self.start.to(offsets.device, copy=True)
+        columns, rows = self.columns.to(offsets.device), self.rows.to(offsets.device)
+        for column, row, offset in zip(columns, rows, offsets.tolist(), strict=True):
+            if offset:
+                factor.add_((column * offset)[:, None] * row[None, :])
+        return factor
+
+
+def _decompose(factor: "torch.Tensor", num_values: int) -> _Decomposed:
+    import torch
+
+    left, _, right = np.linalg.svd(factor.double().numpy(), full_matrices=False)
+    vectors = (left.T[:num_values], right[:num_values])
+    columns, rows = (torch.from_numpy(np.ascontiguousarray(part, np.float32)) for part in vectors)
+    return _Decomposed(factor, columns, rows)

@@ -1,0 +1,64 @@
+"""Solved Countdown problems as rows for supervised fine-tuning: a warm start before evolution.
+
+    python -m es_cookbook.recipes.countdown.demonstrations output=demonstrations.jsonl
+
+Each row has the question as the bundled model is asked it, `prompt`, and the clean demonstration
+that it should give, `completion`: `<think>first step</think><answer>expression</answer>`. Problems
+are the training ones, never the held-out.
+"""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import chz
+
+from es_cookbook.cli import run_cli
+from es_cookbook.errors import ConfigError
+from es_cookbook.recipes.countdown.env import question
+from es_cookbook.recipes.countdown.problems import generate_problems, solve
+from es_cookbook.recipes.countdown.warm_start import demonstrate
+
+
+@chz.chz
+class Demonstrations:
+    """Write solved training problems as JSON lines of prompt and completion."""
+
+    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
+    num_problems: int = chz.field(default=2000, doc="how many")
+    seed: int = chz.field(default=0, doc="of the problems")
+
+    @chz.validate
+    def _num_problems(self) -> None:
+        if self.num_problems < 1:
+            raise ConfigError(f"num_problems must be at least 1, found {self.num_problems}")
+
+
+def main(config: Demonstrations) -> None:
+    """Generate, solve and write."""
+    output = Path(config.output)
+    solved = (
+        (problem, solution)
+        for problem in generate_problems(config.seed, "train")
+        if (solution := solve(problem.numbers, problem.target)) is not None
+    )
+    lines = [
+        json.dumps(
+            {
+                "prompt": question(problem.numbers, problem.target, "compact"),
+                "completion": demonstrate(problem, solution, random.Random(config.seed)),
+            }
+        )
+        for problem, solution in itertools.islice(solved, config.num_problems)
+    ]
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise ConfigError(f"cannot write output {str(output)!r}: {error.strerror}") from error
+    print(f"{len(lines)} rows written to {output}")
+
+
+if __name__ == "__main__":
+    run_cli(main, Demonstrations)

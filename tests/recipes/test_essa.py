@@ -1,0 +1,140 @@
+"""ESSA end to end, as a user runs it: SFT LoRA -> SVD -> CMA-ES -> PEFT export; tiny numbers."""
+
+import json
+from pathlib import Path
+
+import chz
+import numpy as np
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+
+from es_cookbook import fork, train
+from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.evolution.optimizers.cma import CMA
+from es_cookbook.evolution.rules import OffsetsRule
+from es_cookbook.evolution.spaces.singular_values import SingularValues
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.countdown.demonstrations import Demonstrations
+from es_cookbook.recipes.countdown.demonstrations import main as demonstrate
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.rl.types import SamplingParams
+from es_cookbook.runs.export import ExportConfig, export
+from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.engines.reference import request, running_engine, sample_all
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install 'es-cookbook[baselines]'")
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model's, after four steps on clean demonstrations."""
+    from es_cookbook.baselines.sft import SFTConfig, main
+
+    path = tmp_path_factory.mktemp("sft")
+    demonstrate(Demonstrations(output=str(path / "rows.jsonl"), num_problems=64))
+    config = SFTConfig(
+        model_name=str(BUNDLED_MODEL),
+        data=str(path / "rows.jsonl"),
+        output=str(path / "adapter"),
+        rank=4,
+        alpha=8,
+        learning_rate=2e-3,
+        batch_size=16,
+    )
+    main(config)
+    with pytest.raises(ConfigError, match="is there already"):
+        main(config)
+    return path / "adapter"
+
+
+def config(log_path: Path, adapter: Path, num_generations: int) -> CLIConfig:
+    return CLIConfig(
+        log_path=str(log_path),
+        engine=TorchEngineBuilder(device="cpu", num_lanes=1),
+        search_space=SingularValues(start=str(adapter), fraction=0.5),
+        optimizer=CMA(population_size=8, sigma=0.3),
+        dataset=CountdownDatasetBuilder(num_train=64, num_test=4, problems_per_generation=8),
+        sampling=SamplingParams(max_tokens=32),
+        trackers=JsonlTrackerBuilder(),
+        num_generations=num_generations,
+        eval_every=0,
+        behavior_if_log_dir_exists="resume",
+    )
+
+
+def test_the_adapter_has_learned_every_layer_and_nothing_else(adapter: Path) -> None:
+    stored = load_file(adapter / "adapter_model.safetensors")
+    assert {name.split(".")[-3] for name in stored} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert len(stored) == 2 * 4 * 4
+    assert all(tensor.any() for tensor in stored.values())
+    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 4
+    assert {file.suffix for file in adapter.iterdir()} == {".json", ".safetensors", ".md"}
+
+
+async def test_from_fine_tuning_to_an_adapter_that_peft_loads(
+    adapter: Path, tmp_path: Path
+) -> None:
+    await train.main(config(tmp_path / "whole", adapter, 4))
+    for num_generations in (2, 4):
+        await train.main(config(tmp_path / "resumed", adapter, num_generations))
+    history = (tmp_path / "whole" / "history.jsonl").read_bytes()
+    assert (tmp_path / "resumed" / "history.jsonl").read_bytes() == history
+    steps = [record.step for record in read_history(tmp_path / "whole" / "history.jsonl")]
+    assert len(steps) == 4 and any(isinstance(step.rule, OffsetsRule) for step in steps)
+
+    forked = tmp_path / "forked"
+    fork.main(fork.Fork(log_path=str(tmp_path / "whole"), output=str(forked)), {"seed": "1"})
+    await train.main(chz.replace(config(forked, adapter, 5), seed=1))
+    *taken, own = (record.step for record in read_history(forked / "history.jsonl"))
+    assert taken == steps and isinstance(own.rule, OffsetsRule)
+    (*_, last) = (step.rule for step in steps if isinstance(step.rule, OffsetsRule))
+    way = own.rule.offsets.array - last.offsets.array
+    assert own.rule.moved == pytest.approx(np.sqrt(np.mean(way**2)), rel=1e-4)
+
+    export(ExportConfig(log_path=str(tmp_path / "whole"), output=str(tmp_path / "out")))
+    started = load_file(adapter / "adapter_model.safetensors")
+    moved = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert {name: t.shape for name, t in moved.items()} == {n: t.shape for n, t in started.items()}
+    assert not any(torch.equal(moved[name], started[name]) for name in moved)
+    space = config(tmp_path, adapter, 1).search_space
+    prompts = [(7 + i % 9, 20, 7 + i % 7, 8, 20, 9, 22, 8, 27) for i in range(40)]
+    async with running_engine(BUNDLED_MODEL, space) as engine:
+        await engine.restore(steps)
+        actions = await sample_all(engine, [request("centre", prompt) for prompt in prompts])
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    for prompt, action in zip(prompts, actions, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *action.tokens_T]])).logits[0]
+        assert tuple(logits[len(prompt) - 1 : -1].argmax(-1).tolist()) == action.tokens_T
+    export(ExportConfig(log_path=str(tmp_path / "whole"), output=str(tmp_path / "m"), merge=True))
+    weights, base = (
+        load_file(path / "model.safetensors") for path in (tmp_path / "m", BUNDLED_MODEL)
+    )
+    changed = {name.split(".")[-2] for name in base if not torch.equal(weights[name], base[name])}
+    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    from es_cookbook.baselines.sft import SFTConfig, main
+
+    rows = tmp_path / "rows.jsonl"
+    fields = {"model_name": str(BUNDLED_MODEL), "data": str(rows), "output": str(tmp_path / "out")}
+    for name, value in (("rank", 0), ("learning_rate", 0.0), ("epochs", float("nan"))):
+        with pytest.raises(ConfigError, match=f"{name} must be"):
+            SFTConfig(**fields, **{name: value})
+    rows.write_text('{"prompt": "1"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: field 'completion' is missing"):
+        main(SFTConfig(**fields))
+    rows.write_text('{"prompt": "1", "completion": "2"}\n')
+    with pytest.raises(ConfigError, match=r"has no layer 'q_prj': .*q_proj"):
+        main(SFTConfig(**fields, targets=("q_prj",)))
+    with pytest.raises(ConfigError, match="num_problems must be at least 1"):
+        Demonstrations(output=str(rows), num_problems=0)
+    with pytest.raises(ConfigError, match=r"cannot write output .*File exists"):
+        demonstrate(Demonstrations(output=str(rows), num_problems=1))
+    assert not (tmp_path / "out").exists()
