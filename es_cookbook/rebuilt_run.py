@@ -37,6 +37,7 @@ from es_cookbook.rl.types import (
 from es_cookbook.rollout_group import RolloutGroup, cause_of
 from es_cookbook.runs.history_format import Record
 from es_cookbook.runs.history_store import check_same_base, read_header, read_history
+from es_cookbook.runs.retelling import retell
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.runs.snapshots import latest_snapshot
 from es_cookbook.seeds import derive_seed
@@ -139,7 +140,7 @@ class RecordedRun:
             num_generations=config.num_generations,
             space=config.search_space(infos),
         )
-        train.retell(
+        retell(
             optimizer,
             self.records[:generation],
             first,

@@ -60,13 +60,14 @@ class Scoring:
 
     def score(
         self, groups_P: Sequence[TrajectoryGroup]
-    ) -> tuple[NDArray[np.float64], Mapping[str, float]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], Mapping[str, float]]:
         """What came of `problems`.
 
         Returns:
-            `fitness_G`, and metrics: `reward/...` over the mean rewards of the batch's problems;
-            where the objective is another, `objective/mean` and `objective/std_genomes` over its
-            scores; `env/...` of all problems.
+            `scores_P_G` of the batch's problems, NaN where a genome has none; `fitness_G`; and
+            metrics: `reward/...` over the mean rewards of the batch's problems; where the objective
+            is another, `objective/mean` and `objective/std_genomes` over its scores; `env/...` of
+            all problems.
 
         Raises:
             ConfigError: The objective counts a metric that no Env reports.
@@ -86,4 +87,4 @@ class Scoring:
             Added(weight, mean_rewards(groups))
             for weight, groups in zip(self._weights, added_R, strict=True)
         ]
-        return self._fitness(scores_P_G, added), metrics | env_metrics(groups_P)
+        return scores_P_G, self._fitness(scores_P_G, added), metrics | env_metrics(groups_P)

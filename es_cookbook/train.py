@@ -16,13 +16,11 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast
 
 import anyio
 import chz
-import numpy as np
 
 from es_cookbook.configs import Names, config_to_json, load_config
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
@@ -47,6 +45,7 @@ from es_cookbook.runs.background_push import HubPush
 from es_cookbook.runs.history_format import Header, Record
 from es_cookbook.runs.history_store import HistoryStore, read_history
 from es_cookbook.runs.measures import Progress
+from es_cookbook.runs.retelling import retell
 from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
 from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
@@ -241,8 +240,12 @@ async def main(config: Config) -> None:
             genomes_G = optimizer.ask(generation)
             asked = time.perf_counter()
             groups_P = await sampler.rollout(generation, env_group_builders_P, genomes_G)
-            fitness_G, score_metrics = scoring.score(groups_P)
+            scores_P_G, fitness_G, score_metrics = scoring.score(groups_P)
             telling = time.perf_counter()
+            rewards_P_G = None
+            if optimizer.watches_behaviour:
+                optimizer.observe(scores_P_G)
+                rewards_P_G = tuple(map(tuple, scores_P_G.tolist()))
             step = optimizer.tell(generation, genomes_G, fitness_G)
             applying = time.perf_counter()
             fingerprint = await engine.apply(step)
@@ -273,7 +276,14 @@ async def main(config: Config) -> None:
             tracker.log_rollouts(generation, groups_P, decode)
             tracker.log(generation, metrics)
             run.history.append(
-                Record(generation, step, tuple(fitness_G.tolist()), generation + 1, fingerprint)
+                Record(
+                    generation,
+                    step,
+                    tuple(fitness_G.tolist()),
+                    generation + 1,
+                    fingerprint,
+                    rewards_P_G,
+                )
             )
             tracker.recorded(generation)
             snapshots.recorded(generation + 1)
@@ -340,30 +350,6 @@ async def _replay(
             f"{record.fingerprint:016x}, but the history gives {fingerprint:016x} from this model; "
             "resume with the model that began the run"
         )
-
-
-def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:
-    """Tell an optimizer what it was told in these generations, and check that it does the same.
-
-    Args:
-        optimizer: new.
-        records: of all generations, in order.
-        given: how many of them, the first, another run made; 0 but in a fork.
-        advice: ends the sentence if it does not.
-
-    Raises:
-        HistoryError: It gives another step than the recorded one.
-    """
-    if given:
-        optimizer.begin_after([record.step for record in records[:given]])
-    for record in records[given:]:
-        genomes_G = optimizer.ask(record.generation)
-        step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
-        if step != record.step:
-            raise HistoryError(
-                f"generation {record.generation}: the recorded fitness does not give the recorded "
-                f"step any more{advice}"
-            )
 
 
 async def _close(engine: Engine) -> None:

@@ -5,7 +5,7 @@ line is one JSON object that ends with a CRC-32 of everything before it. The fir
 header (what the run began with), every other line a record (one generation). Seeds, fingerprints
 and digests are hexadecimal text, since many JSON readers round integers above 2⁵³; floats are
 Python's shortest text that reads back to the same bits. That is about 60 bytes a term and genome
-together.
+together; rewards problem by problem, which few optimizers need, are 4 to 20 bytes each.
 
 Version 1 had no header; its records are those of version 2. A file is of one version throughout.
 """
@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 from es_cookbook.errors import HistoryError
@@ -68,6 +68,7 @@ class Record:
         fitness_G: finite, or NaN for a genome that was lost.
         dataset_position: where the next generation's batch begins.
         fingerprint: 64-bit, of the centre after the step.
+        rewards_P_G: the genomes' behaviour, finite or NaN; None where the optimizer watches none.
     """
 
     generation: int
@@ -75,10 +76,19 @@ class Record:
     fitness_G: tuple[float, ...]
     dataset_position: int
     fingerprint: int
+    rewards_P_G: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if any(math.isinf(fitness) for fitness in self.fitness_G):
             raise ValueError(f"fitness_G must be finite or NaN, found {self.fitness_G}")
+        for rewards_G in self.rewards_P_G or ():
+            if len(rewards_G) != len(self.fitness_G):
+                raise ValueError(
+                    "rewards must be as many as fitness for every problem, found "
+                    f"{len(rewards_G)} and {len(self.fitness_G)}"
+                )
+            if any(math.isinf(reward) for reward in rewards_G):
+                raise ValueError(f"rewards_P_G must be finite or NaN, found {rewards_G}")
         if self.generation < 0 or self.dataset_position < 0:
             raise ValueError("generation and dataset_position must not be negative")
         if not 0 <= self.fingerprint < 2**64:
@@ -134,9 +144,21 @@ def _plain_record(record: Record) -> dict[str, object]:
         "decay": float(record.step.decay),
         "seeds": " ".join(f"{term.seed:x}" for term in record.step.terms),
         "coefficients": [float(term.coefficient) for term in record.step.terms],
-        "fitness": [None if math.isnan(f) else float(f) for f in record.fitness_G],
+        "fitness": _numbers_or_null(record.fitness_G),
     }
-    return plain if rule is None else plain | {"rule": rule_to_plain(rule)}
+    if rule is not None:
+        plain["rule"] = rule_to_plain(rule)
+    if record.rewards_P_G is not None:
+        plain["rewards"] = [_numbers_or_null(rewards_G) for rewards_G in record.rewards_P_G]
+    return plain
+
+
+def _numbers_or_null(values_G: Sequence[float]) -> list[float | None]:
+    return [None if math.isnan(value) else float(value) for value in values_G]
+
+
+def _numbers_or_nan(values_G: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else value for value in values_G)
 
 
 def _header(found: Mapping[str, object]) -> Header:
@@ -155,8 +177,9 @@ def _header(found: Mapping[str, object]) -> Header:
 
 
 def _record(found: Mapping[str, object]) -> Record:
-    rule = found.get("rule")
-    _check(found, _RECORD if rule is None else {**_RECORD, **_RULE})
+    rule, rewards_P_G = found.get("rule"), found.get("rewards")
+    given = {name: kind for name, kind in _OPTIONAL.items() if found.get(name) is not None}
+    _check(found, {**_RECORD, **given})
     seeds_S = [int(seed, 16) for seed in cast(str, found["seeds"]).split()]
     coefficients_S = cast("list[float]", found["coefficients"])
     if len(seeds_S) != len(coefficients_S):
@@ -164,7 +187,6 @@ def _record(found: Mapping[str, object]) -> Record:
             f"seeds and coefficients must be as many, found {len(seeds_S)} and "
             f"{len(coefficients_S)}"
         )
-    fitness_G = cast("list[float | None]", found["fitness"])
     return Record(
         generation=cast(int, found["generation"]),
         step=Step(
@@ -172,9 +194,12 @@ def _record(found: Mapping[str, object]) -> Record:
             decay=cast(float, found["decay"]),
             rule=None if rule is None else rule_from_plain(cast("dict[str, object]", rule)),
         ),
-        fitness_G=tuple(math.nan if fitness is None else fitness for fitness in fitness_G),
+        fitness_G=_numbers_or_nan(cast("list[float | None]", found["fitness"])),
         dataset_position=cast(int, found["position"]),
         fingerprint=int(cast(str, found["fingerprint"]), 16),
+        rewards_P_G=None
+        if rewards_P_G is None
+        else tuple(map(_numbers_or_nan, cast("list[list[float | None]]", rewards_P_G))),
     )
 
 
@@ -218,7 +243,10 @@ _RECORD: _Schema = {
     "coefficients": (_all(_is_float), "a list of floats"),
     "fitness": (_all(_or_null(_is_float)), "a list of floats and nulls"),
 }
-_RULE: _Schema = {"rule": (lambda value: isinstance(value, dict), "an object")}
+_OPTIONAL: _Schema = {
+    "rule": (lambda value: isinstance(value, dict), "an object"),
+    "rewards": (_all(_all(_or_null(_is_float))), "a list of lists of floats and nulls"),
+}
 _HEADER: _Schema = {
     "version": (_is_count, "an integer"),
     "kind": (lambda value: value == "header", 'the text "header"'),

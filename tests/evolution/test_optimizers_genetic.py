@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.breeding import migrated
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genealogy import (
     BASE,
@@ -26,10 +28,12 @@ from es_cookbook.evolution.optimizers.genealogy import (
     uniform,
     union,
 )
-from es_cookbook.evolution.optimizers.genetic import Genetic, GeneticOptimizer, migrated
+from es_cookbook.evolution.optimizers.genetic import Genetic, GeneticOptimizer
 from es_cookbook.evolution.optimizers.selection import (
     Parent,
+    behaviour_apart,
     elites,
+    genes_apart,
     quotas,
     species_of,
     tournament,
@@ -197,10 +201,44 @@ def test_the_fittest_of_those_drawn_wins_and_of_equals_the_first() -> None:
 def test_species_gather_around_the_best() -> None:
     first, near, far = genes(1), genes(1, 2), genes(5, 6, 7)
     made = [Parent(first, 3.0), Parent(far, 2.0), Parent(near, 1.0)]
-    assert species_of(made, 1) == [[made[0], made[2]], [made[1]]]
-    assert species_of(made, 0) == [[made[0]], [made[1]], [made[2]]]
-    assert species_of(made, 4) == [made]
-    assert species_of(made, None) == [made]
+    assert species_of(made, genes_apart, 1) == [[made[0], made[2]], [made[1]]]
+    assert species_of(made, genes_apart, 0) == [[made[0]], [made[1]], [made[2]]]
+    assert species_of(made, genes_apart, 4) == [made]
+    assert species_of(made, genes_apart, None) == [made]
+
+
+def doing(*rewards_P: float) -> Parent:
+    return Parent(BASE, 0.0, rewards_P)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "apart"),
+    [
+        (doing(1, 0, 0.5), doing(1, 0, 0.5), 0.0),
+        (doing(1, 0, 1, 1), doing(0, 0, 1, 1), 0.25),
+        (doing(1, 0), doing(0, 1), 1.0),
+        (doing(0.0, 0.0), doing(0.5, -0.25), 0.375),
+        (doing(1, NAN, 0), doing(0, 1, 0), 0.5),
+        (doing(1, NAN, 0), doing(NAN, 1, 1), 1.0),
+        (doing(1, NAN), doing(NAN, 1), math.inf),
+    ],
+)
+def test_behaviour_is_apart_by_the_mean_gap_over_the_problems_that_both_have(
+    a: Parent, b: Parent, apart: float
+) -> None:
+    assert behaviour_apart(a, b) == behaviour_apart(b, a) == apart
+
+
+def test_species_by_behaviour_part_relatives_and_join_strangers() -> None:
+    best = Parent(genes(0, 1, 2, 3), 3.0, (1, 1, 0, 0))
+    sister = Parent(genes(0, 1, 2, 3, 4), 2.0, (0, 0, 1, 1))
+    stranger = Parent(genes(6, 7, 8), 1.0, (1, 0, 0, 0))
+    everybody = [best, sister, stranger]
+    assert species_of(everybody, behaviour_apart, 0.25) == [[best, stranger], [sister]]
+    assert species_of(everybody, genes_apart, 1) == [[best, sister], [stranger]]
+    assert species_of(everybody, behaviour_apart, 1.0) == [everybody]
+    lost = Parent(genes(0, 1, 2, 3), 0.0, (NAN,) * 4)
+    assert species_of([*everybody, lost], behaviour_apart, 1.0) == [everybody, [lost]]
 
 
 def test_children_go_by_the_mean_rank_of_a_species_and_not_by_its_size() -> None:
@@ -470,6 +508,85 @@ def test_species_keep_two_niches_where_plain_selection_loses_one() -> None:
     assert both_alive(8) >= 4
 
 
+def solves_the_others(individual: Individual) -> bool:
+    """Every tenth mutation turns those who solve some problems into those who solve the others."""
+    return sum(gene.seed % 10 == 0 for gene in individual) % 2 == 1
+
+
+@pytest.mark.parametrize("run_seed", range(3))
+@pytest.mark.parametrize(
+    ("species_by", "species_distance"),
+    [("seeds", 2), ("seeds", 4), ("seeds", 8), ("behaviour", 0.3)],
+)
+def test_niches_of_relatives_are_kept_by_behaviour_and_lost_by_seeds(
+    species_by: Any, species_distance: float, run_seed: int
+) -> None:
+    config = Genetic(
+        population_size=24,
+        num_elites=2,
+        max_terms=16,
+        sigma=0.5,
+        species_by=species_by,
+        species_distance=species_distance,
+    )
+    optimizer, kept, generations = build(config, run_seed), 0, 40
+    for generation in range(generations):
+        genomes_G = optimizer.ask(generation)
+        members_G = optimizer.population(generation).members_G
+        # Who has bred, not those whom the last mutation turned.
+        kept += any(
+            m.mutation and solves_the_others(m.individual - {m.mutation}) for m in members_G
+        )
+        rewards_P_G = np.zeros((2, len(members_G)))
+        for g, member in enumerate(members_G):  # The others pay less, and all get better with time.
+            others = solves_the_others(member.individual)
+            rewards_P_G[int(others), g] = (0.6 if others else 1.0) + 0.01 * len(member.individual)
+        if optimizer.watches_behaviour:
+            optimizer.observe(rewards_P_G)
+        optimizer.tell(generation, genomes_G, rewards_P_G.mean(axis=0))
+    if species_by == "behaviour":
+        assert kept >= 0.9 * generations
+        assert optimizer.metrics()["genetic/species"] == 2
+        assert len(optimizer.champion) > 3 * config.max_terms, "most genes are everybody's"
+    else:
+        assert kept <= 0.3 * generations
+
+
+BY_BEHAVIOUR = Genetic(
+    population_size=6,
+    num_islands=2,
+    migration_every=1,
+    tournament_size=1,
+    truncation=1.0,
+    sigma=0.5,
+    species_by="behaviour",
+    species_distance=0.0,
+)
+
+
+def test_behaviour_is_that_of_the_last_generation_that_said_anything() -> None:
+    optimizer = build(BY_BEHAVIOUR)
+    with pytest.raises(ValueError, match="with species_by=behaviour, observe comes before"):
+        tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    optimizer.observe(np.array([[0.0, 0.0, 1.0, 1.0, 1.0, 0.0], [NAN, 0.0, 1.0, 1.0, 1.0, 1.0]]))
+    tell(optimizer, 0, NAN, 1.0, 2.0, 3.0, 4.0, 5.0)
+    asked = optimizer.population(1)
+    # Genomes 5 and 2 are on the first island now; 5, 4 and 2 on the second, 2 and 4 as one species.
+    assert asked.num_species == 2 + 2
+    optimizer.observe(np.zeros((5, 6)))
+    assert tell(optimizer, 1, *(7.0,) * 6) == Step()
+    assert optimizer.population(1) == asked
+    with pytest.raises(ValueError, match="observe comes before every tell"):
+        tell(optimizer, 1, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+def test_species_by_seeds_watch_nothing() -> None:
+    assert build(BY_BEHAVIOUR).watches_behaviour
+    for config in (SMALL, Genetic(species_distance=4)):
+        assert not build(config).watches_behaviour
+    assert not ES()(run_seed=0, num_generations=1, space=SPACE).watches_behaviour
+
+
 def test_a_fork_goes_on_from_what_led_there() -> None:
     steps = [Step((Term(1, 0.5),)), Step((Term(2, 0.5),), decay=1.0), Step(), Step((Term(3, 1.0),))]
     optimizer = build(Genetic(population_size=3, num_elites=2, tournament_size=1, truncation=1.0))
@@ -499,7 +616,10 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
         ({"num_islands": 0}, "num_islands must be at least 1"),
         ({"migration_every": 0}, "migration_every must be at least 1"),
         ({"num_elites": -1}, "num_elites must be 0 or more"),
-        ({"species_distance": -1}, "species_distance must be 0 or more"),
+        ({"species_distance": -1}, "species_distance must be 0 or more, found -1"),
+        ({"species_distance": NAN}, "species_distance must be 0 or more, found nan"),
+        ({"species_by": "looks"}, "species_by must be seeds or behaviour, found 'looks'"),
+        ({"species_by": "behaviour"}, "species_by=behaviour needs species_distance: how much a"),
         ({"sigma": 0.0}, "sigma must be above 0"),
         ({"es_weight": -1.0}, "es_weight must be 0 or more"),
         ({"es_weight": NAN}, "es_weight must be 0 or more, found nan"),

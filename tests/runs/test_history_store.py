@@ -55,6 +55,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
     decay=st.floats(0, 1),
     scale=st.none() | st.floats(0, allow_infinity=False),
     fingerprint=st.integers(0, 2**64 - 1),
+    num_problems=st.none() | st.integers(0, 3),
 )
 def test_every_bit_of_a_record_survives_the_disk(
     terms: list[Term],
@@ -62,9 +63,12 @@ def test_every_bit_of_a_record_survives_the_disk(
     decay: float,
     scale: float | None,
     fingerprint: int,
+    num_problems: int | None,
 ) -> None:
     rule = None if scale is None else MuonRule(scale, 5)
-    record = Record(7, Step(tuple(terms), decay, rule), tuple(fitness_G), 7, fingerprint)
+    rewards_P_G = None if num_problems is None else (tuple(fitness_G[::-1]),) * num_problems
+    step = Step(tuple(terms), decay, rule)
+    record = Record(7, step, tuple(fitness_G), 7, fingerprint, rewards_P_G)
     _, back = decode(encode(record))
     assert repr(back) == repr(record)  # repr tells -0.0 from 0.0, and NaN equals NaN.
     json.loads(encode(record), parse_constant=lambda name: pytest.fail(f"not JSON: {name}"))
@@ -79,6 +83,8 @@ def test_a_generation_takes_at_most_64_bytes_a_genome_and_a_kilobyte() -> None:
 def test_infinite_fitness_is_no_record(fitness: float) -> None:
     with pytest.raises(ValueError, match="finite or NaN"):
         Record(0, Step(), (fitness,), 0, 0)
+    with pytest.raises(ValueError, match="rewards_P_G must be finite or NaN"):
+        Record(0, Step(), (0.5,), 0, 0, ((0.5,), (fitness,)))
 
 
 def test_a_last_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -305,7 +311,19 @@ WITH_RULE = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("entry", [HEADER, FORKED, make_record(0), WITH_RULE])
+WITH_REWARDS = dataclasses.replace(
+    make_record(0), rewards_P_G=((0.0, 1.0, math.nan, 0.25), (-1.5, 0.1, 1.0, 0.0))
+)
+
+
+def test_rewards_are_numbers_and_nulls_and_no_field_where_nobody_watches() -> None:
+    assert b',"rewards":[[0.0,1.0,null,0.25],[-1.5,0.1,1.0,0.0]],"checksum"' in encode(WITH_REWARDS)
+    assert b"rewards" not in encode(make_record(0))
+    solved = dataclasses.replace(make_record(0, 32), rewards_P_G=((0.0, 1.0) * 16,) * 64)
+    assert len(encode(solved)) - len(encode(make_record(0, 32))) <= 8_400
+
+
+@pytest.mark.parametrize("entry", [HEADER, FORKED, make_record(0), WITH_RULE, WITH_REWARDS])
 def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
     tmp_path: Path, entry: Header | Record
 ) -> None:
@@ -317,7 +335,7 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
     wrong = {
         f"{name} is missing": {k: v for k, v in fields.items() if k != name}
         for name in fields
-        if name not in ("version", "kind", "rule")
+        if name not in ("version", "kind", "rule", "rewards")
     }
     wrong |= {f"{name} must be ": fields | {name: [True]} for name in fields if name != "version"}
     wrong |= {"surprise is no field of the format": fields | {"surprise": 1}}
@@ -334,6 +352,10 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
         wrong |= {"rule is no field of the format": fields | {"rule": None}}
         wrong |= {"a rule's kind must be one of": fields | {"rule": {"kind": "magic"}}}
         wrong |= {"has the fields scale, iterations": fields | {"rule": {"kind": "muon"}}}
+    if "rewards" in fields:
+        wrong |= {"rewards is no field of the format": fields | {"rewards": None}}
+        wrong |= {"rewards must be a list of lists of": fields | {"rewards": [[0.5, 1, 0.0, 0.0]]}}
+        wrong |= {"rewards must be as many as fitness": fields | {"rewards": [[0.5]]}}
     if fields.get("fork"):
         wrong |= {"fork.generation must be": fields | {"fork": {"log_path": "a", "generation": -1}}}
         wrong |= {"fork.log_path is missing": fields | {"fork": {"generation": 1}}}
@@ -401,6 +423,7 @@ def test_the_docs_name_every_field() -> None:
     for name in {
         **fields_of(FORKED),
         **fields_of(WITH_RULE),
+        **fields_of(WITH_REWARDS),
         **{name: 0 for rule in RULES.values() for name in rule.__dataclass_fields__},
         **RULES,
         "fork.log_path": 0,

@@ -69,6 +69,20 @@ class Optimizer(ABC):
         """Most terms that a genome will have."""
         return 1
 
+    @property
+    def watches_behaviour(self) -> bool:
+        """Whether it is to `observe` each generation before it is told; then the history has it."""
+        return False
+
+    def observe(self, rewards_P_G: NDArray[np.float64]) -> None:
+        """What the genomes did, problem by problem, in the generation that is told next.
+
+        Args:
+            rewards_P_G: their scores on the batch's problems (by the objective, and without what
+                regularisers add); NaN where a genome has none.
+        """
+        del rewards_P_G
+
     def begin_after(self, steps: Sequence[Step]) -> None:
         """Begin where a fork does, before anything is asked; else the centre begins at the base.
 

@@ -20,6 +20,13 @@ Traps. A line gains a gene a generation, so two that parted t generations ago di
 selection is strong: truncation, larger tournaments, fewer elites. And luck: the champion is the
 best of many that were tried on few problems. Elites are tried again, on the next ones.
 
+Species keep to themselves who differ in genes, or (`species_by=behaviour`) in what they solve:
+mean |difference| of rewards over the problems that both have. Behaviour is only compared within a
+generation, in which all attempt the same problems: the last one that said anything, from which all
+parents are, migrants between islands too. Its trap: sampled answers differ by luck, so that an
+individual is some way from itself, and `species_distance` must be more than that. Whoever is alone
+in a species breeds, so many small ones are little selection.
+
 What was tied says nothing: a generation in which all fitness is equal changes neither champion nor
 parents, and the next one has other children of the same parents. Lost genomes (NaN) do not breed.
 
@@ -32,7 +39,6 @@ Cost: noise of one term a generation while the champion's line goes on; of all i
 the terms of all genomes when they are loaded. Memory: a few megabytes of genes.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -45,33 +51,25 @@ from es_cookbook.configs import Names
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
+from es_cookbook.evolution.optimizers.breeding import (
+    Breeding,
+    Member,
+    Population,
+    birth_of,
+    migrated,
+)
 from es_cookbook.evolution.optimizers.es import weighted_sum
 from es_cookbook.evolution.optimizers.genealogy import (
     BASE,
     Gene,
-    Individual,
     difference,
-    distance,
     in_order,
     step_between,
     terms,
-    uniform,
-    union,
 )
-from es_cookbook.evolution.optimizers.selection import (
-    Parent,
-    best_first,
-    elites,
-    quotas,
-    species_of,
-    tournament,
-)
+from es_cookbook.evolution.optimizers.selection import DISTANCES, Parent, best_first
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.seeds import derive_seed
-
-_CHANCE = 2.0**63
-"""Above what `derive_seed` gives."""
 
 
 @chz.chz
@@ -104,9 +102,14 @@ class Genetic(OptimizerBuilder):
         doc="most terms of a genome: genes in which it differs from the champion; engine=vllm "
         "needs engine.terms_per_genome as large for low-rank genomes",
     )
-    species_distance: int | None = chz.field(
+    species_by: Literal["seeds", "behaviour"] = chz.field(
+        default="seeds",
+        doc="what makes a species: genes, or rewards problem by problem (then in the history too)",
+    )
+    species_distance: float | None = chz.field(
         default=None,
-        doc="most genes by which a member may differ from its species' best; unset: no species",
+        doc="most by which a member may differ from its species' best: genes, or with "
+        "species_by=behaviour the mean difference of rewards (0 to their range); unset: no species",
     )
     num_islands: int = chz.field(default=1, doc="populations that breed by themselves")
     migration_every: int = chz.field(
@@ -121,10 +124,20 @@ class Genetic(OptimizerBuilder):
         for name in ("tournament_size", "max_terms", "num_islands", "migration_every"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {value}")
-        for name in ("num_elites", "species_distance"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} must be 0 or more, found {value}")
+        if self.num_elites < 0:
+            raise ConfigError(f"num_elites must be 0 or more, found {self.num_elites}")
+        if self.species_by not in DISTANCES:
+            raise ConfigError(
+                f"species_by must be {' or '.join(DISTANCES)}, found {self.species_by!r}"
+            )
+        if (apart := self.species_distance) is None:
+            if self.species_by != "seeds":
+                raise ConfigError(
+                    f"species_by={self.species_by} needs species_distance: how much a member's "
+                    "rewards may differ from those of its species' best, 0.1 for example"
+                )
+        elif not (math.isfinite(apart) and apart >= 0):
+            raise ConfigError(f"species_distance must be 0 or more, found {apart}")
         smallest = self.num_islands * max(self.num_elites + 1, self.tournament_size)
         if self.population_size < smallest:
             raise ConfigError(
@@ -149,38 +162,6 @@ class Genetic(OptimizerBuilder):
         """Build it; refuses a sigma_schedule that reaches 0 within the run."""
         del space
         return GeneticOptimizer(self, run_seed, num_generations)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Member:
-    """One of the population.
-
-    Attributes:
-        individual: its genes.
-        island: where it lives.
-        mutation: what is new in it; None for an elite.
-    """
-
-    individual: Individual
-    island: int
-    mutation: Gene | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Population:
-    """A generation.
-
-    Attributes:
-        generation: which.
-        members_G: everybody, in the order of the genomes.
-        outgrown: how many did not breed, or were crossed and not born, because of `max_terms`.
-        num_species: over all islands.
-    """
-
-    generation: int
-    members_G: Sequence[Member]
-    outgrown: int
-    num_species: int
 
 
 class GeneticOptimizer(Optimizer):
@@ -214,6 +195,7 @@ class GeneticOptimizer(Optimizer):
         self._centre: list[Gene] = []
         self._islands = [[Parent(BASE, 0.0)] for _ in range(config.num_islands)]
         self._latest: Population | None = None
+        self._rewards_G: Sequence[tuple[float, ...]] | None = None
 
     def sigma(self, generation: int) -> float:
         """The base sigma times its schedule."""
@@ -224,6 +206,15 @@ class GeneticOptimizer(Optimizer):
     def max_terms(self) -> int:
         """As the config says."""
         return self._config.max_terms
+
+    @property
+    def watches_behaviour(self) -> bool:
+        """Where species go by it."""
+        return self._config.species_by == "behaviour"
+
+    def observe(self, rewards_P_G: NDArray[np.float64]) -> None:
+        """Keep it for `tell`."""
+        self._rewards_G = [tuple(rewards_P) for rewards_P in rewards_P_G.T.tolist()]
 
     def begin_after(self, steps: Sequence[Step]) -> None:
         """Take what these steps added to the base as the trunk: everybody has it."""
@@ -254,20 +245,27 @@ class GeneticOptimizer(Optimizer):
         del genomes_G  # The same that `population` knows.
         if np.isinf(fitness_G).any():
             raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+        if self.watches_behaviour and self._rewards_G is None:
+            raise ValueError("with species_by=behaviour, observe comes before every tell")
         asked, self._latest = self.population(generation), None
+        behaviour_G, self._rewards_G = self._rewards_G or [()] * len(asked.members_G), None
         self._metrics = {
             "genetic/outgrown": asked.outgrown,
             "genetic/species": asked.num_species,
         }
-        pairs = zip(asked.members_G, fitness_G.tolist(), strict=True)
-        told = [(member, fitness) for member, fitness in pairs if math.isfinite(fitness)]
-        if len({fitness for _, fitness in told}) < 2:
+        all_G = zip(asked.members_G, fitness_G.tolist(), behaviour_G, strict=True)
+        told = [
+            (member, Parent(member.individual, fitness, rewards_P))
+            for member, fitness, rewards_P in all_G
+            if math.isfinite(fitness)
+        ]
+        if len({parent.fitness for _, parent in told}) < 2:
             return Step()
         # Of equals the champion stays, or else the first.
-        best, _ = max(told, key=lambda pair: (pair[1], pair[0].individual == self.champion))
+        _, best = max(told, key=lambda pair: (pair[1].fitness, pair[1].individual == self.champion))
         self.champion = best.individual
         self._islands = [
-            best_first([Parent(m.individual, fitness) for m, fitness in told if m.island == i])
+            best_first([parent for member, parent in told if member.island == i])
             for i in range(self._config.num_islands)
         ]
         if (generation + 1) % self._config.migration_every == 0:
@@ -281,104 +279,22 @@ class GeneticOptimizer(Optimizer):
         """How many had outgrown `max_terms`, and how many species there were."""
         return self._metrics
 
-    def population(self, generation: int) -> "Population":
+    def population(self, generation: int) -> Population:
         """Everybody of a generation."""
         if self._latest is None or self._latest.generation != generation:
-            self._latest = self._bred(generation)
+            sigma = self.sigma(generation)
+            breeding = Breeding(self._config, self._run_seed, generation, sigma, self.champion)
+            self._latest = breeding.population(self._islands)
         return self._latest
 
-    def _bred(self, generation: int) -> "Population":
-        config = self._config
-        members_G: list[Member] = []
-        outgrown = num_species = 0
-        for i, parents in enumerate(self._islands):
-            near = [parent for parent in parents if self._is_near(parent.individual)]
-            outgrown += len(parents) - len(near)
-            species = species_of(near or [Parent(self.champion, 0.0)], config.species_distance)
-            first, last = (
-                config.population_size * island // config.num_islands for island in (i, i + 1)
-            )
-            kept = elites(species, config.num_elites)
-            children, crosses = self._children(generation, first, last - first - len(kept), species)
-            members_G += [Member(parent.individual, i) for parent in kept]
-            members_G += [Member(individual | {gene}, i, gene) for individual, gene in children]
-            outgrown += crosses
-            num_species += len(species)
-        return Population(generation, members_G, outgrown, num_species)
-
-    def _children(
-        self, generation: int, first: int, number: int, species: Sequence[Sequence[Parent]]
-    ) -> tuple[list[tuple[Individual, Gene]], int]:
-        """Bred genes with a mutation each, and how many crosses had outgrown.
-
-        Args:
-            generation: theirs.
-            first: number that nobody of an earlier island has.
-            number: how many.
-            species: who breeds with whom.
-        """
-        config, sigma = self._config, self.sigma(generation)
-        signs = (1, -1) if config.antithetic else (1,)
-        matings = math.ceil(number / len(signs))
-        pool_of = [
-            members[: math.ceil(config.truncation * len(members))]
-            for members, quota in zip(species, quotas(species, matings), strict=True)
-            for _ in range(quota)
-        ]
-        children: list[tuple[Individual, Gene]] = []
-        outgrown = 0
-        for i, pool in enumerate(pool_of, start=first):
-            bred = self._drawn(pool, "parent", generation, i).individual
-            if self._derived("cross", generation, i) < config.crossover_rate * _CHANCE:
-                mate = self._drawn(pool, "mate", generation, i).individual
-                crossed = self._crossed(bred, mate, generation, i)
-                if self._is_near(crossed):
-                    bred = crossed
-                else:
-                    outgrown += 1
-            seed = self._derived("genome", generation, i)
-            birth = generation * (config.population_size + 1) + i
-            children += [(bred, Gene(birth, seed, sign * sigma)) for sign in signs]
-        return children[:number], outgrown
-
-    def _drawn(self, pool: Sequence[Parent], purpose: str, generation: int, i: int) -> Parent:
-        draws = range(self._config.tournament_size)
-        return tournament(pool, [self._derived(purpose, generation, i, k) for k in draws])
-
-    def _crossed(self, a: Individual, b: Individual, generation: int, i: int) -> Individual:
-        if self._config.crossover == "union":
-            return union(a, b)
-        return uniform(a, b, lambda birth: self._derived("gene", generation, i, birth) % 2 == 0)
-
-    def _is_near(self, individual: Individual) -> bool:
-        """Whether it can be hosted with a mutation more."""
-        return distance(individual, self.champion) < self._config.max_terms
-
-    def _es_step(self, generation: int, told: Sequence[tuple[Member, float]]) -> list[Gene]:
+    def _es_step(self, generation: int, told: Sequence[tuple[Member, Parent]]) -> list[Gene]:
         """What the new mutations say about the trunk, their mean fitness being the baseline."""
-        tried = [(m.mutation, fitness) for m, fitness in told if m.mutation is not None]
+        tried = [(m.mutation, p.fitness) for m, p in told if m.mutation is not None]
         if not tried:
             return []
         mean = math.fsum(fitness for _, fitness in tried) / len(tried)
         genomes_G = [Genome(terms([gene])) for gene, _ in tried]
         relative_G = np.array([fitness - mean for _, fitness in tried])
-        birth = generation * (self._config.population_size + 1) + self._config.population_size
+        birth = birth_of(self._config, generation, self._config.population_size)
         step = weighted_sum(genomes_G, relative_G, self._config.es_weight)
         return [Gene(birth, term.seed, term.coefficient) for term in step]
-
-    def _derived(self, purpose: str, *indices: int) -> int:
-        return derive_seed(self._run_seed, purpose, *indices)
-
-
-def migrated(islands: Sequence[Sequence[Parent]]) -> list[list[Parent]]:
-    """In a ring, each island's best also joins the next one, in place of the worst there.
-
-    Args:
-        islands: each best first; whoever is alone in one stays.
-    """
-    if len(islands) == 1:
-        return [list(parents) for parents in islands]
-    return [
-        best_first([*parents[: max(1, len(parents) - 1)], *islands[i - 1][:1]])
-        for i, parents in enumerate(islands)
-    ]

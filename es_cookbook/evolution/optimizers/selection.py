@@ -6,11 +6,15 @@ individuals compete with each other, and a species has as many children as its *
 many members it has. That is fitness sharing; over ranks instead of fitness, because centred fitness
 is negative for half of them.
 
-Left out: distance by behaviour (rewards problem by problem), which an optimizer is not told.
+What is similar is said by genes or by behaviour. Genes tell relatives from strangers, whatever they
+do. Behaviour, as novelty search has it (Lehman and Stanley 2011) but here rewards problem by
+problem, tells those who solve some problems from those who solve others, even where one mutation
+is all that lies between them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,10 +28,46 @@ class Parent:
     Attributes:
         individual: its genes.
         fitness: finite; of the generation that it was tried in.
+        rewards_P: its behaviour, on that generation's problems: NaN where it has none. Empty where
+            nobody looks at it.
     """
 
     individual: Individual
     fitness: float
+    rewards_P: tuple[float, ...] = ()
+
+
+def genes_apart(a: Parent, b: Parent) -> float:
+    """How far apart two are by their seeds: genes in which they differ, 0 on."""
+    return distance(a.individual, b.individual)
+
+
+def behaviour_apart(a: Parent, b: Parent) -> float:
+    """How far apart two are by what they do: mean |difference| of rewards, problem by problem.
+
+    From 0 to the range of a problem's rewards. Of rewards 0 and 1 it is the share of problems that
+    one of them solves and the other does not.
+
+    Args:
+        a: one of a generation.
+        b: another of the same one, and so tried on the same problems.
+
+    Returns:
+        The mean over the problems on which both have a reward; infinity if there are none.
+
+    >>> behaviour_apart(Parent(frozenset(), 0.5, (1.0, 0.0)), Parent(frozenset(), 0.5, (0.5, 1.0)))
+    0.75
+    """
+    pairs = zip(a.rewards_P, b.rewards_P, strict=True)
+    gaps = [abs(one - other) for one, other in pairs if not math.isnan(one - other)]
+    return math.fsum(gaps) / len(gaps) if gaps else math.inf
+
+
+DISTANCES: Mapping[str, Callable[[Parent, Parent], float]] = {
+    "seeds": genes_apart,
+    "behaviour": behaviour_apart,
+}
+"""What species can go by."""
 
 
 def best_first(parents: Sequence[Parent]) -> list[Parent]:
@@ -45,13 +85,17 @@ def tournament(parents: Sequence[Parent], draws: Sequence[int]) -> Parent:
     return max((parents[draw % len(parents)] for draw in draws), key=lambda parent: parent.fitness)
 
 
-def species_of(parents: Sequence[Parent], threshold: int | None) -> list[list[Parent]]:
-    """Clusters of relatives: each joins the first species whose best member is near enough.
+def species_of(
+    parents: Sequence[Parent],
+    apart: Callable[[Parent, Parent], float],
+    threshold: float | None,
+) -> list[list[Parent]]:
+    """Clusters of the similar: each joins the first species whose best member is near enough.
 
     Args:
         parents: best first.
-        threshold: most genes by which a member differs from its species' best; None for one
-            species.
+        apart: their distance.
+        threshold: most by which a member is apart from its species' best; None for one species.
 
     Returns:
         Species, the one with the best member first, and each with its best member first.
@@ -61,7 +105,7 @@ def species_of(parents: Sequence[Parent], threshold: int | None) -> list[list[Pa
     species: list[list[Parent]] = []
     for parent in parents:
         for members in species:
-            if distance(parent.individual, members[0].individual) <= threshold:
+            if apart(parent, members[0]) <= threshold:
                 members.append(parent)
                 break
         else:

@@ -1,0 +1,46 @@
+"""What an optimizer remembers comes back from the history: it is told every generation again.
+
+So no state of any optimizer is ever written. What it was told (fitness, and behaviour where it
+watches that) is in the records, what it asks follows from that and the run seed, and the steps that
+it makes must be the recorded ones.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from es_cookbook.errors import HistoryError
+from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.runs.history_format import Record
+
+
+def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:
+    """Tell an optimizer what it was told in these generations, and check that it does the same.
+
+    Args:
+        optimizer: new.
+        records: of all generations, in order.
+        given: how many of them, the first, another run made; 0 but in a fork.
+        advice: ends the sentence if it does not.
+
+    Raises:
+        HistoryError: It gives another step than the recorded one, or watches behaviour that is not
+            recorded.
+    """
+    if given:
+        optimizer.begin_after([record.step for record in records[:given]])
+    for record in records[given:]:
+        genomes_G = optimizer.ask(record.generation)
+        if optimizer.watches_behaviour:
+            if record.rewards_P_G is None:
+                raise HistoryError(
+                    f"generation {record.generation}: the optimizer goes by rewards problem by "
+                    f"problem, and the history does not have them{advice}"
+                )
+            optimizer.observe(np.array(record.rewards_P_G))
+        step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
+        if step != record.step:
+            raise HistoryError(
+                f"generation {record.generation}: the recorded fitness does not give the recorded "
+                f"step any more{advice}"
+            )
