@@ -27,6 +27,8 @@ SETTINGS: dict[str, list[str]] = {
     "rmsprop": ["optimizer.moments=block", "optimizer.learning_rate=0.01"],
     "clip_up": ["optimizer.max_speed=0.01", "optimizer.learning_rate=0.01"],
     "muon": ["optimizer.window=3", "optimizer.weight_decay=0.1"],
+    "cma": ["search_space=full_rank", "search_space.include=*norm*"],
+    "sep_cma": ["search_space=adapter", "search_space.rank=2"],
     "es": [
         "optimizer.evaluate_centre=True",
         "optimizer.antithetic=False",
