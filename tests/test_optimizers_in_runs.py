@@ -8,6 +8,7 @@ from typing import Any
 
 import chz
 import pytest
+import torch
 
 from es_cookbook import train
 from es_cookbook.cli import run_cli
@@ -17,6 +18,7 @@ from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import SmallDatasetBuilder
+from tests.quantised_models import How, quantise
 from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +29,9 @@ SETTINGS: dict[str, list[str]] = {
     "rmsprop": ["optimizer.moments=block", "optimizer.learning_rate=0.01"],
     "clip_up": ["optimizer.max_speed=0.01", "optimizer.learning_rate=0.01"],
     "muon": ["optimizer.window=3", "optimizer.weight_decay=0.1"],
+    "cma": ["search_space=full_rank", "search_space.include=*norm*"],
+    "sep_cma": ["search_space=adapter", "search_space.rank=2"],
+    "qes": ["search_space=quant_codes", "optimizer.sigma=2.0", "optimizer.learning_rate=1.0"],
     "genetic": [
         "optimizer.tournament_size=2",
         "optimizer.num_elites=2",
@@ -62,6 +67,10 @@ def parsed(name: str, model: Path, log_path: Path, *more: str) -> SmallConfig:
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 async def test_a_run_resumes_to_the_same_bytes_and_replays(name: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
+    if name == "qes":
+        how = How("compressed-tensors", symmetric=False, dtype=torch.float32)
+        quantise(model, tmp_path / "codes", tmp_path / "numbers", how)
+        model = tmp_path / "codes"
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     await train.main(parsed(name, model, whole))
     await train.main(parsed(name, model, broken, "snapshot_every=2"))
