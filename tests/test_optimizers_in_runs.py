@@ -23,6 +23,7 @@ from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
+BY_BEHAVIOUR = "genetic by behaviour"
 SETTINGS: dict[str, list[str]] = {
     "momentum": ["optimizer.window=3"],
     "adam": ["optimizer.window=3", "optimizer.learning_rate=0.01"],
@@ -37,6 +38,12 @@ SETTINGS: dict[str, list[str]] = {
         "optimizer.num_elites=2",
         "optimizer.crossover_rate=0.5",
         "optimizer.es_weight=0.05",
+    ],
+    BY_BEHAVIOUR: [
+        "optimizer.tournament_size=2",
+        "optimizer.truncation=1.0",
+        "optimizer.species_by=behaviour",
+        "optimizer.species_distance=0.1",
     ],
     "es": [
         "optimizer.evaluate_centre=True",
@@ -58,13 +65,13 @@ class SmallConfig(train.Config):
 def parsed(name: str, model: Path, log_path: Path, *more: str) -> SmallConfig:
     found: list[SmallConfig] = []
     shared = ["optimizer.population_size=4", "optimizer.sigma=0.1", "num_generations=5"]
-    argv = [f"model_name={model}", f"log_path={log_path}", f"optimizer={name}", *shared]
+    argv = [f"model_name={model}", f"log_path={log_path}", f"optimizer={name.split()[0]}", *shared]
     argv += ["engine.num_lanes=1", *SETTINGS[name], *more]
     run_cli(found.append, SmallConfig, argv)
     return found[0]
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", [*OPTIMIZER_NAMES, BY_BEHAVIOUR])
 async def test_a_run_resumes_to_the_same_bytes_and_replays(name: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     if name == "qes":
@@ -76,6 +83,7 @@ async def test_a_run_resumes_to_the_same_bytes_and_replays(name: str, tmp_path: 
     await train.main(parsed(name, model, broken, "snapshot_every=2"))
     lines = (whole / "history.jsonl").read_bytes().splitlines(keepends=True)
     assert (broken / "history.jsonl").read_bytes() == b"".join(lines)
+    assert all((b'"rewards":' in line) == (name == BY_BEHAVIOUR) for line in lines[1:])
     (broken / "history.jsonl").write_bytes(b"".join(lines[:4]))
     await train.main(parsed(name, model, broken, "behavior_if_log_dir_exists=resume"))
     assert (broken / "history.jsonl").read_bytes() == b"".join(lines)

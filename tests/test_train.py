@@ -1,5 +1,6 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -30,6 +31,7 @@ from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.runs.history_format import Record, encode
 from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
@@ -611,6 +613,38 @@ async def test_a_longer_run_whose_schedule_would_have_moved_otherwise_is_sent_to
     )
     with pytest.raises(HistoryError, match=r"num_generations .* schedule .* fork .*generation=3"):
         await train.main(longer)
+
+
+async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resume(
+    tmp_path: Path,
+) -> None:
+    optimizer = Genetic(
+        population_size=8, truncation=1.0, species_by="behaviour", species_distance=0.2
+    )
+    settings = regularised(tmp_path, optimizer=optimizer, num_generations=8)
+    resumed = settings | {"behavior_if_log_dir_exists": "resume"}
+    log_path = tmp_path / "run"
+    await train.main(config(log_path, **settings))
+    history = log_path / "history.jsonl"
+    whole = history.read_bytes()
+    lines, records = whole.splitlines(keepends=True), list(read_history(history))
+    for record, row in zip(records, read_metrics(log_path / "metrics.jsonl"), strict=False):
+        rewards_P_G = np.array(record.rewards_P_G)
+        assert rewards_P_G.shape == (2, 8), "of the batch's two problems, not the regularisers'"
+        assert rewards_P_G.mean() == pytest.approx(row["reward/mean"])
+
+    async def go_on(changed: Sequence[Record]) -> None:
+        history.write_bytes(lines[0] + b"".join(map(encode, changed)))
+        await train.main(config(log_path, **resumed))
+
+    await go_on(records[:5])
+    assert history.read_bytes() == whole
+    forgotten = [dataclasses.replace(record, rewards_P_G=None) for record in records[:5]]
+    with pytest.raises(HistoryError, match=r"generation 0: .* does not have them; resume with"):
+        await go_on(forgotten)
+    alike = [dataclasses.replace(record, rewards_P_G=((1.0,) * 8,) * 2) for record in records[:5]]
+    with pytest.raises(HistoryError, match=r"does not give the recorded step"):
+        await go_on(alike)
 
 
 async def test_a_run_of_an_older_version_goes_on_to_what_it_would_have_become(
