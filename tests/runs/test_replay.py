@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chz
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,11 +20,13 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.quant_codes import QuantCodes
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.runs import replay as replay_module
 from es_cookbook.runs.history_format import encode
 from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.snapshot_writer import SnapshotWriter
+from tests.adapters import make_adapter
 from tests.quantised_models import How, quantise
 from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits
 
@@ -32,6 +35,7 @@ SPACES = {
     "rank 3, signs": LowRank(rank=3, noise="rademacher"),
     "dense": FullRank(),
     "adapter": Adapter(rank=2, init_seed=5),
+    "singular values of an adapter": SingularValues(fraction=0.5),
     "quantised: scales, zero points": QuantScales(which="both"),
     "quantised: codes": QuantCodes(),
 }
@@ -56,7 +60,10 @@ def test_any_generation_comes_back_from_the_base_and_from_a_snapshot(
         model = tmp_path / "model"
     elif dtype == "bfloat16":
         model = as_bfloat16(model, tmp_path / "model")
-    recorded = record_run(tmp_path / "run", model, SPACES[which])
+    space = SPACES[which]
+    if isinstance(space, SingularValues):
+        space = chz.replace(space, start=str(make_adapter(model, tmp_path / "adapter")))
+    recorded = record_run(tmp_path / "run", model, space)
     for generation in (0, 2, 6, None):
         replay = open_replay(recorded.path, generation)
         last = len(STEPS) if generation is None else generation
