@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.fitness import Added, Fitness
+from es_cookbook.evolution.fitness import Added, Fitness, reliability
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
 from es_cookbook.rl.regularisers.base import Regulariser
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
@@ -66,7 +66,8 @@ class Scoring:
         Returns:
             `scores_P_G` of the batch's problems, NaN where a genome has none; `fitness_G`; and
             metrics: `reward/...` over the mean rewards of the batch's problems; where the objective
-            is another, `objective/mean` and `objective/std_genomes` over its scores; `env/...` of
+            is another, `objective/mean` and `objective/std_genomes` over its scores;
+            `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
             all problems.
 
         Raises:
@@ -83,6 +84,7 @@ class Scoring:
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
+        metrics["genomes/reliability"] = reliability(scores_P_G)
         added = [
             Added(weight, mean_rewards(groups))
             for weight, groups in zip(self._weights, added_R, strict=True)

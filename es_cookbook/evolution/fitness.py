@@ -167,6 +167,41 @@ class PerProblemBaseline(Fitness):
         return scores_G / above.max() / (above / above.max()).std()
 
 
+def reliability(rewards_P_G: NDArray[np.float64]) -> float:
+    """How far the problems agree about who is better, and how much is luck.
+
+    The share of the variance of genomes' mean rewards that other problems would find again: 1 -
+    (variance of a mean's error) / (variance of the means). That is Hoyt's coefficient (1941), or
+    Cronbach's alpha over problems; the error is what is left of the rewards when problems and
+    genomes are taken off. Near 0 a step is noise, however large the differences look.
+
+    Args:
+        rewards_P_G: NaN where a rollout was lost.
+
+    Returns:
+        In [0, 1]; 0 where there is nothing to compare.
+
+    >>> reliability(np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]))
+    1.0
+    >>> reliability(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]))
+    0.0
+    """
+    scores_G = centred_scores(rewards_P_G)
+    genomes_G = np.isfinite(scores_G)
+    present_P_G = np.isfinite(rewards_P_G)
+    used_P = present_P_G.any(axis=1)
+    num_genomes, num_problems = int(genomes_G.sum()), int(used_P.sum())
+    free = int(present_P_G.sum()) - num_problems - num_genomes + 1
+    if num_genomes < 2 or free < 1 or not scores_G[genomes_G].any():
+        return 0.0
+    means_P = np.nanmean(rewards_P_G[used_P], axis=1)
+    rest = rewards_P_G[used_P] - means_P[:, None] - scores_G[None]
+    error = float(np.nansum(rest**2)) / free
+    per_score = float(np.mean(1 / present_P_G.sum(axis=0)[genomes_G]))
+    variance = float(scores_G[genomes_G].var(ddof=1))
+    return max(0.0, 1.0 - error * per_score / variance)
+
+
 def total_scores(
     rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
 ) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from es_cookbook.evolution.fitness import (
     PerProblemBaseline,
     Raw,
     ZScore,
+    reliability,
 )
 
 NAN = math.nan
@@ -234,3 +235,27 @@ def test_the_others_alone_can_carry_the_signal(fitness: Fitness) -> None:
     fitness_G = fitness(array([1, 1, 1]), [Added(0.1, array([0, 2, 1]))])
     assert np.argsort(fitness_G).tolist() == [0, 2, 1]
     assert np.isfinite(fitness_G).all()
+
+
+def test_reliability_is_one_where_problems_agree_and_zero_where_they_say_nothing() -> None:
+    agreeing = np.array([[0.0, 1.0, 0.5]]) + np.array([[0.0], [3.0], [-1.0]])  # harder and easier
+    assert reliability(agreeing) == pytest.approx(1.0)
+    assert reliability(np.zeros((4, 5))) == 0.0
+    assert reliability(np.array([[1.0, 2.0]])) == 0.0  # one problem cannot agree with itself
+    assert reliability(np.full((3, 2), NAN)) == 0.0
+    assert reliability(np.array([[1.0, NAN], [NAN, 2.0]])) == 0.0
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3])
+def test_reliability_is_the_share_of_variance_that_is_the_genomes_own(spread: float) -> None:
+    rng = np.random.Generator(np.random.PCG64(0))
+    found: list[float] = []
+    for _ in range(200):
+        own_G = spread * rng.standard_normal(64)
+        rewards_P_G = own_G + rng.standard_normal((32, 64)) + rng.standard_normal((32, 1))
+        rewards_P_G[rng.random((32, 64)) < 0.1] = NAN
+        found.append(reliability(rewards_P_G))
+    noise = 1 / (0.9 * 32)
+    expected = spread**2 / (spread**2 + noise)
+    # What falls below 0 counts as 0: without a spread the mean is a little above it.
+    assert np.mean(found) == pytest.approx(expected, abs=0.09 if spread == 0 else 0.04)
