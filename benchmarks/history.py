@@ -39,7 +39,7 @@ from es_cookbook.cores import num_cores
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.model_files import (
     base_identity,
@@ -101,9 +101,12 @@ def write_run(log_path: Path, model: Path, made: Sequence[Record]) -> None:
     history.close()
 
 
-def centre_of(model: Path) -> Centre:
+_LOW_RANK = LowRank()
+
+
+def centre_of(model: Path, space: SearchSpaceBuilder = _LOW_RANK) -> Centre:
     loaded = load_causal_lm(str(model), "auto", torch.device("cpu"))
-    return Centre(dict(loaded.named_parameters()), LowRank()(parameter_infos(loaded)))
+    return Centre(dict(loaded.named_parameters()), space(parameter_infos(loaded)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,9 @@
     python -m benchmarks.optimizers es momentum    # some; nothing is written
 
 Every name of `OPTIMIZER_NAMES`, with the settings that the main job recommends for it, on the
-bundled model's low-rank search space. One that cannot run there (full covariance, say) is left out
-with its own sentence.
+bundled model's low-rank search space. Those that name points by coordinates have spaces of their
+own: cma 512 numbers, as many as the singular values of small adapters, and sep_cma adapters of rank
+1. One that cannot run there (qes, without a quantised model) is left out with its own sentence.
 
 - ask + tell: seconds of a generation of 64 genomes with made-up fitness, the median of the last
   ten of 60 generations, when whatever an optimizer remembers is full; and their share of a
@@ -24,19 +25,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import chz
 import numpy as np
 
 from benchmarks.harness import Row, interleaved, ratios, report, row, table
-from benchmarks.history import bundled_space, centre_of, in_fresh_process, own_bytes
+from benchmarks.history import centre_of, in_fresh_process, own_bytes
 from es_cookbook import train
 from es_cookbook.errors import ESCookbookError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.model_files import load_architecture, parameter_infos
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig, recommended
 from es_cookbook.runs.run_directory import METRICS
@@ -46,6 +52,17 @@ GENOMES, GENERATIONS, LAST = 64, 60, 10
 REPEATS = 5
 MOST_SECONDS = 40.0
 """After which an optimizer is not driven on."""
+
+
+OWN_SPACES: Mapping[str, SearchSpaceBuilder] = {
+    "cma": FullRank(include=("*input_layernorm*",)),
+    "sep_cma": Adapter(rank=1),
+}
+
+
+def space_of(name: str) -> SearchSpaceBuilder:
+    """Where an optimizer works."""
+    return OWN_SPACES.get(name, LowRank())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +81,8 @@ class Driven:
 def drive(name: str, num_generations: int = GENERATIONS) -> Driven:
     """Ask and tell for so many generations, unless it takes too long."""
     builder = chz.replace(recommended(name), population_size=GENOMES)
-    optimizer = builder(run_seed=0, num_generations=num_generations, space=bundled_space())
+    space = space_of(name)(parameter_infos(load_architecture(str(BUNDLED_MODEL))))
+    optimizer = builder(run_seed=0, num_generations=num_generations, space=space)
     chooser = random.Random(0)
     seconds: list[float] = []
     steps: list[Step] = []
@@ -96,8 +114,8 @@ def main_job_seconds() -> list[float]:
 
 def grown_by(name: str) -> int:
     """Bytes by which this process grows at most while an optimizer moves a centre."""
-    centre = centre_of(BUNDLED_MODEL)
-    centre.apply(drive("es", 1).steps[0])  # What everyone needs once: tables, threads.
+    centre = centre_of(BUNDLED_MODEL, space_of(name))
+    centre.apply(drive(name, 1).steps[0])  # What is needed once: tables, threads.
     before = most = own_bytes()
     done = threading.Event()
 
@@ -114,12 +132,13 @@ def grown_by(name: str) -> int:
     return most - before
 
 
-def rows_of(name: str, centre: Centre, es_step: Step, generation_seconds: float) -> list[Row]:
+def rows_of(name: str, es_centre: Centre, es_step: Step, generation_seconds: float) -> list[Row]:
     """One optimizer's."""
     driven = drive(name)
+    centre = centre_of(BUNDLED_MODEL, OWN_SPACES[name]) if name in OWN_SPACES else es_centre
     last = driven.seconds[-LAST:]
     apply = functools.partial(centre.apply, driven.steps[-1])
-    times = interleaved({"es": lambda: centre.apply(es_step), name: apply}, repeats=REPEATS)
+    times = interleaved({"es": lambda: es_centre.apply(es_step), name: apply}, repeats=REPEATS)
     grown, _ = in_fresh_process(grown_by, name)
     terms = [float(len(step.terms)) for step in driven.steps[-LAST:]]
     return [
