@@ -342,6 +342,7 @@ configs = st.fixed_dictionaries(
         "antithetic": st.booleans(),
         "species_distance": st.sampled_from([None, 0, 3]),
         "es_weight": st.sampled_from([0.0, 0.1]),
+        "merge_every": st.sampled_from([0, 4]),
     }
 ).map(lambda fields: Genetic(sigma=0.5, migration_every=3, **fields))
 
@@ -374,7 +375,7 @@ def test_no_genome_outgrows_an_engine_and_the_centre_is_the_champion_to_the_bit(
         champions = [Term(g.seed, g.coefficient) for g in sorted(optimizer.champion)]
         rest = iter(placed)
         assert all(term in rest for term in champions), "in the order of birth"
-        assert config.es_weight or placed == champions
+        assert config.es_weight or config.merge_every or placed == champions
         weight = base["x"].numpy().copy()
         SPACE.add_terms_("x", torch.from_numpy(weight), placed)
         assert centre.weights["x"].numpy().tobytes() == weight.tobytes()
@@ -407,6 +408,27 @@ def test_es_moves_everybody_by_the_new_mutations() -> None:
     trunk = (Term(third[0].seed, -0.4), Term(fourth[0].seed, 0.4))
     assert tell(optimizer, 1, 4.0, 1.0, 3.0) == Step(trunk), "the champion stays, and moves"
     assert tell(optimizer, 2, 4.0, 1.0, NAN) == Step(), "one alone has nothing to differ from"
+
+
+def test_merging_makes_one_of_all_and_everybody_begins_there() -> None:
+    config = Genetic(
+        population_size=3,
+        tournament_size=1,
+        sigma=0.5,
+        truncation=0.1,
+        merge_every=2,
+        es_weight=0.8,
+    )
+    optimizer = build(config)
+    _, first, _ = (genome.terms for genome in optimizer.ask(0))
+    tell(optimizer, 0, 0.0, 3.0, 1.0)
+    _, third, fourth = (genome.terms for genome in optimizer.ask(1))
+    # All three hold `first`, which stays; of the new seeds one is as good as the mean, 1.
+    assert tell(optimizer, 1, 0.0, 1.0, 2.0) == Step((Term(fourth[0].seed, 0.4),))
+    members_G = optimizer.population(2).members_G
+    assert [len(genome.terms) for genome in optimizer.ask(2)] == [0, 1, 1]
+    held = {gene.seed for member in members_G for gene in member.individual}
+    assert held.isdisjoint({first[0].seed, third[0].seed, fourth[0].seed})
 
 
 def test_islands_breed_by_themselves_until_their_best_move_on() -> None:
@@ -622,6 +644,7 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
         ({"species_by": "behaviour"}, "species_by=behaviour needs species_distance: how much a"),
         ({"sigma": 0.0}, "sigma must be above 0"),
         ({"es_weight": -1.0}, "es_weight must be 0 or more"),
+        ({"merge_every": -1}, "merge_every must be 0 or more, found -1"),
         ({"es_weight": NAN}, "es_weight must be 0 or more, found nan"),
         ({"truncation": 0.0}, "truncation must be above 0 and at most 1"),
         ({"crossover_rate": 1.5}, r"crossover_rate must be in \[0, 1\], found 1.5"),

@@ -34,6 +34,12 @@ parents, and the next one has other children of the same parents. Lost genomes (
 trunk that all individuals have, so that all move alike and no genome grows; the mean of the
 mutants is the baseline.
 
+`merge_every` makes one of all, as seeds-based codes do (`es.merged`): each inherited gene with the
+mean of its holders' coefficients, the new mutations by their fitness as in an ES step of α
+`es_weight`. That is the trunk from then on, and everybody begins at it without genes, within any
+engine's rank again. Trap: a gene that one holds counts as much as one that all hold, so merge after
+selection has left few lines.
+
 Cost: noise of one term a generation while the champion's line goes on; of all its genes (with
 `es_weight`: and of the whole trunk) when another line takes over, in time and in the history. Of
 the terms of all genomes when they are loaded. Memory: a few megabytes of genes.
@@ -58,7 +64,7 @@ from es_cookbook.evolution.optimizers.breeding import (
     birth_of,
     migrated,
 )
-from es_cookbook.evolution.optimizers.es import weighted_sum
+from es_cookbook.evolution.optimizers.es import merged, weighted_sum
 from es_cookbook.evolution.optimizers.genealogy import (
     BASE,
     Gene,
@@ -119,8 +125,14 @@ class Genetic(OptimizerBuilder):
         default=0.0, doc="α of an ES step over the new mutations that moves everybody; 0: none"
     )
 
+    merge_every: int = chz.field(
+        default=0, doc="generations after which all individuals are merged into one; 0: never"
+    )
+
     @chz.validate
     def _fields(self) -> None:
+        if self.merge_every < 0:
+            raise ConfigError(f"merge_every must be 0 or more, found {self.merge_every}")
         for name in ("tournament_size", "max_terms", "num_islands", "migration_every"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {value}")
@@ -270,7 +282,11 @@ class GeneticOptimizer(Optimizer):
         ]
         if (generation + 1) % self._config.migration_every == 0:
             self._islands = migrated(self._islands)
-        if self._config.es_weight:
+        if self._config.merge_every and (generation + 1) % self._config.merge_every == 0:
+            self._trunk += self._merged(generation, told)
+            self.champion = BASE
+            self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
+        elif self._config.es_weight:
             self._trunk += self._es_step(generation, told)
         before, self._centre = self._centre, in_order(self._trunk, self.champion)
         return step_between(before, self._centre)
@@ -286,6 +302,16 @@ class GeneticOptimizer(Optimizer):
             breeding = Breeding(self._config, self._run_seed, generation, sigma, self.champion)
             self._latest = breeding.population(self._islands)
         return self._latest
+
+    def _merged(self, generation: int, told: Sequence[tuple[Member, Parent]]) -> list[Gene]:
+        """Everybody's genes as one individual's; see `es.merged`."""
+        new = {member.mutation.seed for member, _ in told if member.mutation is not None}
+        births = {gene.seed: gene.birth for _, parent in told for gene in parent.individual}
+        mean = math.fsum(parent.fitness for _, parent in told) / len(told)
+        genomes_G = [Genome(terms(sorted(parent.individual))) for _, parent in told]
+        relative_G = np.array([parent.fitness - mean for _, parent in told])
+        all_terms = merged(genomes_G, relative_G, births.keys() - new, self._config.es_weight)
+        return [Gene(births[term.seed], term.seed, term.coefficient) for term in all_terms]
 
     def _es_step(self, generation: int, told: Sequence[tuple[Member, Parent]]) -> list[Gene]:
         """What the new mutations say about the trunk, their mean fitness being the baseline."""
