@@ -28,11 +28,11 @@ and in half of all cases ours would need more. Hence two kinds of rows:
 - *own noise*: ratio of the medians of 10 seeds. Above the goal only where luck does not explain it:
   where the 90 % bootstrap interval of the ratio lies wholly above 1.
 
-Targets come from evosax alone: the median over seeds of its curve (own noise) goes from f at the
-start to some lowest value, and the targets are a half and nine tenths of that way in log f. A run
-that does not reach one counts as having needed twice the budget. What is watched is f at the centre
-and at evosax's mean after each generation, which costs neither side an evaluation; for genetic, the
-best of all genomes so far.
+Targets come from evosax alone: the median over seeds of its curve (own noise), each in units of f
+at its own start, goes from 1 to some lowest value, and the targets are a half and nine tenths of
+that way in log f. A run that does not reach one counts as having needed twice the budget. What is
+watched is f at the centre and at evosax's mean after each generation, which costs neither side an
+evaluation; for genetic, the best of all genomes so far.
 
 Left out, for time: all functions but the sphere in more than 1e4 dimensions (1e3 for genetic), and
 more than the first few steps in 1e6, since a population of 64 needs hours to go far; and Rastrigin
@@ -312,6 +312,11 @@ CONTESTS = {
 """To add an algorithm: a line here, and what is equal in the header."""
 
 
+def from_start(curve: Curve) -> Curve:
+    """A curve in units of its first value: starts differ by more than a run in 1e6 dimensions."""
+    return curve / curve[0]
+
+
 def reached(curve: Curve, target: float, problem: Problem) -> float:
     """Evaluations until the watched value is at or below the target; twice the budget if never."""
     below = np.flatnonzero(curve <= target)
@@ -348,10 +353,10 @@ def contest_rows(name: str, contest: Contest) -> list[Row]:
     for what, problem in contest.problems.items():
         curves: dict[str, list[Curve]] = {"ours": [], "theirs": [], "same": []}
         for seed in SEEDS:  # By turns, so that neither has the machine's better minutes.
-            curves["ours"].append(contest.ours(problem, seed))
-            curves["theirs"].append(contest.theirs(problem, seed))
+            curves["ours"].append(from_start(contest.ours(problem, seed)))
+            curves["theirs"].append(from_start(contest.theirs(problem, seed)))
             if contest.same_noise is not None:
-                curves["same"].append(contest.same_noise(problem, seed))
+                curves["same"].append(from_start(contest.same_noise(problem, seed)))
         of_problem: list[Row] = []
         for way, target in targets(curves["theirs"]).items():
             needed = {
@@ -359,7 +364,7 @@ def contest_rows(name: str, contest: Contest) -> list[Row]:
                 for side, of_side in curves.items()
             }
             evaluations = statistics.median(needed["theirs"])
-            title = f"{name}, {what}: {way} of the way (f = {target:.4g}"
+            title = f"{name}, {what}: {way} of the way (f = {target:.6g} of the start's"
             title += f", evosax {evaluations:.0f} evaluations)"
             of_problem.append(ratio_row(f"{title}, own noise", needed["ours"], needed["theirs"]))
             if contest.same_noise is not None:
