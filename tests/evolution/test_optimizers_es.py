@@ -286,6 +286,21 @@ def test_merging_averages_what_was_inherited_and_follows_fitness_along_what_is_n
     assert terms == (Term(1, 0.375), Term(2, 1.0), Term(10, 1.5), Term(11, -0.75))
 
 
+@given(
+    st.lists(st.floats(-10, 10), min_size=4, max_size=4),
+    st.lists(st.floats(-1, 1), max_size=3),
+)
+def test_where_all_inherit_the_same_merging_is_what_is_there_and_the_step(
+    fitness_G: list[float], inherited: list[float]
+) -> None:
+    config = ES(population_size=4, learning_rate=0.8)
+    genomes_G, step = tell(config, *fitness_G)
+    old = tuple(Term(seed, coefficient) for seed, coefficient in enumerate(inherited))
+    heirs_G = [Genome((*old, *genome.terms)) for genome in genomes_G]
+    seeds_of_old = {term.seed for term in old}
+    assert merged(heirs_G, np.array(fitness_G), seeds_of_old, 0.8) == (*old, *step.terms)
+
+
 @given(st.lists(st.floats(-10, 10), min_size=4, max_size=4), st.floats(0.1, 10))
 def test_steps_are_odd_and_linear_in_fitness(fitness_G: list[float], factor: float) -> None:
     config = ES(population_size=4, learning_rate=0.8)

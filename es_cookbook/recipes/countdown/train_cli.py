@@ -33,13 +33,23 @@ from es_cookbook.runs.tracking.jsonl import summary
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
 # The main job's settings, all of them; everything else is `train.Config`'s own default.
+_ES: Mapping[str, object] = {
+    "population_size": 64,
+    "sigma": 0.01,
+    "learning_rate": 0.02,
+    "learning_rate_schedule": Cosine(),
+}
 RECOMMENDED: Mapping[str, Mapping[str, object]] = {
-    "es": {
-        "population_size": 64,
-        "sigma": 0.01,
-        "learning_rate": 0.02,
-        "learning_rate_schedule": Cosine(),
-    },
+    "es": _ES,
+    "momentum": _ES,
+    "muon": _ES,
+    # Their learning rates are lengths of steps: about those that es's has.
+    "adam": {**_ES, "learning_rate": 0.0075},
+    "rmsprop": {**_ES, "learning_rate": 0.0025},
+    "clip_up": {**_ES, "learning_rate": 0.0006, "max_speed": 0.0012},
+    "genetic": {"population_size": 64, "sigma": 0.006, "max_terms": 16},
+    "cma": {"population_size": 64},
+    "sep_cma": {"population_size": 64},
 }
 """Name of an optimizer -> its fields that suit the main job where its own defaults do not."""
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=RECOMMENDED)
