@@ -20,7 +20,7 @@ from es_cookbook.runs.history_store import read_header, read_history
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
-from tests.tiny_run import TinyConfig, untimed
+from tests.tiny_run import TinyConfig, assert_measured_as, untimed
 
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "tests/data/base"
@@ -80,9 +80,13 @@ def damage(path: Path, line: int) -> None:
 
 
 def same_run(one: Path, other: Path) -> None:
+    same_steps(one, other)
+    assert untimed(one / "metrics.jsonl") == untimed(other / "metrics.jsonl")
+
+
+def same_steps(one: Path, other: Path) -> None:
     assert list(read_history(one / "history.jsonl")) == list(read_history(other / "history.jsonl"))
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        assert untimed(one / name) == untimed(other / name)
+    assert untimed(one / "rollouts.jsonl") == untimed(other / "rollouts.jsonl")
 
 
 # Fork.
@@ -254,7 +258,8 @@ def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(
     assert header is not None and (header.model_name, header.weights) == ("model", None)
     resumes("b")
     resumes("run_v1")
-    same_run(Path("b"), Path("run_v1"))
+    same_steps(Path("b"), Path("run_v1"))
+    assert_measured_as(Path("run_v1/metrics.jsonl"), Path("b/metrics.jsonl"))
     with pytest.raises(SystemExit):
         resumes("b", f"model_name={BASE}")
 

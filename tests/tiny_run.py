@@ -54,5 +54,11 @@ def untimed(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith(varying)} for row in rows]
 
 
+def assert_measured_as(old: Path, new: Path) -> None:
+    """Rows of metrics are alike in all that the older run knew how to measure."""
+    for of_old, of_new in zip(untimed(old), untimed(new), strict=True):
+        assert of_old.items() <= of_new.items()
+
+
 if __name__ == "__main__":
     run_cli(train.run, TinyConfig)
