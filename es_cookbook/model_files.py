@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, cast
@@ -28,7 +28,7 @@ from transformers.utils.logging import (
 )
 
 from es_cookbook.errors import EngineError, ModelError
-from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.quantised_checkpoint import (
     QuantisedCheckpoint,
     is_quantised,
@@ -107,7 +107,10 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     """
     _check_model_directory(model_name)
     checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
+    quantised: dict[str, QuantisedWeight] = {}
     try:
+        if checkpoint is not None:
+            quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
         with _no_progress_bar():
             loaded = (
                 AutoModelForCausalLM.from_pretrained(
@@ -116,7 +119,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
                     output_loading_info=True,
                 )
                 if checkpoint is None
-                else _load_quantised(checkpoint, dtype)
+                else _load_quantised(checkpoint, quantised, dtype)
             )
     except ModelError:
         raise
@@ -128,9 +131,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
             f"model_name: {model_name!r} lacks weights of its own architecture: {missing[0]} and "
             f"{len(missing) - 1} more"
         )
-    if checkpoint is not None:
-        for layer in checkpoint.layers:
-            _make_quantised(model, layer, checkpoint.weight(layer).to(device))
+    _make_quantised(model, {layer: weight.to(device) for layer, weight in quantised.items()})
     cast("torch.nn.Module", model).to(device)  # in place; `PreTrainedModel.to` has no usable type
     return model.eval().requires_grad_(False)
 
@@ -149,18 +150,23 @@ def load_architecture(model_name: str) -> PreTrainedModel:
         raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
 
 
-def mark_quantised(architecture: PreTrainedModel, model_name: str) -> None:
-    """Make the linear layers of `load_architecture` those that the quantised checkpoint has.
+def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTrainedModel:
+    """`load_architecture`, with quantised layers where the search space moves what is in them.
 
     Raises:
-        ModelError: It is not quantised, in an unknown format, or of another architecture.
+        ModelError: As `load_architecture`, or what should be quantised is not, is in an unknown
+            format or of another architecture.
     """
-    checkpoint = quantised_checkpoint(model_name)
-    for layer in checkpoint.layers:
-        _make_quantised(architecture, layer, checkpoint.outline(layer))
+    architecture = load_architecture(model_name)
+    if search_space.moves_quantised:
+        checkpoint = quantised_checkpoint(model_name)
+        _make_quantised(architecture, {c: checkpoint.outline(c) for c in checkpoint.layers})
+    return architecture
 
 
-def _load_quantised(checkpoint: QuantisedCheckpoint, dtype: str) -> tuple[object, object]:
+def _load_quantised(
+    checkpoint: QuantisedCheckpoint, quantised: Mapping[str, QuantisedWeight], dtype: str
+) -> tuple[object, object]:
     """As `from_pretrained` gives it, the quantised weights as what they stand for."""
     model_name = checkpoint.model_name
     config = AutoConfig.from_pretrained(model_name)
@@ -169,10 +175,10 @@ def _load_quantised(checkpoint: QuantisedCheckpoint, dtype: str) -> tuple[object
     )  # or transformers would want its own quantisers for it
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
     if held is None:
-        held = checkpoint.weight(checkpoint.layers[0]).scales.dtype
+        held = quantised[checkpoint.layers[0]].scales.dtype
     weights = dict(checkpoint.plain_tensors())
-    for layer in checkpoint.layers:
-        weights[f"{layer}.weight"] = checkpoint.weight(layer).dequantised().to(held)
+    for layer, weight in quantised.items():
+        weights[f"{layer}.weight"] = weight.dequantised().to(held)
     with torch.device("meta"):
         model_class = type(AutoModelForCausalLM.from_config(config))
     model, loading = model_class.from_pretrained(
@@ -184,16 +190,17 @@ def _load_quantised(checkpoint: QuantisedCheckpoint, dtype: str) -> tuple[object
     return model, loading
 
 
-def _make_quantised(model: PreTrainedModel, layer: str, weight: QuantisedWeight) -> None:
-    parent, _, name = layer.rpartition(".")
+def _make_quantised(model: PreTrainedModel, quantised: Mapping[str, QuantisedWeight]) -> None:
     parents = dict(model.named_modules())
-    found = getattr(parents.get(parent), name, None)
-    if not isinstance(found, torch.nn.Linear) or found.weight.shape != weight.codes.shape:
-        raise ModelError(
-            f"model_name: the quantised layer {layer} of shape {tuple(weight.codes.shape)} is no "
-            f"linear layer of that shape in {type(model).__name__}"
-        )
-    setattr(parents[parent], name, QuantLinear(found, weight))
+    for layer, weight in quantised.items():
+        parent, _, name = layer.rpartition(".")
+        found = getattr(parents.get(parent), name, None)
+        if not isinstance(found, torch.nn.Linear) or found.weight.shape != weight.codes.shape:
+            raise ModelError(
+                f"model_name: the quantised layer {layer} of shape {tuple(weight.codes.shape)} is "
+                f"no linear layer of that shape in {type(model).__name__}"
+            )
+        setattr(parents[parent], name, QuantLinear(found, weight))
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:

@@ -264,7 +264,7 @@ def _number(what: str, text: str) -> int:
 
 def main(config: PlayConfig) -> None:
     """Rebuild the run and answer."""
-    run = RecordedRun(Path(config.log_path))
+    run = RecordedRun(Path(config.log_path), config.model_name)
     generation = len(run.records) if config.generation is None else config.generation
     run.check_generation(generation)
     if isinstance(config.genome, int):
@@ -274,8 +274,8 @@ def main(config: PlayConfig) -> None:
     with contextlib.ExitStack() as stack:
         # The engine has an event loop and a thread of its own: this one waits for a person.
         portal = stack.enter_context(start_blocking_portal())
-        console.say(f"{config.log_path}: loading {config.model_name or run.config.model_name} ...")
-        rebuilt = portal.call(rebuild, run, config.engine, config.model_name)
+        console.say(f"{config.log_path}: loading {run.model_name} ...")
+        rebuilt = portal.call(rebuild, run, config.engine)
         stack.callback(portal.call, rebuilt.close)
         session = Session(config, rebuilt, portal, console)
         session.go_to(config.generation)

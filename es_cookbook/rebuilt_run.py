@@ -22,7 +22,8 @@ from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Targe
 from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.model_files import load_architecture, parameter_infos
+from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.model_files import architecture_for, parameter_infos
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
@@ -51,11 +52,12 @@ class RecordedRun:
 
     Args:
         log_path: the run directory.
+        model_name: where the run's base model is here; where the run had it if None.
 
     Attributes:
         history: the file.
         config: the run's Config.
-        model_name: where its base model is: where the run had it, until somebody knows better.
+        model_name: where its base model is.
         header: what the run began with; None where that is not recorded.
         records: a generation each, in order.
 
@@ -65,12 +67,12 @@ class RecordedRun:
         HistoryError: Its history is damaged.
     """
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(self, log_path: Path, model_name: str | None = None) -> None:
         if not (log_path / CONFIG).is_file():
             raise RunDirectoryError(f"log_path {log_path} holds no run: there is no {CONFIG} in it")
         self.history = log_path / HISTORY
         self.config = load_config(log_path / CONFIG, train.Config)
-        self.model_name = self.config.model_name
+        self.model_name = model_name or self.config.model_name
         self.header = read_header(self.history)
         self.records: Sequence[Record] = ()
         self._genomes_G: Sequence[Genome] = ()
@@ -80,6 +82,11 @@ class RecordedRun:
     def refresh(self) -> None:
         """Read what has been recorded since."""
         self.records = tuple(read_history(self.history))
+
+    @functools.cached_property
+    def _space(self) -> SearchSpace:
+        search_space = self.config.search_space
+        return search_space(parameter_infos(architecture_for(search_space, self.model_name)))
 
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.
@@ -134,11 +141,8 @@ class RecordedRun:
                 f"generation {generation} was not this run's but that of log_path={fork.log_path}, "
                 f"from which it was forked; genomes of generations {first} and later are here"
             )
-        infos = parameter_infos(load_architecture(self.model_name))
         optimizer = config.optimizer(
-            run_seed=config.seed,
-            num_generations=config.num_generations,
-            space=config.search_space(infos),
+            run_seed=config.seed, num_generations=config.num_generations, space=self._space
         )
         retell(
             optimizer,
@@ -168,15 +172,12 @@ class Played:
     without_group_reward: bool
 
 
-async def rebuild(
-    run: RecordedRun, engine: EngineBuilder | None = None, model_name: str | None = None
-) -> "RebuiltRun":
+async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "RebuiltRun":
     """Start an engine for a run.
 
     Args:
         run: the run.
         engine: builds it; the run's own if None.
-        model_name: where the run's base model is here; where the run had it if None.
 
     Raises:
         ModelError: The model cannot be loaded.
@@ -184,8 +185,8 @@ async def rebuild(
         HistoryError: The model is not the run's base.
     """
     builder = engine or run.config.engine
-    name = run.model_name = model_name or run.config.model_name
-    rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=run.config.search_space))
+    name, search_space = run.model_name, run.config.search_space
+    rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=search_space))
     try:
         if run.header is not None:
             dtype = rebuilt.engine.base_dtype

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from es_cookbook import train
 from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.rebuilt_run import RebuiltRun, RecordedRun, rebuild
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
@@ -30,6 +31,7 @@ from es_cookbook.runs.history_format import Fork
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder, SmallDataset, SmallDatasetBuilder
 from tests.play_engines import write_model
+from tests.quantised_models import quantise
 from tests.tiny_run import TinyConfig
 
 pytestmark = pytest.mark.anyio
@@ -173,7 +175,7 @@ async def test_another_base_is_refused(log_path: Path, tmp_path: Path) -> None:
     shutil.copytree(log_path.parent / "model", tmp_path / "other")
     model.save_pretrained(tmp_path / "other")
     with pytest.raises(HistoryError, match=f"model_name={tmp_path / 'other'}: its weights was"):
-        await rebuild(RecordedRun(log_path), model_name=str(tmp_path / "other"))
+        await rebuild(RecordedRun(log_path, str(tmp_path / "other")))
 
 
 @pytest.mark.parametrize("generation", [0, 1, 6])
@@ -184,13 +186,36 @@ async def test_without_a_header_the_fingerprint_tells_another_base(
     model.model.layers[0].mlp.up_proj.weight.data[3, 5] += 1e-3
     shutil.copytree(log_path.parent / "model", tmp_path / "other")
     model.save_pretrained(tmp_path / "other")
-    run = RecordedRun(log_path)
+    run = RecordedRun(log_path, str(tmp_path / "other"))
     run.header = None
-    other = await rebuild(run, model_name=str(tmp_path / "other"))
+    other = await rebuild(run)
     recorded = run.records[max(generation, 1) - 1].fingerprint
     with pytest.raises(HistoryError, match=f"had fingerprint {recorded:016x}, but the history"):
         await other.go_to(generation)
     await other.close()
+
+
+def test_genomes_come_back_where_the_base_has_moved(log_path: Path, tmp_path: Path) -> None:
+    shutil.copytree(log_path.parent / "model", tmp_path / "moved")
+    shutil.copytree(log_path, tmp_path / "run")
+    config = tmp_path / "run/config.json"
+    config.write_text(config.read_text().replace(str(log_path.parent / "model"), "nowhere"))
+    moved = RecordedRun(tmp_path / "run", str(tmp_path / "moved"))
+    assert moved.genomes(3) == RecordedRun(log_path).genomes(3)
+
+
+async def test_genomes_over_quantised_parameters_come_back(tmp_path: Path) -> None:
+    quantise(write_model(tmp_path / "plain"), tmp_path / "model", tmp_path / "numbers")
+    await train.main(
+        TinyConfig(
+            model_name=str(tmp_path / "model"),
+            log_path=str(tmp_path / "run"),
+            search_space=QuantScales(),
+            trackers=JsonlTrackerBuilder(),
+            num_generations=2,
+        )
+    )
+    assert len(RecordedRun(tmp_path / "run").genomes(1)) == 4
 
 
 async def test_a_fork_has_the_genomes_of_its_own_generations(log_path: Path) -> None:

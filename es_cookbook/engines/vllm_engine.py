@@ -26,8 +26,6 @@ from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
-from es_cookbook.evolution.spaces.quant_codes import QuantCodes
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.model_files import (
     end_of_sequence_ids,
     load_architecture,
@@ -119,7 +117,7 @@ class VLLMEngineBuilder(EngineBuilder):
         return engine
 
     def _build(self, model_name: str, search_space: SearchSpaceBuilder) -> "VLLMEngine":
-        if isinstance(search_space, QuantScales | QuantCodes):
+        if search_space.moves_quantised:
             raise ConfigError(
                 f"search_space: engine=vllm cannot host {type(search_space).__name__}, because "
                 "vLLM repacks scales and codes for its kernels when it loads them; use "

@@ -15,8 +15,6 @@ import torch
 
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
-from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
-from es_cookbook.evolution.spaces.quant_scales import QuantScalesSpace
 from es_cookbook.model_files import load_architecture, load_causal_lm, load_tokenizer
 from es_cookbook.quantised_checkpoint import quantised_checkpoint
 from es_cookbook.runs.base_parameters import BaseParameters
@@ -77,7 +75,7 @@ def write_model(directory: Path, replay: Replay) -> Written:
         replay: of the run.
     """
     space = replay.space
-    if isinstance(space, QuantScalesSpace | QuantCodesSpace):
+    if replay.config.search_space.moves_quantised:
         return _write_quantised(directory, replay)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
     shapes, changed = space.shapes, replay.centre_tensors()

@@ -24,13 +24,10 @@ from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.quant_codes import QuantCodes
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.model_files import (
     BaseIdentity,
+    architecture_for,
     base_identity,
-    load_architecture,
-    mark_quantised,
     parameter_infos,
 )
 from es_cookbook.quantised_checkpoint import quantised_parameters
@@ -170,10 +167,8 @@ def open_replay(
     beginning = read_beginning(log_path / HISTORY, generation)
     header, records = beginning.header, beginning.records
     model_name = config.model_name if model_name is None else model_name
-    architecture = load_architecture(model_name)
-    moves_quantised = isinstance(config.search_space, QuantScales | QuantCodes)
-    if moves_quantised:
-        mark_quantised(architecture, model_name)
+    moves_quantised = config.search_space.moves_quantised
+    architecture = architecture_for(config.search_space, model_name)
     infos = parameter_infos(architecture)
     space = config.search_space(infos)
     names = {info.name for info in infos if info.name in space.shapes and not moves_quantised}

@@ -174,6 +174,11 @@ class SearchSpaceBuilder(ABC):
                 f"search_space.num_blocks must be at least 1, found {self.num_blocks}"
             )
 
+    @property
+    def moves_quantised(self) -> bool:
+        """Whether it perturbs what quantised weights are made of, and not the weights."""
+        return False
+
     @abstractmethod
     def __call__(self, parameters: Sequence[ParameterInfo]) -> SearchSpace:
         """Build the space.

@@ -55,6 +55,11 @@ _PIECE = 2**15
 class QuantCodes(SearchSpaceBuilder):
     """The whole numbers of a quantised checkpoint; its scales stay as they are (QES)."""
 
+    @property
+    def moves_quantised(self) -> bool:
+        """It does."""
+        return True
+
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "QuantCodesSpace":
         """Build the space over the selected layers' codes."""
         if not any(parameter.kind == "codes" for parameter in parameters):

@@ -69,6 +69,11 @@ class QuantScales(SearchSpaceBuilder):
                 f"search_space.which must be one of {', '.join(_KINDS)}, found {self.which!r}"
             )
 
+    @property
+    def moves_quantised(self) -> bool:
+        """It does."""
+        return True
+
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "QuantScalesSpace":
         """Build the space over the selected layers' scales, zero points, or both."""
         kinds = {parameter.kind for parameter in parameters}
