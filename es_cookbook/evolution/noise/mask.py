@@ -10,8 +10,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.evolution.noise import philox
-from es_cookbook.evolution.noise.tensors import GAUSSIANS_PER_BLOCK
+from es_cookbook.evolution.noise.tensors import lanes_range
 
 LANE_VALUES = 2**16
 """What a lane can be: densities are whole numbers of these."""
@@ -31,11 +30,7 @@ class Mask:
 
     def range(self, name: str, start: int, stop: int) -> NDArray[np.bool]:
         """Whether elements `start` ... `stop` - 1 of a parameter are in it."""
-        first_block = start // GAUSSIANS_PER_BLOCK
-        num_blocks = -(-stop // GAUSSIANS_PER_BLOCK) - first_block
-        words = philox.words(self.seed, mask_name(name), first_block, num_blocks)
-        skip = start - first_block * GAUSSIANS_PER_BLOCK
-        return words.view("<u2")[skip : skip + stop - start] < self.threshold
+        return lanes_range(self.seed, mask_name(name), start, stop) < self.threshold
 
 
 def mask_name(name: str) -> str:

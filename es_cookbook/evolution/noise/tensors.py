@@ -147,6 +147,21 @@ def noise_range(
     return out
 
 
+def lanes_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.uint16]:
+    """The 16-bit lanes that elements `start` ... `stop` - 1 of gaussian noise are looked up by.
+
+    Args:
+        seed: 0 ... 2^63 - 1.
+        name: whose they are; another than any noise's, or the two are not independent.
+        start: first element, in C order.
+        stop: one past the last.
+    """
+    first = start // GAUSSIANS_PER_BLOCK
+    words = philox.words(seed, name, first, -(-stop // GAUSSIANS_PER_BLOCK) - first)
+    skip = start - first * GAUSSIANS_PER_BLOCK
+    return words.view(_LANE)[skip : skip + stop - start]
+
+
 def _check_seed(seed: int) -> None:
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")

@@ -7,9 +7,7 @@ exactly.
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.evolution.noise import philox
-
-_LANES_PER_BLOCK = 16
+from es_cookbook.evolution.noise.tensors import lanes_range
 
 
 def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.float32]:
@@ -21,8 +19,5 @@ def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.flo
         start: first element, in C order.
         stop: one past the last.
     """
-    first = start // _LANES_PER_BLOCK
-    words = philox.words(seed, name, first, -(-stop // _LANES_PER_BLOCK) - first)
-    skip = start - first * _LANES_PER_BLOCK
-    lanes = words.view("<u2")[skip : skip + stop - start].astype(np.float32)
+    lanes = lanes_range(seed, name, start, stop).astype(np.float32)
     return (lanes + np.float32(0.5)) / np.float32(65536)
