@@ -10,12 +10,13 @@ to `OPTIMIZER_NAMES`.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
 
@@ -119,6 +120,20 @@ class OptimizerBuilder(ABC):
         Raises:
             ConfigError: Fields that cannot work in a run of this length or in this space.
         """
+
+
+def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> None:
+    """Check a scheduled sigma over a whole run, before it begins.
+
+    Raises:
+        ConfigError: It reaches 0 within the run.
+    """
+    for generation in range(num_generations):
+        if sigma(generation) == 0:
+            raise ConfigError(
+                f"sigma_schedule reaches 0 at generation {generation} of {num_generations}; "
+                "sigma must stay above 0"
+            )
 
 
 def tied_fraction(genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]) -> float:

@@ -36,7 +36,11 @@ from numpy.typing import NDArray
 from es_cookbook.configs import Names
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import (
+    Optimizer,
+    OptimizerBuilder,
+    refuse_zero_sigma,
+)
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.seeds import derive_seed
@@ -159,12 +163,7 @@ class ESOptimizer(Optimizer):
         self._run_seed = run_seed
         self._num_generations = num_generations
         self._sigma_factor = 1.0
-        for generation in range(num_generations):
-            if self.sigma(generation) == 0:
-                raise ConfigError(
-                    f"sigma_schedule reaches 0 at generation {generation} of {num_generations}; "
-                    "sigma must stay above 0"
-                )
+        refuse_zero_sigma(self.sigma, num_generations)
 
     def sigma(self, generation: int) -> float:
         """The base sigma times its schedule, times what it has adapted to."""

@@ -56,7 +56,11 @@ from numpy.typing import NDArray
 from es_cookbook.configs import Names
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import (
+    Optimizer,
+    OptimizerBuilder,
+    refuse_zero_sigma,
+)
 from es_cookbook.evolution.optimizers.breeding import (
     Breeding,
     Member,
@@ -195,12 +199,7 @@ class GeneticOptimizer(Optimizer):
         self._config = config
         self._run_seed = run_seed
         self._num_generations = num_generations
-        for generation in range(num_generations):
-            if self.sigma(generation) == 0:
-                raise ConfigError(
-                    f"sigma_schedule reaches 0 at generation {generation} of {num_generations}; "
-                    "sigma must stay above 0"
-                )
+        refuse_zero_sigma(self.sigma, num_generations)
         self.champion = BASE
         self._metrics: Mapping[str, float] = {}
         self._trunk: list[Gene] = []
