@@ -8,6 +8,7 @@ matplotlib is needed here alone, and imported only when something is drawn.
 """
 
 import dataclasses
+import importlib.util
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,10 +45,8 @@ def require_matplotlib() -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        import matplotlib  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise ConfigError(_NO_MATPLOTLIB) from error
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(_NO_MATPLOTLIB)
 
 
 def draw(
