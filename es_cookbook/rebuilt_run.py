@@ -37,7 +37,7 @@ from es_cookbook.rl.types import (
 )
 from es_cookbook.rollout_group import RolloutGroup, cause_of
 from es_cookbook.runs.history_format import Record
-from es_cookbook.runs.history_store import check_same_base, read_header, read_history
+from es_cookbook.runs.history_store import check_same_base, header_of, read_header, read_history
 from es_cookbook.runs.retelling import retell
 from es_cookbook.runs.run_directory import CONFIG, HISTORY
 from es_cookbook.runs.snapshots import latest_snapshot
@@ -190,7 +190,7 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
     try:
         if run.header is not None:
             dtype = rebuilt.engine.base_dtype
-            now = await anyio.to_thread.run_sync(train.header_of, name, dtype)
+            now = await anyio.to_thread.run_sync(header_of, name, dtype)
             check_same_base(run.history, run.header, now)
     except BaseException:
         with anyio.CancelScope(shield=True):

@@ -42,8 +42,8 @@ from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.background_push import HubPush
-from es_cookbook.runs.history_format import Header, Record
-from es_cookbook.runs.history_store import HistoryStore, read_history
+from es_cookbook.runs.history_format import Record
+from es_cookbook.runs.history_store import HistoryStore, header_of, read_history
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.retelling import retell
 from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
@@ -299,22 +299,6 @@ async def main(config: Config) -> None:
             await anyio.to_thread.run_sync(
                 hub.finish, config.num_generations, abandon_on_cancel=True
             )
-
-
-def header_of(model_name: str, base_dtype: str) -> Header:
-    """What a run with this base begins with; reads all of the base.
-
-    Args:
-        model_name: the base model.
-        base_dtype: in which its engine holds it.
-
-    Raises:
-        ModelError: It cannot be read.
-    """
-    from es_cookbook.model_files import base_identity  # Which imports torch.
-
-    base = base_identity(model_name)
-    return Header(model_name, base.weights, base.tokenizer, base_dtype)
 
 
 async def _replay(

@@ -226,6 +226,22 @@ class HistoryStore:
         self._file.close()
 
 
+def header_of(model_name: str, base_dtype: str) -> Header:
+    """What a run with this base begins with; reads all of the base.
+
+    Args:
+        model_name: the base model.
+        base_dtype: in which its engine holds it.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    from es_cookbook.model_files import base_identity  # Which imports torch.
+
+    base = base_identity(model_name)
+    return Header(model_name, base.weights, base.tokenizer, base_dtype)
+
+
 def check_same_base(path: Path, then: Header, now: Header) -> None:
     """Refuse another base model by name; what is not recorded is left to the fingerprint.
 
