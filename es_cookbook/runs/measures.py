@@ -25,13 +25,26 @@ class Progress:
         last = rows[-1] if rows else {}
         self._rollouts = int(last.get("progress/rollouts", 0))
         self._tokens = int(last.get("progress/tokens", 0))
-        self._drift_squared = 0.0
+        self._latest: dict[int, float] = {}
+        """What the seeds of the last step have added up to in the centre."""
+        self._earlier_squared = 0.0
+        """Mean square of all that the centre has of other seeds."""
 
     def moved(self, step: Step) -> None:
         """The centre moved by a step."""
-        # Updates of different generations are taken as independent: they add up as squares.
-        kept = (1 - step.decay) ** 2 * self._drift_squared
-        self._drift_squared = kept + step.mean_square
+        kept = 1 - step.decay
+        earlier = {seed: kept * coefficient for seed, coefficient in self._latest.items()}
+        self._earlier_squared *= kept**2
+        self._latest = {}
+        if step.rule is None:
+            # A seed of the step before as well, of momentum's window, goes on in its direction.
+            for term in step.terms:
+                so_far = self._latest.get(term.seed) or earlier.pop(term.seed, 0.0)
+                self._latest[term.seed] = so_far + term.coefficient
+        else:
+            self._earlier_squared += step.mean_square
+        # Different seeds are independent: they add up as squares.
+        self._earlier_squared += math.fsum(value**2 for value in earlier.values())
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
         """A generation's rollouts ended."""
@@ -44,11 +57,14 @@ class Progress:
         The drift is that of a parameter that has all of every term. Where the search space scales
         or masks noise, and steps are plain sums of terms, a parameter with factor f on σ has f
         times it, one that is outside the mask has none, and each of n blocks has 1 / √n of it.
+        Steps by a rule (Adam's, Muon's) are taken as independent of each other, so where one goes
+        on in the direction of the last the drift is more than this.
         """
+        latest_squared = math.fsum(value**2 for value in self._latest.values())
         return {
             "progress/rollouts": self._rollouts,
             "progress/tokens": self._tokens,
-            "centre/drift_rms": math.sqrt(self._drift_squared),
+            "centre/drift_rms": math.sqrt(self._earlier_squared + latest_squared),
         }
 
 

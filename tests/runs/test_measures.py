@@ -53,3 +53,24 @@ def test_drift_is_the_root_of_the_squares_and_decays_with_the_centre(tmp_path: P
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(0.5)
     progress.moved(Step((Term(3, 0.6),), decay=0.5))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.25, 0.6))
+
+
+def test_drift_in_the_direction_of_a_seed_that_comes_again_adds_up(tmp_path: Path) -> None:
+    """As momentum's do: each gradient is in all the steps of the window, a part in each."""
+    progress = Progress(tmp_path / "none.jsonl")
+    progress.moved(Step((Term(1, 0.1), Term(2, 0.4))))
+    progress.moved(Step((Term(1, 0.3), Term(3, 0.2), Term(3, 0.1))))
+    assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.4, 0.4, 0.3))
+    progress.moved(Step((Term(1, -0.1),), decay=0.5))
+    assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.1, 0.2, 0.15))
+
+
+def test_drift_of_averaged_gradients_is_that_of_plain_ones(tmp_path: Path) -> None:
+    plain, averaged = Progress(tmp_path / "none.jsonl"), Progress(tmp_path / "none.jsonl")
+    for generation in range(40):
+        plain.moved(Step((Term(generation, 0.01),)))
+        window = range(max(0, generation - 4), generation + 1)
+        averaged.moved(Step(tuple(Term(seed, 0.002) for seed in window)))
+    whole = plain.metrics()["centre/drift_rms"]
+    # All but the last four generations are whole in it.
+    assert 0.9 * whole < averaged.metrics()["centre/drift_rms"] < whole
