@@ -20,10 +20,14 @@ import chz
 from es_cookbook import train
 from es_cookbook.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.rl.types import RLDatasetBuilder
 from es_cookbook.runs.history_store import read_history
 from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
+
+_BATCH = "problems_per_generation"
+"""The field in which the package's datasets have a batch's size."""
 
 
 def run_all(configs: Sequence[train.Config]) -> None:
@@ -80,29 +84,41 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
     """What is compared gets the same number of rollouts, however it divides them.
 
     Args:
-        runs: name -> its runs. Their datasets must be the same.
+        runs: name -> its runs. Their datasets must be the same but for `problems_per_generation`.
 
     Raises:
-        ConfigError: Runs that differ in problems, or in rollouts a problem of a batch.
+        ConfigError: Runs that differ in problems or in rollouts.
     """
     every = [(name, config) for name, configs in runs.items() for config in configs]
     first_name, first = every[0]
     for name, config in every:
-        if config.dataset != first.dataset:
+        if _dataset(config, first) != first.dataset:
             raise ConfigError(
                 f"{name} and {first_name} must have the same dataset to be compared at equal "
                 f"rollouts, found {config.dataset} and {first.dataset}"
             )
         if _rollouts(config) != _rollouts(first):
             raise ConfigError(
-                "what is compared must make the same number of rollouts; for each problem of a "
-                f"batch {name} makes {_product(config)}, {first_name} {_product(first)}: change "
-                "population_size, num_generations or attempts of one"
+                "what is compared must make the same number of rollouts; "
+                f"{name} makes {_product(config)}, {first_name} {_product(first)}: change "
+                "population_size, num_generations, attempts or problems_per_generation of one"
             )
 
 
+def _dataset(config: train.Config, like: train.Config) -> RLDatasetBuilder:
+    """Its dataset, with another one's number of problems a batch where both say that."""
+    if config.dataset != like.dataset and (batch := _batch(like)) and _batch(config):
+        return chz.replace(config.dataset, **{_BATCH: batch})
+    return config.dataset
+
+
+def _batch(config: train.Config) -> int | None:
+    """Problems a batch, where the dataset has them in a field."""
+    return getattr(config.dataset, _BATCH, None)
+
+
 def _rollouts(config: train.Config) -> int:
-    return _genomes(config) * config.num_generations * config.attempts
+    return _genomes(config) * config.num_generations * config.attempts * (_batch(config) or 1)
 
 
 def _genomes(config: train.Config) -> int:
@@ -112,7 +128,10 @@ def _genomes(config: train.Config) -> int:
 
 
 def _product(config: train.Config) -> str:
+    batch = _batch(config)
     return (
         f"{_genomes(config)} genomes x {config.num_generations} generations x "
-        f"{config.attempts} attempts = {_rollouts(config)}"
+        f"{config.attempts} attempts"
+        f"{f' x {batch} problems' if batch else ' for each problem of a batch'}"
+        f" = {_rollouts(config)}"
     )

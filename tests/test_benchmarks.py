@@ -81,11 +81,19 @@ def test_evaluations_are_counted_to_the_generation_that_reached_the_target() -> 
 
 def test_luck_explains_a_ratio_a_little_above_1_and_no_large_one() -> None:
     below = [100.0, 110, 120, 130, 140, 150, 160, 170, 180, 190]
-    near = analytic.ratio_row("near", [value + 4 for value in below], below)
-    far = analytic.ratio_row("far", [value + 90 for value in below], below)
+    near = analytic.ratio_row("near", [value + 4 for value in below], below, paired=False)
+    far = analytic.ratio_row("far", [value + 90 for value in below], below, paired=False)
     assert near.value > 1 and near.met is True
     assert far.met is False
-    assert analytic.same_row("same", [101.0], [100.0]).met is False
+
+
+def test_where_a_seed_is_the_same_luck_on_both_sides_little_is_left_to_it() -> None:
+    below = [100.0, 110, 120, 130, 140, 150, 160, 170, 180, 190]
+    slower = [value + 4 for value in below]
+    assert analytic.ratio_row("slower", slower, below, paired=True).met is False
+    assert analytic.ratio_row("equal", below, below, paired=True).spread == 0
+    mixed = [value + (4 if i % 2 else -3) for i, value in enumerate(below)]
+    assert analytic.ratio_row("mixed", mixed, below, paired=True).met is True
 
 
 def test_es_moves_as_evosaxs_with_the_same_noise() -> None:

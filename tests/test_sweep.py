@@ -9,6 +9,8 @@ import pytest
 from es_cookbook import train
 from es_cookbook.errors import ConfigError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.sweep import is_complete, refuse_unequal_rollouts, run_all
 from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
@@ -113,14 +115,19 @@ def test_unequal_rollouts_are_refused_in_a_sentence_with_both_products() -> None
     with pytest.raises(ConfigError) as caught:
         refuse_unequal_rollouts({"es": [config], "genetic": [fewer]})
     said = str(caught.value)
-    assert "genetic makes 4 genomes x 5 generations x 1 attempts = 20" in said
-    assert "es 4 genomes x 6 generations x 1 attempts = 24" in said
+    assert (
+        "genetic makes 4 genomes x 5 generations x 1 attempts for each problem of a batch = 20"
+        in said
+    )
+    assert "es 4 genomes x 6 generations x 1 attempts for each problem of a batch = 24" in said
 
 
 def test_a_centre_that_attempts_the_problems_too_is_counted() -> None:
     plain = tiny(Path("a"), optimizer=ES(population_size=4))
     with_centre = chz.replace(plain, optimizer=ES(population_size=4, evaluate_centre=True))
-    with pytest.raises(ConfigError, match="5 genomes x 6 generations x 1 attempts = 30"):
+    with pytest.raises(
+        ConfigError, match=r"5 genomes x 6 generations x 1 attempts for each .* = 30"
+    ):
         refuse_unequal_rollouts({"plain": [plain], "with centre": [with_centre]})
 
 
@@ -134,3 +141,24 @@ def test_other_problems_are_refused() -> None:
     other = chz.replace(config, dataset=OtherDatasetBuilder())
     with pytest.raises(ConfigError, match="other and es must have the same dataset"):
         refuse_unequal_rollouts({"es": [config], "other": [other]})
+
+
+def test_batches_of_other_sizes_count_as_rollouts() -> None:
+    """Many genomes at few problems beside few genomes at many."""
+    few = CLIConfig(
+        optimizer=ES(population_size=4), dataset=CountdownDatasetBuilder(problems_per_generation=8)
+    )
+    many = chz.replace(
+        few,
+        optimizer=ES(population_size=16),
+        dataset=CountdownDatasetBuilder(problems_per_generation=2),
+    )
+    refuse_unequal_rollouts({"few": [few], "many": [many]})
+    unequal = chz.replace(many, optimizer=few.optimizer)
+    with pytest.raises(ConfigError, match=r"4 genomes x 50 generations x 1 attempts x 2 problems"):
+        refuse_unequal_rollouts({"few": [few], "unequal": [unequal]})
+    others = chz.replace(
+        many, dataset=CountdownDatasetBuilder(problems_per_generation=2, max_number=9)
+    )
+    with pytest.raises(ConfigError, match="others and few must have the same dataset"):
+        refuse_unequal_rollouts({"few": [few], "others": [others]})
