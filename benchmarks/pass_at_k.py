@@ -2,97 +2,164 @@
 
     python -m benchmarks.pass_at_k
 
-The bundled model is trained on Countdown at temperature 1, eight attempts of each genome at each
-problem, once for the chance that one attempt is right and once for the chance that one of four is.
-Both are estimated from the same eight attempts and count the metric `correct`, so that nothing
-differs but k: problems, seeds, population and rollouts are the same, and the settings are the main
-job's where nothing else is said here. Held-out problems are attempted four times at temperature 1,
-before and after.
+The two objectives want different things where the question does not settle the answer: pass@1 wants
+the likeliest answer every time, pass@4 wants four different ones. So the bundled model guesses an
+operator that somebody has hidden, one token, from a Countdown question and the begun thought
+"<think>27". The question says nothing about it; only that + is hidden four times out of ten, -
+three times, * twice and / once can be learned. Whoever always says + has pass@1 = pass@4 = 0.4,
+whoever says all four equally often has pass@1 = 0.25 and pass@4 = 0.68.
 
-An attempt at temperature 1 is right less often than a greedy one, so pass@1 here is below the main
-job's. Eight attempts and not four, because with as many attempts as k a genome's pass@k at a
-problem is 0 or 1, the noisiest estimate there is.
+Trained at temperature 1, eight attempts of each genome at each problem, once for the chance that
+one attempt is right and once for the chance that one of four is. Both are estimated from the same
+eight attempts; problems, seeds, population and rollouts are the same, and nothing differs but k.
+Held-out problems are attempted eight times at temperature 1, before and after.
+
+On Countdown itself nothing is to be seen: see docs/lab_notes.md, 2026-11-22.
 """
 
+import dataclasses
+import functools
+import itertools
+import random
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+import chz
+from transformers import PreTrainedTokenizerBase
+
 from benchmarks.harness import Row, report, row
+from es_cookbook import train
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
+from es_cookbook.recipes.countdown.env import question
+from es_cookbook.recipes.countdown.problems import Split, generate_problems
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.objectives import PassAtK
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.run_directory import METRICS
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.seeds import derive_seed
 
 SEEDS = (0, 1, 2)
-OBJECTIVES: Mapping[str, Sequence[str]] = {
-    "pass@1": ("objective=pass_at_k", "objective.k=1"),
-    "pass@4": ("objective=pass_at_k", "objective.k=4"),
-}
-SETTINGS = (
-    "sampling.temperature=1",
-    "eval_attempts=4",
-    "eval_temperature=1",
-    "eval_every=0",
-    # As many rollouts a generation as the main job's 64 genomes, 32 problems and one attempt.
-    "optimizer.population_size=32",
-    "dataset.problems_per_generation=8",
-    "attempts=8",
-    "trackers=JsonlTrackerBuilder",
-)
+TIMES_HIDDEN = {"+": 4, "-": 3, "*": 2, "/": 1}
+"""Of ten."""
 
 
-def train(options: Sequence[str], log_path: Path) -> list[dict[str, float]]:
-    """Held-out measurements of one run, the first before it and the last after it."""
-    command = [sys.executable, "-m", "es_cookbook.recipes.countdown.train_cli", *options]
-    subprocess.run([*command, f"log_path={log_path}"], stdout=subprocess.DEVNULL, check=True)
-    return [line for line in read_metrics(log_path / METRICS) if "test/pass@1" in line]
+class HiddenOperatorEnv(ProblemEnv):
+    """One guess."""
+
+    full_reward = 1.0
+
+    def __init__(self, observation: Observation, hidden: str) -> None:
+        super().__init__(observation)
+        self.hidden = hidden
+
+    def grade(self, text: str) -> Grade:
+        """1 for the hidden operator."""
+        right = float(text == self.hidden)
+        return Grade(right, {"correct": right})
 
 
-def main(more: Sequence[str] = ()) -> None:
-    """Both objectives with every seed, by turns.
+@chz.chz
+class HiddenOperatorDatasetBuilder(RLDatasetBuilder):
+    """Operators that nobody can know."""
 
-    Args:
-        more: options for every run, to try it smaller: `num_generations=3 dataset.num_test=20`.
-    """
-    gains: dict[tuple[str, str], list[float]] = {}
-    befores: dict[str, list[float]] = {}
+    problems_per_generation: int = chz.field(default=8, doc="problems in a batch")
+    num_train: int = chz.field(default=4000, doc="training problems")
+    num_test: int = chz.field(default=500, doc="held-out problems")
+
+    async def __call__(self, tokenizer: PreTrainedTokenizerBase) -> Datasets:
+        """Countdown's problems, with an operator hidden in each."""
+
+        def problems(split: Split, count: int) -> list[ProblemGroupBuilder]:
+            found: list[ProblemGroupBuilder] = []
+            for problem in itertools.islice(generate_problems(0, split), count):
+                asked = question(problem.numbers, problem.target, "compact")
+                prompt = f"{asked}<think>{max(problem.numbers)}"
+                chooser = random.Random(derive_seed(0, f"hidden operator of {problem.key}"))
+                (hidden,) = chooser.choices(list(TIMES_HIDDEN), list(TIMES_HIDDEN.values()))
+                observation = Observation(tuple(tokenizer.encode(prompt)))
+                make_env = functools.partial(HiddenOperatorEnv, observation, hidden)
+                found.append(ProblemGroupBuilder(make_env, f"problem {problem.key}", gold=hidden))
+            return found
+
+        dataset = ProblemDataset(problems("train", self.num_train), self.problems_per_generation, 0)
+        return Datasets(dataset, problems("test", self.num_test))
+
+
+def config(k: int, seed: int, log_path: Path) -> train.Config:
+    """A run that pays for pass@k."""
+    return train.Config(
+        model_name=str(BUNDLED_MODEL),
+        dataset=HiddenOperatorDatasetBuilder(),
+        log_path=str(log_path),
+        optimizer=ES(
+            population_size=64,
+            sigma=0.1,
+            learning_rate=0.15,
+            learning_rate_schedule=Cosine(),
+        ),
+        objective=PassAtK(k=k),
+        attempts=8,
+        sampling=SamplingParams(max_tokens=1, temperature=1.0),
+        eval_attempts=8,
+        eval_temperature=1.0,
+        num_generations=30,
+        trackers=JsonlTrackerBuilder(),
+        seed=seed,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Held-out pass@1 and pass@4 in percent."""
+
+    before: Mapping[int, float]
+    after: Mapping[int, float]
+
+    def gain(self, k: int) -> float:
+        """Points of pass@k."""
+        return self.after[k] - self.before[k]
+
+
+def measured(k: int, seed: int) -> Measured:
+    """Train for pass@k, and measure both."""
+    with tempfile.TemporaryDirectory() as directory:
+        train.run(config(k, seed, Path(directory) / "run"))
+        lines = read_metrics(Path(directory) / "run" / METRICS)
+    before, *_, after = (
+        {of: 100 * line[f"test/pass@{of}"] for of in (1, 4)}
+        for line in lines
+        if "test/pass@1" in line
+    )
+    return Measured(before, after)
+
+
+def main() -> None:
+    """Both objectives with every seed, by turns."""
+    runs: dict[int, list[Measured]] = {1: [], 4: []}
     for seed in SEEDS:
-        for objective, options in OBJECTIVES.items():
-            with tempfile.TemporaryDirectory() as directory:
-                given = [*SETTINGS, *options, f"seed={seed}", *more]
-                before, *_, after = train(given, Path(directory) / "run")
-            for measured in ("pass@1", "pass@4"):
-                points = [100 * line[f"test/{measured}"] for line in (before, after)]
-                gains.setdefault((objective, measured), []).append(points[1] - points[0])
-                befores.setdefault(measured, []).append(points[0])
-            found = ", ".join(
-                f"{measured} {gains[objective, measured][-1]:+.1f}" for measured in befores
-            )
-            print(f"seed {seed}, objective {objective}: {found} points", flush=True)
-    rows: list[Row] = [
-        row(f"held-out {measured} before", values, "%") for measured, values in befores.items()
-    ]
-    for measured in befores:
+        for k, of_k in runs.items():
+            of_k.append(measured(k, seed))
+            print(f"seed {seed}, pass@{k} pays: {of_k[-1]}", flush=True)
+    rows: list[Row] = []
+    for of in (1, 4):
+        rows.append(row(f"held-out pass@{of} before", [runs[1][0].before[of]], "%"))
         rows += [
-            row(
-                f"gain in held-out {measured} by the {objective} objective",
-                gains[objective, measured],
-                "points",
-            )
-            for objective in OBJECTIVES
+            row(f"points of pass@{of} gained where pass@{k} pays", [r.gain(of) for r in of_k], "")
+            for k, of_k in runs.items()
         ]
-    differences = [
-        four - one
-        for four, one in zip(gains["pass@4", "pass@4"], gains["pass@1", "pass@4"], strict=True)
-    ]
+    more = [four.gain(4) - one.gain(4) for one, four in zip(runs[1], runs[4], strict=True)]
     rows += [
-        row("pass@4: gain by its own objective less that by pass@1", differences, "points"),
-        row("the same, mean of the seeds", [statistics.mean(differences)], "points", at_least=0),
+        row("gain in pass@4: where it pays less where pass@1 does", more, "points"),
+        row("the same, mean of the seeds", [statistics.mean(more)], "points", at_least=0),
     ]
     report("pass_at_k", rows)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -43,10 +43,11 @@ RECOMMENDED: Mapping[str, Mapping[str, object]] = {
     "es": _ES,
     "momentum": _ES,
     "muon": _ES,
-    # Their learning rates are lengths of steps: about those that es's has.
-    "adam": {**_ES, "learning_rate": 0.0075},
+    # Their learning rates are lengths. With these a gradient moves the centre, all in all, as far
+    # as one of es's does: 0.0025 RMS. ClipUp gives it ten pushes, each 0.9 of the last, of 0.0004.
+    "adam": {**_ES, "learning_rate": 0.0025},
     "rmsprop": {**_ES, "learning_rate": 0.0025},
-    "clip_up": {**_ES, "learning_rate": 0.0006, "max_speed": 0.0012},
+    "clip_up": {**_ES, "learning_rate": 0.0004, "max_speed": 0.001},
     "genetic": {"population_size": 64, "sigma": 0.006, "max_terms": 16},
     "cma": {"population_size": 64},
     "sep_cma": {"population_size": 64},
