@@ -6,8 +6,11 @@ The two objectives want different things where the question does not settle the 
 the likeliest answer every time, pass@4 wants four different ones. So the bundled model guesses an
 operator that somebody has hidden, one token, from a Countdown question and the begun thought
 "<think>27". The question says nothing about it; only that + is hidden four times out of ten, -
-three times, * twice and / once can be learned. Whoever always says + has pass@1 = pass@4 = 0.4,
-whoever says all four equally often has pass@1 = 0.25 and pass@4 = 0.68.
+three times, * twice and / once can be learned. Whoever always says + has pass@1 = pass@4 = 0.4;
+whoever says all four equally often has pass@1 = 0.25 and pass@4 = 0.68; the most is 0.73.
+
+What is perturbed are norms and biases: one token hardly answers to noise that is as small as those
+that a whole answer must survive, and the larger noise that it needs costs weights too much.
 
 Trained at temperature 1, eight attempts of each genome at each problem, once for the chance that
 one attempt is right and once for the chance that one of four is. Both are estimated from the same
@@ -33,6 +36,7 @@ from benchmarks.harness import Row, report, row
 from es_cookbook import train
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine
+from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown.env import question
 from es_cookbook.recipes.countdown.problems import Split, generate_problems
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
@@ -68,7 +72,7 @@ class HiddenOperatorEnv(ProblemEnv):
 class HiddenOperatorDatasetBuilder(RLDatasetBuilder):
     """Operators that nobody can know."""
 
-    problems_per_generation: int = chz.field(default=8, doc="problems in a batch")
+    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     num_train: int = chz.field(default=4000, doc="training problems")
     num_test: int = chz.field(default=500, doc="held-out problems")
 
@@ -97,10 +101,11 @@ def config(k: int, seed: int, log_path: Path) -> train.Config:
         model_name=str(BUNDLED_MODEL),
         dataset=HiddenOperatorDatasetBuilder(),
         log_path=str(log_path),
+        search_space=FullRank(include=("*norm*", "*bias*")),
         optimizer=ES(
-            population_size=64,
-            sigma=0.1,
-            learning_rate=0.15,
+            population_size=32,
+            sigma=0.3,
+            learning_rate=0.3,
             learning_rate_schedule=Cosine(),
         ),
         objective=PassAtK(k=k),

@@ -1,17 +1,21 @@
 """The harness behind `make bench`: fair turns, medians, and tables that can be rewritten."""
 
+import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import analytic, harness, momentum_divergence, optimizers
+from benchmarks import analytic, harness, momentum_divergence, optimizers, pass_at_k
 from benchmarks.__main__ import rewrite_readme
 from benchmarks.problems import Points, Problem, Values, ackley, rastrigin, rosenbrock, sphere
 from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.model_files import load_tokenizer
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 
 
 def test_functions_take_turns_and_warm_ups_are_not_counted() -> None:
@@ -117,3 +121,40 @@ def test_every_optimizer_can_be_driven_for_its_cost() -> None:
     driven = optimizers.drive("momentum", 3)
     assert [len(step.terms) for step in driven.steps] == [32, 64, 96]
     assert len(driven.seconds) == 3 and min(driven.seconds) > 0
+
+
+@pytest.mark.anyio
+async def test_the_hidden_operator_can_be_guessed_and_not_known() -> None:
+    """The same one for the same problem, in the shares that the benchmark's figures rest on."""
+    builder = pass_at_k.HiddenOperatorDatasetBuilder(num_train=2000, num_test=20)
+    datasets, again = [await builder(load_tokenizer(str(BUNDLED_MODEL))) for _ in range(2)]
+    problems = [datasets.train.get_batch(n) for n in range(2)]
+    assert [len(batch) for batch in problems] == [32, 32]
+    await datasets.train.validate(context_length=512)
+    assert isinstance(datasets.train, ProblemDataset) and isinstance(again.train, ProblemDataset)
+    hidden = [str(problem.gold) for problem in datasets.train.builders]
+    assert hidden == [problem.gold for problem in again.train.builders]
+    for operator, times in pass_at_k.TIMES_HIDDEN.items():
+        assert hidden.count(operator) / 2000 == pytest.approx(times / 10, abs=0.04)
+    env = datasets.train.builders[0].make_env()
+    rewards = [env.grade(text).reward for text in (hidden[0], hidden[0] * 2, "", "9")]
+    assert rewards == [1, 0, 0, 0]
+
+
+def test_spreading_guesses_is_what_pass_at_4_pays_for() -> None:
+    def pass_at(k: int, said: Sequence[float]) -> float:
+        times = pass_at_k.TIMES_HIDDEN.values()
+        return sum(n / 10 * (1 - (1 - q) ** k) for n, q in zip(times, said, strict=True))
+
+    assert pass_at(1, (1, 0, 0, 0)) == pass_at(4, (1, 0, 0, 0)) == pytest.approx(0.4)
+    assert pass_at(1, (0.25,) * 4) == pytest.approx(0.25)
+    assert pass_at(4, (0.25,) * 4) == pytest.approx(0.68, abs=0.005)
+    best = max(pass_at(4, (a, b, c, 1 - a - b - c)) for a, b, c in shares())
+    assert best == pytest.approx(0.73, abs=0.005)
+
+
+def shares() -> Iterator[tuple[float, float, float]]:
+    """Shares of three that leave something for a fourth, in steps of 0.02."""
+    for a, b, c in itertools.product(range(0, 101, 2), repeat=3):
+        if a + b + c <= 100:
+            yield a / 100, b / 100, c / 100
