@@ -85,15 +85,29 @@ def test_an_option_is_for_all_runs_or_with_a_name_before_it_for_one_optimizers()
     assert (es.num_generations, twin.num_generations) == (6, 12)
 
 
+def test_the_same_optimizer_may_be_compared_with_itself_under_labels() -> None:
+    runs = runs_of("optimizers=es,calm:es", "seeds=1", "calm.optimizer.sigma=0.5", "log_path=there")
+    sigmas = {label: config.optimizer.sigma for label, (config,) in runs.items()}  # type: ignore[attr-defined]
+    assert sigmas == {"es": 0.01, "calm": 0.5}
+    assert runs["calm"][0].log_path == str(Path("there/calm-seed1"))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["optimizers=twn"], "unknown optimizer 'twn': did you mean 'twin'?"),
-        (["optimizers=es,es"], "optimizers must be different ones"),
+        (["optimizers=es,es"], "optimizers must be different ones, found ('es', 'es')"),
+        (["optimizers=a:es,a:twin"], "optimizers must be different ones, found ('a', 'a')"),
+        (["optimizers=a:ess"], "unknown optimizer 'ess': did you mean 'es'?"),
+        (["optimizers=momentum:es"], "label 'momentum' of optimizer es must be of letters"),
+        (["optimizers=dataset:es"], "no optimizer's or option's own name"),
+        (["optimizers=../x:es"], "label '../x' of optimizer es must be of letters"),
+        (["optimizers=:es"], "label '' of optimizer es must be of letters"),
+        (["optimizers=es,calm:es", "clam.num_generations=7"], "did you mean 'calm'?"),
         (["optimizers="], "optimizers must name at least one, found none"),
         (["optimizers=es", "seeds="], "seeds must name at least one, found none"),
         (["optimizers=es", "seeds=1,1"], "seeds must be different ones, found (1, 1)"),
-        (["optimizers=es,twin", "twin.num_generations=7"], "for each problem of a batch twin"),
+        (["optimizers=es,twin", "twin.num_generations=7"], "twin makes 30 genomes x 7 generations"),
         (["optimizers=es", "twin.num_generations=7"], "an optimizer that is not compared"),
         (["optimizers=es", "es.optimizer.sigmo=7"], "did you mean 'optimizer.sigma'?"),
         (["optimizers=es", "num_generation=7"], "did you mean 'num_generations'?"),

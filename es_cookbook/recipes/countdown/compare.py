@@ -3,18 +3,21 @@
     python -m es_cookbook.recipes.countdown.compare optimizers=es,momentum
     ... optimizers=es,genetic seeds=0,1 num_generations=30 genetic.optimizer.sigma=0.02
     ... optimizers=es,genetic genetic.optimizer.population_size=32 genetic.num_generations=100
+    ... optimizers=es,decayed:es decayed.optimizer.weight_decay=0.03
 
 Each optimizer begins with the settings that `train_cli` recommends for it. An option of `train_cli`
-holds for every run; with an optimizer's name before it, for that optimizer's runs alone. Whatever
-is changed, all must make the same number of rollouts.
+holds for every run; with an optimizer's name before it, for that optimizer's runs alone. With a
+label of its own, `label:optimizer`, the same optimizer is compared with itself. Whatever is
+changed, all must make the same number of rollouts.
 
-Runs are ordinary ones, in `<log_path>/<optimizer>-seed<seed>`. Given again, the command goes on
-where it was interrupted, and what is complete is not run again; so another optimizer is added by
-naming it. What comes out is printed, and written to `comparison.md`, `.png` and `.svg` there.
+Runs are ordinary ones, in `<log_path>/<label>-seed<seed>`. Given again, the command goes on where
+it was interrupted, and what is complete is not run again; so another optimizer is added by naming
+it. What comes out is printed, and written to `comparison.md`, `.png` and `.svg` there.
 """
 
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import chz
@@ -45,7 +48,9 @@ _REFUSED = {
 class Compare:
     """Compare optimizers on Countdown, at equal rollouts."""
 
-    optimizers: tuple[str, ...] = chz.field(doc="names, with commas between them")
+    optimizers: tuple[str, ...] = chz.field(
+        doc="names, with commas between them; label:name for the same one with other options"
+    )
     seeds: tuple[int, ...] = chz.field(
         default=(0, 1, 2), doc="of each optimizer's runs; the table has their mean and range"
     )
@@ -53,14 +58,30 @@ class Compare:
 
     @chz.validate
     def _lists(self) -> None:
-        for name in self.optimizers:
+        for label, name in self.labelled:
             if name not in OPTIMIZER_NAMES:
                 raise ConfigError(f"unknown optimizer {name!r}: {nearest(name, OPTIMIZER_NAMES)}")
-        for field, values in (("optimizers", self.optimizers), ("seeds", self.seeds)):
+            if label != name and (label in _TAKEN or not re.fullmatch(r"[\w-]+", label)):
+                raise ConfigError(
+                    f"label {label!r} of optimizer {name} must be of letters, digits, _ and -, and "
+                    "no optimizer's or option's own name"
+                )
+        labels = [label for label, _ in self.labelled]
+        for field, values in (("optimizers", labels), ("seeds", self.seeds)):
             if not values:
                 raise ConfigError(f"{field} must name at least one, found none")
             if len(set(values)) < len(values):
-                raise ConfigError(f"{field} must be different ones, found {values}")
+                raise ConfigError(f"{field} must be different ones, found {tuple(values)}")
+
+    @property
+    def labelled(self) -> list[tuple[str, str]]:
+        """Label and name of each optimizer; the name is its label where it has no other."""
+        parts = [entry.rpartition(":") for entry in self.optimizers]
+        return [(label if colon else name, name) for label, colon, name in parts]
+
+
+_TAKEN = (*chz.chz_fields(CLIConfig), *chz.chz_fields(Compare), *OPTIMIZER_NAMES)
+"""What stands before the dot of an option."""
 
 
 def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfig]]:
@@ -68,34 +89,37 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfi
 
     Args:
         compare: which optimizers and seeds.
-        fields: of every run's Config, as a user types them, or of one optimizer's: `NAME.field`.
+        fields: of every run's Config, as a user types them, or of one optimizer's: `label.field`.
+
+    Returns:
+        By label.
 
     Raises:
         ConfigError: A field that is not one, or that the comparison sets; unequal rollouts.
     """
-    of_one = {name: dict[str, str]() for name in OPTIMIZER_NAMES}
+    of_one = {label: dict[str, str]() for label, _ in compare.labelled}
     of_all: dict[str, str] = {}
     for path, value in fields.items():
         first, _, rest = path.partition(".")
         if first in of_one:
             of_one[first][rest] = value
+        elif first in OPTIMIZER_NAMES:
+            raise ConfigError(
+                f"{path} is an option of an optimizer that is not compared; "
+                f"optimizers are {', '.join(of_one)}"
+            )
         else:
             of_all[path] = value
-    for name, own in of_one.items():
-        if own and name not in compare.optimizers:
-            raise ConfigError(
-                f"{name}.{next(iter(own))} is an option of an optimizer that is not compared; "
-                f"optimizers are {', '.join(compare.optimizers)}"
-            )
-        _check(f"{name}.", own)
-    _check("", of_all)
+    for label, own in of_one.items():
+        _check(f"{label}.", own, [])
+    _check("", of_all, list(of_one))
     found: dict[str, list[CLIConfig]] = {}
-    for name in compare.optimizers:
+    for label, name in compare.labelled:
         config = CLIConfig(optimizer=recommended(name), trackers=JsonlTrackerBuilder())
-        config = changed(config, of_all | of_one[name])
-        found[name] = [
+        config = changed(config, of_all | of_one[label])
+        found[label] = [
             chz.replace(
-                config, seed=seed, log_path=str(Path(compare.log_path) / f"{name}-seed{seed}")
+                config, seed=seed, log_path=str(Path(compare.log_path) / f"{label}-seed{seed}")
             )
             for seed in compare.seeds
         ]
@@ -103,8 +127,8 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfi
     return found
 
 
-def _check(prefix: str, fields: Mapping[str, str]) -> None:
-    known = [*chz.chz_fields(CLIConfig), *chz.chz_fields(Compare), *OPTIMIZER_NAMES]
+def _check(prefix: str, fields: Mapping[str, str], labels: Sequence[str]) -> None:
+    known = [*_TAKEN, *labels]
     for path in fields:
         if path in _REFUSED:
             raise ConfigError(f"{prefix}{path} cannot be given: {_REFUSED[path]}")
@@ -152,7 +176,7 @@ def cli() -> None:
     own, fields = split_options(Compare)
     more_help = (
         "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) holds for every "
-        "run; with an\noptimizer's name before it, for that optimizer's runs alone "
+        "run; with an\noptimizer's name or label before it, for that optimizer's runs alone "
         "(es.optimizer.sigma=0.02).\n"
         f"optimizers: {', '.join(OPTIMIZER_NAMES)}"
     )
