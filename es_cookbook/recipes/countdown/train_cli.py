@@ -48,7 +48,13 @@ RECOMMENDED: Mapping[str, Mapping[str, object]] = {
     "adam": {**_ES, "learning_rate": 0.0025},
     "rmsprop": {**_ES, "learning_rate": 0.0025},
     "clip_up": {**_ES, "learning_rate": 0.0004, "max_speed": 0.001},
-    "genetic": {"population_size": 64, "sigma": 0.006, "max_terms": 16},
+    # Falling, because champions are partly lucky, and each generation adds a mutation to theirs.
+    "genetic": {
+        "population_size": 64,
+        "sigma": 0.004,
+        "sigma_schedule": Cosine(),
+        "max_terms": 16,
+    },
     "cma": {"population_size": 64},
     "sep_cma": {"population_size": 64},
 }
