@@ -1,7 +1,10 @@
 """What a step's rule does to one parameter, in arithmetic that every machine does alike.
 
-Sums, products, quotients and square roots of single elements are float32, each rounded by itself,
-as IEEE 754 wants it of all of them, on CPUs and GPUs.
+Sums, products and quotients of single elements are float32, each rounded by itself, as IEEE 754
+wants it of all of them, on CPUs and GPUs. Square roots are not: on Intel's CPUs torch takes MKL's,
+of which one in 150 is off by a bit. They are taken in float64 and rounded to float32, which gives
+the right bits even where the float64 root is off by one: no root of a float32 number is that close
+to the middle between two others.
 
 Matrix products are another matter: a library adds up in any order it likes. So Muon's iteration is
 done on whole numbers in units of 2⁻²⁴, held as float64. The singular values in it stay below 1.3,
@@ -112,7 +115,8 @@ def _adam_(
             m.add_(gradient * first)
         v.add_(gradient.square_().mul_(second))
     # Not addcdiv_, nor add_(..., alpha=...): those may round once for two operations.
-    weight.add_(m.div_(v.sqrt_().add_(rule.epsilon)).mul_(rule.rate))
+    root = v.double().sqrt_().to(v.dtype)
+    weight.add_(m.div_(root.add_(rule.epsilon)).mul_(rule.rate))
 
 
 def _error_feedback_(
@@ -168,8 +172,9 @@ def orthogonalised(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
     wide = matrix.shape[0] <= matrix.shape[1]
     x = torch.round((matrix if wide else matrix.T).double() / largest * 2**18)
     # Whole numbers up to 2¹⁸: their squares add up exactly in int64.
-    norm = x.to(torch.int64).square_().sum().double().sqrt()
-    x = torch.round(x / norm * _GRID)
+    norm = math.sqrt(int(x.to(torch.int64).square_().sum()))
+    # A tensor, since CUDA multiplies by the reciprocal of a plain number.
+    x = torch.round(x / torch.tensor(norm, dtype=x.dtype, device=x.device) * _GRID)
     for _ in range(iterations):
         gram = _product(x, x.T)
         polynomial = torch.round(_B * gram + _C * _product(gram, gram))
