@@ -31,11 +31,11 @@ from transformers import AutoTokenizer
 
 from benchmarks.harness import Row, ratios, report, row
 from benchmarks.sampling import endless_model, first_prompt
-from es_cookbook.cores import num_cores
+from es_cookbook.common.cores import num_cores
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.ray_pool import RayPoolBuilder
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder

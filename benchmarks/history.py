@@ -34,25 +34,25 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.harness import Row, report, row
 from es_cookbook import train
-from es_cookbook.configs import config_to_json
-from es_cookbook.cores import num_cores
-from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.model_files import (
+from es_cookbook.checkpoints.models import (
     base_identity,
     load_architecture,
     load_causal_lm,
     parameter_infos,
 )
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.cores import num_cores
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
-from es_cookbook.runs.history_format import Header, Record
-from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 
 GENOMES, GENERATIONS, SNAPSHOT_EVERY = 64, 500, 50
 BYTES_OF_7B = 7e9 * 2

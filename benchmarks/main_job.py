@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Row, report, row
-from es_cookbook.runs.run_directory import METRICS
+from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 SEEDS = (0, 1, 2)

@@ -34,7 +34,8 @@ import numpy as np
 from benchmarks.harness import Row, interleaved, ratios, report, row, table
 from benchmarks.history import centre_of, in_fresh_process, own_bytes
 from es_cookbook import train
-from es_cookbook.errors import ESCookbookError
+from es_cookbook.checkpoints.models import load_architecture, parameter_infos
+from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
@@ -42,10 +43,9 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.model_files import load_architecture, parameter_infos
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig, recommended
-from es_cookbook.runs.run_directory import METRICS
+from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 GENOMES, GENERATIONS, LAST = 64, 60, 10

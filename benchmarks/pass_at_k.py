@@ -34,6 +34,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.harness import Row, report, row
 from es_cookbook import train
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -44,9 +45,8 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.objectives import PassAtK
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.run_directory import METRICS
+from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.seeds import derive_seed
 
 SEEDS = (0, 1, 2)
 TIMES_HIDDEN = {"+": 4, "-": 3, "*": 2, "/": 1}

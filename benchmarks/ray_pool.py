@@ -16,14 +16,14 @@ from pathlib import Path
 
 from benchmarks.harness import interleaved, ratios, report, row
 from benchmarks.sampling import GENOMES, PROBLEMS, TOKENS, endless_model
-from es_cookbook.cores import num_cores
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.garbage import rare_garbage_collection
 from es_cookbook.engines.base import Engine
-from es_cookbook.engines.ray_pool import RayPool, RayPoolBuilder
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.garbage import rare_garbage_collection
-from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDataset, SamplingParams, TrajectoryGroup
 

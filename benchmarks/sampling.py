@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.harness import interleaved, ratios, report, row
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 import anyio
 
 from benchmarks.harness import interleaved, report, row
+from es_cookbook.common.garbage import rare_garbage_collection
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.garbage import rare_garbage_collection
-from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
 from es_cookbook.rl.types import (
     Action,

@@ -18,7 +18,7 @@ from benchmarks.harness import Row, interleaved, ratios, report, row
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.noise import triton_kernels as twin
+from es_cookbook.evolution.noise.triton import kernels as twin
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank

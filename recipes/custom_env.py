@@ -16,7 +16,7 @@ import chz
 from transformers import PreTrainedTokenizerBase
 
 from es_cookbook import train
-from es_cookbook.cli import run_cli
+from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL

@@ -16,7 +16,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.cli import run_cli
+from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.files import replace_file

@@ -30,9 +30,10 @@ import anyio
 import chz
 import transformers  # noqa: F401 - before the forks, so that no child has to
 
-from es_cookbook import model_files, train  # noqa: F401 - model_files: for the same reason
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.runs.history_store import read_history
+from es_cookbook import train
+from es_cookbook.checkpoints import models  # noqa: F401 - for the same reason
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 

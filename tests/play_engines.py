@@ -13,7 +13,7 @@ import chz
 import torch
 
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
-from es_cookbook.engines.request_checks import check_sample
+from es_cookbook.engines.requests import check_sample
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.rl.types import Action
 from tests.fakes import FakeEngine

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
+from es_cookbook.common.errors import EngineError, ModelError, RequestError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
-from es_cookbook.engines.ray_actor import EngineActor
-from es_cookbook.engines.ray_cluster import ActorLostError, Place
-from es_cookbook.errors import EngineError, ModelError, RequestError
+from es_cookbook.engines.ray.actor import EngineActor
+from es_cookbook.engines.ray.cluster import ActorLostError, Place
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import Action
-from es_cookbook.seeds import derive_seed
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder

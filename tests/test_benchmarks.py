@@ -12,8 +12,8 @@ import pytest
 from benchmarks import analytic, harness, momentum_divergence, optimizers, pass_at_k
 from benchmarks.__main__ import rewrite_readme
 from benchmarks.problems import Points, Problem, Values, ackley, rastrigin, rosenbrock, sphere
+from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.model_files import load_tokenizer
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 

@@ -18,11 +18,11 @@ import chz
 import pytest
 
 from es_cookbook import train
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.test_fork import config, files, same_run
+from tests.commands.test_fork import config, files, same_run
 from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[1]
@@ -152,7 +152,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from es_cookbook import train
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 from tests.test_disk import CASES, limited_config
 
 forever = resource.RLIM_INFINITY

@@ -37,7 +37,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert loaded_by("import es_cookbook") & heavy == set()
 
 
-IN_VLLM = {"es_cookbook.engines.vllm_worker", "es_cookbook.engines.vllm_cpu"}
+IN_VLLM = {"es_cookbook.engines.vllm.worker", "es_cookbook.engines.vllm.cpu"}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import chz
 
 from es_cookbook import train
-from es_cookbook.cli import run_cli
+from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams

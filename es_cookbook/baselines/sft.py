@@ -19,8 +19,8 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.cli import run_cli
-from es_cookbook.errors import ConfigError, DataError, nearest
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError, DataError, nearest
 from es_cookbook.rl.data.rows import Row, load_rows
 
 
@@ -83,7 +83,7 @@ def main(config: SFTConfig) -> None:
     import torch
     from datasets import Dataset
 
-    from es_cookbook.model_files import load_causal_lm, load_tokenizer, whole_directory
+    from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, whole_directory
 
     model = load_causal_lm(config.model_name, "float32", torch.device("cpu"))
     _check_targets(config, {name.rpartition(".")[2] for name, _ in model.named_modules()})

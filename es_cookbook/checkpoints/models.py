@@ -27,20 +27,20 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
-from es_cookbook.errors import EngineError, ModelError
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
-from es_cookbook.quantised_checkpoint import (
+from es_cookbook.checkpoints.quantised import (
     QuantisedCheckpoint,
     is_quantised,
     quantised_checkpoint,
 )
-from es_cookbook.quantised_linear import (
+from es_cookbook.checkpoints.quantised_linear import (
     QuantisedWeight,
     QuantLinear,
     parameter_name,
     quantised_layers,
 )
-from es_cookbook.weight_files import WeightFiles, find_file, weight_files
+from es_cookbook.checkpoints.weights import WeightFiles, find_file, weight_files
+from es_cookbook.common.errors import EngineError, ModelError
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 _VOCABULARY = "tokenizer.json"
 """The whole vocabulary; where it is, the older files beside it are not read."""

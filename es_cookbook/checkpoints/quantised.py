@@ -27,15 +27,15 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 
-from es_cookbook.errors import ModelError
-from es_cookbook.quantised_linear import (
+from es_cookbook.checkpoints.quantised_linear import (
     KINDS,
     Kind,
     QuantisedWeight,
     layer_and_kind,
     parameter_name,
 )
-from es_cookbook.weight_files import WeightFiles, find_file, weight_paths
+from es_cookbook.checkpoints.weights import WeightFiles, find_file, weight_paths
+from es_cookbook.common.errors import ModelError
 
 _ACCEPTED = (
     "accepted are gptq, and compressed-tensors in the format pack-quantized with one group of "

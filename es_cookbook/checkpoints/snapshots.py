@@ -15,11 +15,11 @@ from typing import cast
 import safetensors
 import torch
 
-from es_cookbook.cores import num_cores
-from es_cookbook.errors import ESCookbookError, HistoryError
+from es_cookbook.checkpoints.weights import WeightFiles
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.errors import ESCookbookError, HistoryError
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
-from es_cookbook.weight_files import WeightFiles
 
 _logger = logging.getLogger(__name__)
 

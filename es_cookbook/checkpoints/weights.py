@@ -13,7 +13,7 @@ import safetensors
 import torch
 from transformers.utils.hub import cached_file
 
-from es_cookbook.errors import ModelError
+from es_cookbook.common.errors import ModelError
 
 # In the order in which transformers looks for them.
 _SINGLE_AND_INDEX = (

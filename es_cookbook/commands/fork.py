@@ -1,7 +1,7 @@
 """Begin a new run with the first generations of another, and some fields changed.
 
-    python -m es_cookbook.fork log_path=runs/a generation=30 output=runs/b optimizer.sigma=0.005
-    python -m es_cookbook.resume log_path=runs/b
+    python -m es_cookbook fork log_path=runs/a generation=30 output=runs/b optimizer.sigma=0.005
+    python -m es_cookbook resume log_path=runs/b
 
 The new run takes the recorded steps as given: they made the centre that it starts from, whatever
 its own optimizer would have done. From generation t on its optimizer decides; one with a state of
@@ -14,10 +14,10 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.cli import changed, run_cli, split_options
-from es_cookbook.configs import config_to_json
-from es_cookbook.errors import ConfigError
-from es_cookbook.runs.branches import fork_run
+from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.runs.history.branches import fork_run
 
 _REFUSED = ("model_name", "search_space")
 """What the recorded steps mean depends on these."""
@@ -59,10 +59,10 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
     )
     print(
         f"{fork.output} begins with generations 1 to {taken} of {fork.log_path}; to go on: python "
-        f"-m es_cookbook.resume log_path={fork.output}"
+        f"-m es_cookbook resume log_path={fork.output}"
         if taken
         else f"{fork.output} begins like {fork.log_path}, with no generation of it; to start: "
-        f"python -m es_cookbook.resume log_path={fork.output}"
+        f"python -m es_cookbook resume log_path={fork.output}"
     )
 
 
@@ -75,7 +75,3 @@ def cli() -> None:
         f"{', '.join(_REFUSED)}."
     )
     run_cli(functools.partial(main, fields=fields), Fork, own, more_help)
-
-
-if __name__ == "__main__":
-    cli()

@@ -1,7 +1,7 @@
 """What a run needs, before anybody pays for GPUs: memory, tokens, time and bytes.
 
-    python -m es_cookbook.engines.plan model_name=Qwen/Qwen2.5-7B-Instruct num_engines=8 engine=vllm
-    python -m es_cookbook.engines.plan --help
+    python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct num_engines=8 engine=vllm
+    python -m es_cookbook plan --help
 
 The model's config.json is all that is read of it, and no GPU is needed. Options that are not given
 are those of the main job (`es_cookbook.recipes.countdown.train_cli`), and `engine.*` and
@@ -20,15 +20,15 @@ import chz
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import Names
+from es_cookbook.checkpoints.models import load_architecture
+from es_cookbook.commands.plan_formulas import Plan
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
-from es_cookbook.engines.plan_formulas import Plan
-from es_cookbook.engines.population_layers import no_attention_hook
-from es_cookbook.engines.vllm_memory import GIB, show_bytes
-from es_cookbook.errors import ConfigError, ModelError, nearest
+from es_cookbook.engines.torch.population_layers import no_attention_hook
+from es_cookbook.engines.vllm.memory import GIB, show_bytes
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
-from es_cookbook.model_files import load_architecture
 
 _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
 _SEARCH_SPACES = Names(
@@ -389,5 +389,6 @@ def main(config: PlanConfig) -> None:
     print(report(plan))
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """The console entry point."""
     run_cli(main, PlanConfig)

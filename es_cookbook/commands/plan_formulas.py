@@ -1,4 +1,4 @@
-"""The formulas of `es_cookbook.engines.plan`: a method a number, its docstring the formula.
+"""The formulas of `es_cookbook.commands.plan`: a method a number, its docstring the formula.
 
 Sizes are what the engines allocate, and the tests hold them against engines. Times are floors: the
 slower of arithmetic and memory traffic at data-sheet speed (a roofline, Williams et al. 2009),
@@ -17,17 +17,22 @@ from typing import TYPE_CHECKING, cast
 import torch
 from transformers import PreTrainedModel
 
-from es_cookbook.engines.attention import round_up
-from es_cookbook.engines.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel, padded
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
-from es_cookbook.engines.vllm_memory import CENTRE_WORK_BYTES, GIB, Shards, slot_rank
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    PopulationModel,
+    padded,
+)
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, GIB, Shards, slot_rank
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 if TYPE_CHECKING:
-    from es_cookbook.engines.plan import PlanConfig
+    from es_cookbook.commands.plan import PlanConfig
 
 RUNTIME_BYTES = GIB
 """CUDA's context, libraries and captured graphs: a guess."""

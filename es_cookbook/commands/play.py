@@ -1,9 +1,9 @@
 """Talk to a run: its centre, its base, or any genome of any generation, rebuilt from seeds.
 
-    python -m es_cookbook.play log_path=runs/mine
-    python -m es_cookbook.play log_path=runs/mine generation=12 genome=3
-    python -m es_cookbook.play log_path=runs/mine problem=7
-    echo 'What is 2 + 2?' | python -m es_cookbook.play log_path=runs/mine genome=base
+    python -m es_cookbook play log_path=runs/mine
+    python -m es_cookbook play log_path=runs/mine generation=12 genome=3
+    python -m es_cookbook play log_path=runs/mine problem=7
+    echo 'What is 2 + 2?' | python -m es_cookbook play log_path=runs/mine genome=base
 
 In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe it is the same
 without decoration: a line for each answer, with newlines, control characters and backslashes
@@ -25,15 +25,15 @@ from typing import Literal, TypeVar
 import chz
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import Names
+from es_cookbook.commands.play_console import Console, Pipe, Terminal
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder, Target
-from es_cookbook.errors import ConfigError, DataError, RequestError, nearest
-from es_cookbook.play_console import Console, Pipe, Terminal
-from es_cookbook.rebuilt_run import RebuiltRun, RecordedRun, Split, rebuild
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import Observation
-from es_cookbook.seeds import derive_seed
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
 
 _ENGINES = Names(ENGINE_NAMES, default=None)
 _USERS_MISTAKES = (ConfigError, DataError, RequestError)
@@ -293,5 +293,6 @@ def main(config: PlayConfig) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """The console entry point."""
     run_cli(main, PlayConfig)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from typing import TypeAlias
 
-from es_cookbook.errors import ESCookbookError
-from es_cookbook.rebuilt_run import Played
+from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.rl.types import Action, LostRollout
 from es_cookbook.runs.plain_text import one_line, printable
+from es_cookbook.train.recorded import Played
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 

@@ -1,7 +1,7 @@
 """Go on with a run, from its directory alone.
 
-    python -m es_cookbook.resume log_path=runs/my-run
-    python -m es_cookbook.resume log_path=runs/my-run engine=ray engine.num_engines=2
+    python -m es_cookbook resume log_path=runs/my-run
+    python -m es_cookbook resume log_path=runs/my-run engine=ray engine.num_engines=2
 
 The Config is the one in the directory, rebuilt exactly, whichever recipe or script it came from.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.cli import changed, run_cli, split_options
+from es_cookbook.common.cli import changed, run_cli, split_options
 
 
 @chz.chz
@@ -41,7 +41,3 @@ def cli() -> None:
         "model_name and engine as long as the base is the same, bit for bit."
     )
     run_cli(functools.partial(main, fields=fields), Resume, own, more_help)
-
-
-if __name__ == "__main__":
-    cli()

@@ -1,18 +1,18 @@
 """Cut a run back to an earlier generation, in place; nothing is lost.
 
-    python -m es_cookbook.rewind log_path=runs/a generation=30
-    python -m es_cookbook.resume log_path=runs/a
+    python -m es_cookbook rewind log_path=runs/a generation=30
+    python -m es_cookbook resume log_path=runs/a
 
 The run as it stood is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
-`es_cookbook.fork` begins a new run from it.
+`es_cookbook.commands.fork` begins a new run from it.
 """
 
 from pathlib import Path
 
 import chz
 
-from es_cookbook.cli import run_cli
-from es_cookbook.runs.branches import rewind_run
+from es_cookbook.common.cli import run_cli
+from es_cookbook.runs.history.branches import rewind_run
 
 
 @chz.chz
@@ -28,9 +28,10 @@ def main(rewind: Rewind) -> None:
     kept = rewind_run(Path(rewind.log_path), rewind.generation)
     print(
         f"{rewind.log_path} holds {rewind.generation} generations now, and {kept} the run as it "
-        f"stood; to go on: python -m es_cookbook.resume log_path={rewind.log_path}"
+        f"stood; to go on: python -m es_cookbook resume log_path={rewind.log_path}"
     )
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """The console entry point."""
     run_cli(main, Rewind)

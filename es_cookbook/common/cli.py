@@ -36,8 +36,8 @@ from chz.field import Field
 from chz.tiepin import CastError, type_repr
 from chz.util import MISSING
 
-from es_cookbook.configs import Names
-from es_cookbook.errors import ConfigError, ESCookbookError, nearest
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, ESCookbookError, nearest
 
 # chz tells a field's default and doc to no one but itself; pyproject bounds chz for that.
 # pyright: reportPrivateUsage=false

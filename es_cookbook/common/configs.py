@@ -7,7 +7,7 @@ it out in full, defaults included, so that a later change of a default does not 
 "module:qualname" and imported again; nothing is ever pickled or evaluated.
 
 `Names` lets a user write `engine=vllm` as well as `engine=VLLMEngineBuilder`, and imports a part
-only when it is chosen. The command line around it is `es_cookbook.cli`.
+only when it is chosen. The command line around it is `es_cookbook.common.cli`.
 """
 
 import difflib
@@ -26,7 +26,7 @@ import chz
 import chz.factories
 from chz.tiepin import CastError
 
-from es_cookbook.errors import ConfigError, nearest
+from es_cookbook.common.errors import ConfigError, nearest
 
 _Loaded = TypeVar("_Loaded")
 _NO_SETTINGS: Mapping[str, Mapping[str, object]] = MappingProxyType({})
@@ -56,6 +56,22 @@ def config_from_json(text: str) -> object:
     except json.JSONDecodeError as error:
         raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
     return _from_plain(plain, "config")
+
+
+_MOVED = {
+    "es_cookbook.engines.ray_pool:RayPoolBuilder": "es_cookbook.engines.ray.pool:RayPoolBuilder",
+    "es_cookbook.engines.torch_engine:TorchEngineBuilder": (
+        "es_cookbook.engines.torch.engine:TorchEngineBuilder"
+    ),
+    "es_cookbook.engines.vllm_engine:VLLMEngineBuilder": (
+        "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"
+    ),
+    "es_cookbook.evolution.optimizers.genetic:Genetic": (
+        "es_cookbook.evolution.optimizers.genetic.genetic:Genetic"
+    ),
+    "es_cookbook.runs.background_push:HubPush": "es_cookbook.runs.hub.background_push:HubPush",
+}
+"""Where classes are now that recorded configs name by an earlier place."""
 
 
 def load_config(path: Path, config_class: type[_Loaded]) -> _Loaded:
@@ -109,7 +125,7 @@ def resolve(text: str) -> Callable[..., object]:
     Raises:
         ConfigError: No such module, or nothing callable of that name in it; names the nearest.
     """
-    module_name, _, qualname = text.partition(":")
+    module_name, _, qualname = _MOVED.get(text, text).partition(":")
     if not module_name or not qualname:
         raise ConfigError(f"a class or function is written as module:name, found {text!r}")
     main = sys.modules.get("__main__")

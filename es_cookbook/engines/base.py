@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 ENGINE_NAMES = {
-    "torch": "es_cookbook.engines.torch_engine:TorchEngineBuilder",
-    "vllm": "es_cookbook.engines.vllm_engine:VLLMEngineBuilder",
-    "ray": "es_cookbook.engines.ray_pool:RayPoolBuilder",
+    "torch": "es_cookbook.engines.torch.engine:TorchEngineBuilder",
+    "vllm": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder",
+    "ray": "es_cookbook.engines.ray.pool:RayPoolBuilder",
 }
 """What a user types on the command line."""
 

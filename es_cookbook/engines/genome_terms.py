@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from es_cookbook.errors import EngineError
+from es_cookbook.common.errors import EngineError
 from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 if TYPE_CHECKING:
-    from es_cookbook.evolution.noise.triton_kernels import SlotTerms
+    from es_cookbook.evolution.noise.triton.kernels import SlotTerms
 
 _ALL = slice(None)
 
@@ -130,7 +130,7 @@ class GenomeTerms:
         rows: slice,
         columns: slice,
     ) -> None:
-        from es_cookbook.evolution.noise.triton_kernels import factors_into
+        from es_cookbook.evolution.noise.triton.kernels import factors_into
 
         num_rows, num_columns = self._space.shapes[name]
         part = Part(rows.indices(num_rows)[:2], columns.indices(num_columns)[:2], num_columns)
@@ -146,6 +146,6 @@ class GenomeTerms:
 def _send(
     terms_t_G: Sequence[Sequence[Term]], rank: int, device: torch.device
 ) -> "list[SlotTerms]":
-    from es_cookbook.evolution.noise.triton_kernels import slot_terms
+    from es_cookbook.evolution.noise.triton.kernels import slot_terms
 
     return [slot_terms(terms_G, range(len(terms_G)), rank, device) for terms_G in terms_t_G]

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.errors import RequestError
 from es_cookbook.evolution.genome import MAX_SEED
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from es_cookbook.errors import EngineError
+from es_cookbook.common.errors import EngineError
 
 
 class Usage:

@@ -25,7 +25,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import EnvError
+from es_cookbook.common.errors import EnvError
 
 FITNESS_NAMES = {
     "zscore": "es_cookbook.evolution.fitness:ZScore",

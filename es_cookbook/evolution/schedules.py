@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import chz
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 
 SCHEDULE_NAMES = {
     "none": "es_cookbook.evolution.schedules:Constant",

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import chz
 
-from es_cookbook.errors import ConfigError
-from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.objectives import SOLVED, PassAtK, outcomes
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup

@@ -16,9 +16,9 @@ from typing import TypeVar, cast
 
 import anyio
 
+from es_cookbook.common.errors import EngineError, EnvError, RequestError
 from es_cookbook.engines.base import Engine
-from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
-from es_cookbook.errors import EngineError, EnvError, RequestError
+from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.rollouts import checked_group_rewards, run_rollout
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (

@@ -8,8 +8,8 @@ still while the engine has control, so that only the Env's own time counts towar
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import Engine, Host, LogprobsRequest, SampleRequest, Target
-from es_cookbook.errors import RequestError
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.rl.timeouts import Clock
 from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams

@@ -28,15 +28,15 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
+from es_cookbook.common.errors import TooManyLostError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
-from es_cookbook.engines.policy import Residents
-from es_cookbook.errors import TooManyLostError
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.population.group import RolloutGroup, cause_of
+from es_cookbook.population.policy import Residents
 from es_cookbook.rl.rollouts import lost_rollouts
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import EnvGroupBuilder, SamplingParams, TrajectoryGroup
-from es_cookbook.rollout_group import RolloutGroup, cause_of
-from es_cookbook.seeds import derive_seed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.configs import Names
-from es_cookbook.errors import ConfigError, nearest
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.rl.rewards.length import (
     STRENGTH,
     dynamic_fractions,

@@ -3,7 +3,7 @@
 An Env is the user's code, so everything that it hands over is checked here, once, before it can
 reach an engine or a mean: a wrong type, a NaN reward or an observation without tokens is an
 `EnvError` that names the Env and what was found. Whoever runs many rollouts decides what a failure
-costs (`es_cookbook.population_sampler`: that rollout alone).
+costs (`es_cookbook.population.sampler`: that rollout alone).
 
 Left out: partial credit for a rollout that failed. It is NaN, never 0: a failure says nothing about
 the genome.
@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import EnvError
+from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.types import (
     Action,
     Env,

@@ -22,11 +22,11 @@ from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
-from es_cookbook.configs import config_from_json, config_to_json
-from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory, replace_file
-from es_cookbook.runs.history_format import Header
-from es_cookbook.runs.history_store import HistoryStore, read_header, read_history
+from es_cookbook.runs.history.format import Header
+from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
 from es_cookbook.runs.lock import LOCK, RunLock
 
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
@@ -152,7 +152,7 @@ def open_run_directory(
                 f"log_path {log_path} holds a run with another Config: {'; '.join(differences)}; "
                 f"give another log_path or the recorded values (what may differ on resuming: "
                 f"{', '.join(may_differ) or 'nothing'}), or begin another run with the first "
-                f"generations of this one: python -m es_cookbook.fork log_path={log_path} "
+                f"generations of this one: python -m es_cookbook fork log_path={log_path} "
                 "output=... FIELD=..."
             )
         else:
@@ -164,7 +164,7 @@ def open_run_directory(
             raise RunDirectoryError(
                 f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
                 f"many generations, found {num_generations}; to do some of them again: python -m "
-                f"es_cookbook.rewind log_path={log_path} generation={num_generations}"
+                f"es_cookbook rewind log_path={log_path} generation={num_generations}"
             )
     else:
         if history_path.exists():

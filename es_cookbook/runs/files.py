@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 
 PARTIAL_SUFFIX = ".partial"
 """Ends the name of a file that is being written; whoever finds one may delete it."""

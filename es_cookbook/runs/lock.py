@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.runs.files import cannot
 
 if sys.platform != "win32":

@@ -17,26 +17,26 @@ from typing import Protocol, cast
 
 import torch
 
-from es_cookbook.configs import config_from_json
-from es_cookbook.cores import num_cores
-from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
-from es_cookbook.evolution.centre import merge_steps, moved
-from es_cookbook.evolution.exact import MODULUS, fingerprint_span
-from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.model_files import (
+from es_cookbook.checkpoints.models import (
     BaseIdentity,
     architecture_for,
     base_identity,
     parameter_infos,
 )
-from es_cookbook.quantised_checkpoint import quantised_parameters
-from es_cookbook.runs.base_parameters import BaseParameters
-from es_cookbook.runs.history_format import Header
-from es_cookbook.runs.history_store import check_same_base, read_beginning
-from es_cookbook.runs.run_directory import CONFIG, HISTORY
+from es_cookbook.checkpoints.quantised import quantised_parameters
+from es_cookbook.checkpoints.snapshots import Snapshot
+from es_cookbook.common.configs import config_from_json
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.evolution.centre import merge_steps, moved
+from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
+from es_cookbook.runs.directory import CONFIG, HISTORY
+from es_cookbook.runs.export.base_parameters import BaseParameters
+from es_cookbook.runs.history.format import Header
+from es_cookbook.runs.history.store import check_same_base, read_beginning
 from es_cookbook.runs.snapshots import latest_snapshot
-from es_cookbook.snapshot_files import Snapshot
 
 
 class RunConfig(Protocol):

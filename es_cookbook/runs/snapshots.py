@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from es_cookbook.errors import HistoryError, RunDirectoryError
+from es_cookbook.checkpoints.snapshots import Snapshot, metadata, read_snapshot
+from es_cookbook.checkpoints.tensors import TensorFile, TensorKind
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.runs.directory import SNAPSHOTS
 from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory
-from es_cookbook.runs.history_format import Header
-from es_cookbook.runs.run_directory import SNAPSHOTS
-from es_cookbook.runs.tensor_file import TensorFile, TensorKind
-from es_cookbook.snapshot_files import Snapshot, metadata, read_snapshot
+from es_cookbook.runs.history.format import Header
 
 _SUFFIX = ".safetensors"
 

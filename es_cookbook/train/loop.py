@@ -22,10 +22,10 @@ from typing import Literal, cast
 import anyio
 import chz
 
-from es_cookbook.configs import Names, config_to_json, load_config
+from es_cookbook.common.configs import Names, config_to_json, load_config
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.garbage import rare_garbage_collection
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
-from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
-from es_cookbook.evaluate import check_evaluation, evaluate
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import (
     OPTIMIZER_NAMES,
@@ -34,23 +34,23 @@ from es_cookbook.evolution.optimizers.base import (
     tied_fraction,
 )
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
-from es_cookbook.garbage import rare_garbage_collection
-from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.population.evaluate import check_evaluation, evaluate
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.background_push import HubPush
-from es_cookbook.runs.history_format import Record
-from es_cookbook.runs.history_store import HistoryStore, header_of, read_history
+from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
+from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.history.store import HistoryStore, header_of, read_history
+from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.measures import Progress
-from es_cookbook.runs.retelling import retell
-from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS, locked, open_run_directory
-from es_cookbook.runs.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, TrackerBuilder
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
-from es_cookbook.scoring import Scoring
+from es_cookbook.train.retelling import retell
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
@@ -317,7 +317,7 @@ async def _replay(
         fork.generation if fork else 0,
         "; resume with the version of es_cookbook and the num_generations (where a schedule "
         "depends on it) that the run began with, or fork it with "
-        f"generation={history.next_generation} (python -m es_cookbook.fork), which takes the "
+        f"generation={history.next_generation} (python -m es_cookbook fork), which takes the "
         "recorded steps as given",
     )
     if not records:
@@ -373,7 +373,7 @@ def run(config: Config) -> None:
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
             f"interrupted {when}; to go on, run the same command with "
-            "behavior_if_log_dir_exists=resume, or python -m es_cookbook.resume "
+            "behavior_if_log_dir_exists=resume, or python -m es_cookbook resume "
             f"log_path={config.log_path}"
         )
 

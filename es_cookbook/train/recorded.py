@@ -17,13 +17,15 @@ import anyio
 import chz
 
 from es_cookbook import train
-from es_cookbook.configs import load_config
+from es_cookbook.checkpoints.models import architecture_for, parameter_infos
+from es_cookbook.common.configs import load_config
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
-from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
-from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.model_files import architecture_for, parameter_infos
+from es_cookbook.population.group import RolloutGroup, cause_of
+from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
@@ -35,13 +37,11 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
-from es_cookbook.rollout_group import RolloutGroup, cause_of
-from es_cookbook.runs.history_format import Record
-from es_cookbook.runs.history_store import check_same_base, header_of, read_header, read_history
-from es_cookbook.runs.retelling import retell
-from es_cookbook.runs.run_directory import CONFIG, HISTORY
+from es_cookbook.runs.directory import CONFIG, HISTORY
+from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.history.store import check_same_base, header_of, read_header, read_history
 from es_cookbook.runs.snapshots import latest_snapshot
-from es_cookbook.seeds import derive_seed
+from es_cookbook.train.retelling import retell
 
 Split: TypeAlias = Literal["test", "train"]
 """The held-out problems, or the batch with which the generation trained."""

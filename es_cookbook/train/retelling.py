@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from es_cookbook.errors import HistoryError
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.runs.history_format import Record
+from es_cookbook.runs.history.format import Record
 
 
 def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:

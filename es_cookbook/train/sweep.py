@@ -2,7 +2,7 @@
 
 Every run uses the whole machine, so they take turns. What is complete is not run again, and an
 interrupted run goes on where it stopped: the same call is repeated until all is done. What came out
-is then read from the run directories (`es_cookbook.runs.comparison`), never from memory.
+is then read from the run directories (`es_cookbook.runs.report.comparison`), never from memory.
 
     runs = {"plain": [config_a0, config_a1], "tuned": [config_b0, config_b1]}
     refuse_unequal_rollouts(runs)
@@ -18,11 +18,11 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder
-from es_cookbook.runs.history_store import read_history
-from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS
+from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 

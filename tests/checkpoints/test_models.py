@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from es_cookbook.errors import ModelError
-from es_cookbook.model_files import (
+from es_cookbook.checkpoints.models import (
     base_identity,
     end_of_sequence_ids,
     load_causal_lm,
     load_tokenizer,
     parameter_infos,
 )
+from es_cookbook.common.errors import ModelError
 from tests.tiny_models import EOS, FAMILIES, VOCABULARY
 
 CPU = torch.device("cpu")
@@ -163,7 +163,7 @@ def test_a_hub_name_is_what_the_cache_holds(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     program = (
-        "from es_cookbook.model_files import base_identity, load_tokenizer\n"
+        "from es_cookbook.checkpoints.models import base_identity, load_tokenizer\n"
         "load_tokenizer('some/model')\n"
         "print(base_identity('some/model'))"
     )

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from es_cookbook.errors import ModelError
-from es_cookbook.model_files import load_causal_lm, parameter_infos
-from es_cookbook.quantised_checkpoint import (
+from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
+from es_cookbook.checkpoints.quantised import (
     pack,
     quantised_checkpoint,
     quantised_parameters,
     unpack,
 )
-from es_cookbook.quantised_linear import QuantLinear, quantised_layers
+from es_cookbook.checkpoints.quantised_linear import QuantLinear, quantised_layers
+from es_cookbook.common.errors import ModelError
 from tests.quantised_models import How, quantise, quantise_weight
 
 ALL = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from es_cookbook.runs.tensor_file import TensorFile
+from es_cookbook.checkpoints.tensors import TensorFile
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -11,18 +11,19 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook import fork, resume, rewind, train
-from es_cookbook.configs import load_config
+from es_cookbook import train
+from es_cookbook.commands import fork, resume, rewind
+from es_cookbook.common.configs import load_config
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine
-from es_cookbook.runs.history_format import Fork
-from es_cookbook.runs.history_store import read_header, read_history
+from es_cookbook.runs.history.format import Fork
+from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import TinyConfig, assert_measured_as, untimed
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests/data/base"
 
 
@@ -103,7 +104,7 @@ def test_a_fork_without_changes_becomes_the_run_it_was_forked_from(
     forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}")
     assert capsys.readouterr().out == (
         f"{tmp_path / 'b'} begins with generations 1 to 4 of {recorded}; to go on: python -m "
-        f"es_cookbook.resume log_path={tmp_path / 'b'}\n"
+        f"es_cookbook resume log_path={tmp_path / 'b'}\n"
     )
     header, parent = (read_header(path / "history.jsonl") for path in (tmp_path / "b", recorded))
     assert header is not None and parent is not None
@@ -167,7 +168,7 @@ def test_a_fork_to_the_genetic_algorithm_keeps_what_led_there_when_it_returns_to
         f"log_path={recorded}",
         "generation=3",
         f"output={tmp_path / 'b'}",
-        "optimizer=es_cookbook.evolution.optimizers.genetic:Genetic",
+        "optimizer=es_cookbook.evolution.optimizers.genetic.genetic:Genetic",
         "optimizer.num_elites=3",
         "num_generations=12",
     )
@@ -235,7 +236,7 @@ def test_a_fork_saves_what_is_before_the_damage(
     with pytest.raises(SystemExit):
         resumes(tmp_path / "a")
     said = capsys.readouterr().err
-    assert f"python -m es_cookbook.fork log_path={tmp_path / 'a'} generation=3 output=..." in said
+    assert f"python -m es_cookbook fork log_path={tmp_path / 'a'} generation=3 output=..." in said
     with pytest.raises(SystemExit):
         forks(f"log_path={tmp_path / 'a'}", "generation=4", f"output={tmp_path / 'b'}")
     assert "line 5 is damaged" in capsys.readouterr().err
@@ -283,7 +284,7 @@ def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
     rewinds(run, 4)
     assert capsys.readouterr().out == (
         f"{run} holds 4 generations now, and {run / 'rewound' / '1'} the run as it stood; to go "
-        f"on: python -m es_cookbook.resume log_path={run}\n"
+        f"on: python -m es_cookbook resume log_path={run}\n"
     )
     assert len(list(read_history(run / "history.jsonl"))) == 4
     cut = files(run)
@@ -353,7 +354,7 @@ def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_e
     train.run(config(tmp_path / "run", num_generations=2))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "es_cookbook.resume"),
+            *(sys.executable, "-m", "es_cookbook", "resume"),
             *(f"log_path={tmp_path / 'run'}", "num_generations=6", "engine.capacity=2"),
         ],
         cwd=ROOT,

@@ -17,17 +17,18 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import config_from_json, config_to_json
-from es_cookbook.engines import plan as module
-from es_cookbook.engines.plan import GPUS, Plan, PlanConfig, check, read_architecture, report
-from es_cookbook.engines.population_layers import PopulationModel, cache_bytes_per_token
-from es_cookbook.engines.ray_pool import RayPoolBuilder
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
-from es_cookbook.engines.vllm_memory import LORA_RANKS
+from es_cookbook.commands import plan as module
+from es_cookbook.commands.plan import GPUS, Plan, PlanConfig, check, read_architecture, report
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ModelError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.population_layers import PopulationModel, cache_bytes_per_token
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.engines.vllm.memory import LORA_RANKS
 from es_cookbook.engines.wire import encode_genomes, encode_requests, encode_step
-from es_cookbook.errors import ModelError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -35,9 +36,8 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.types import Observation, SamplingParams
-from es_cookbook.runs.history_format import Record, encode
-from es_cookbook.seeds import derive_seed
-from tests.engines.reference import request, running_engine, sample_all
+from es_cookbook.runs.history.format import Record, encode
+from tests.engines.torch.reference import request, running_engine, sample_all
 from tests.tiny_models import FAMILIES
 
 GUIDE = Path(__file__).parents[2] / "docs" / "multi_gpu.md"
@@ -654,8 +654,8 @@ def test_the_guide_shows_what_is_printed(
     for example in examples:
         command, _, page = re.sub(r" \\\n\s+", " ", example).partition("\n")
         command, _, grep = command.partition(" | ")
-        start, options = shlex.split(command)[:4], shlex.split(command)[4:]
-        assert start == ["$", "python", "-m", "es_cookbook.engines.plan"]
+        start, options = shlex.split(command)[:5], shlex.split(command)[5:]
+        assert start == ["$", "python", "-m", "es_cookbook", "plan"]
         _, printed, said = run(capsys, *options)
         shown = (printed or said).strip()
         if grep:

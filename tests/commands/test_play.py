@@ -21,18 +21,18 @@ import chz
 import pytest
 
 from es_cookbook import train
-from es_cookbook.cli import run_cli
-from es_cookbook.play import PlayConfig, main
-from es_cookbook.rebuilt_run import RecordedRun, rebuild
+from es_cookbook.commands.play import PlayConfig, main
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.plain_text import one_line
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.seeds import derive_seed
+from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder
 from tests.play_engines import HOSTILE, write_model
 from tests.tiny_run import TinyConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def run(config: TinyConfig) -> None:
 
 
 def command(log_path: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "es_cookbook.play", f"log_path={log_path}", *options]
+    return [sys.executable, "-m", "es_cookbook", "play", f"log_path={log_path}", *options]
 
 
 def piped(

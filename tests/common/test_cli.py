@@ -10,9 +10,9 @@ from typing import Literal
 import chz
 import pytest
 
-from es_cookbook.cli import changed, run_cli, split_options
-from es_cookbook.configs import Names
-from es_cookbook.errors import EngineError, TooManyLostError
+from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import EngineError, TooManyLostError
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
@@ -259,7 +259,7 @@ def test_ctrl_c_in_a_real_process_is_130_without_a_traceback(tmp_path: Path) -> 
             """
             import asyncio
             import chz
-            from es_cookbook.cli import run_cli
+            from es_cookbook.common.cli import run_cli
 
             @chz.chz
             class Config:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.configs import (
+from es_cookbook.common.configs import (
     Names,
     config_from_json,
     config_to_json,
@@ -21,7 +21,7 @@ from es_cookbook.configs import (
     reference,
     resolve,
 )
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine, Linear
 
@@ -237,7 +237,7 @@ def test_a_default_that_is_not_a_name_is_a_programming_mistake() -> None:
 def test_a_class_of_the_module_that_was_run_keeps_its_real_name(tmp_path: Path) -> None:
     (tmp_path / "dish.py").write_text(
         "import chz\n"
-        "from es_cookbook.configs import config_from_json, config_to_json\n"
+        "from es_cookbook.common.configs import config_from_json, config_to_json\n"
         "@chz.chz\n"
         "class Dish:\n"
         "    salt: float = 1.0\n"

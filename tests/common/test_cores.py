@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from es_cookbook.cores import num_cores
+from es_cookbook.common.cores import num_cores
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.wire import (
     Request,
@@ -18,7 +19,6 @@ from es_cookbook.engines.wire import (
     encode_requests,
     encode_step,
 )
-from es_cookbook.errors import RequestError
 from es_cookbook.evolution.genome import MAX_SEED, Genome, Step, Term
 from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
 from es_cookbook.rl.types import Action, Observation, SamplingParams

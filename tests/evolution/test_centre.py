@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.errors import ModelError
+from es_cookbook.common.errors import ModelError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.centre import Centre, merge_steps
 from es_cookbook.evolution.exact import fingerprint_span
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -15,7 +16,6 @@ from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.seeds import derive_seed
 
 BUILDERS = (
     LowRank(),

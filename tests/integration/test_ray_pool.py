@@ -19,11 +19,11 @@ import chz
 import pytest
 
 from es_cookbook import train
+from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, SampleRequest
-from es_cookbook.engines.ray_member import Member
-from es_cookbook.engines.ray_pool import RayPool, RayPoolBuilder
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.engines.ray.member import Member
+from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
@@ -351,8 +351,8 @@ async def test_a_cluster_without_room_is_named_with_what_it_has() -> None:
 ALONE = """
 import asyncio
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.ray_pool import RayPoolBuilder
-from es_cookbook.errors import ConfigError
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
 from tests.ray_fakes import LightEngineBuilder

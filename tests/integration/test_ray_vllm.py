@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from es_cookbook.engines.ray_pool import RayPoolBuilder
-from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import AdamRule
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
-from tests.engines.reference import Reference, request
+from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import make_vllm_model
 
 pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")

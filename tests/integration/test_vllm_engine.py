@@ -15,10 +15,10 @@ import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from transformers import AutoModelForCausalLM
 
+from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
-from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -29,7 +29,7 @@ from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.snapshots import write_snapshot
 from tests.adapters import make_adapter
-from tests.engines.reference import Reference, request
+from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
 from tests.tiny_models import EOS, make_tiny_model
 
@@ -417,7 +417,7 @@ def test_a_closed_engine_says_so(model: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_cpus_lora_arithmetic(rank: int, dtype: torch.dtype) -> None:
-    from es_cookbook.engines import vllm_cpu
+    from es_cookbook.engines.vllm import cpu
 
     torch.manual_seed(0)
     x, y = torch.randn(50, 33).to(dtype), torch.randn(50, 60).to(dtype)
@@ -427,7 +427,7 @@ def test_the_cpus_lora_arithmetic(rank: int, dtype: torch.dtype) -> None:
     for token, slot in enumerate(slot_T.tolist()):
         if slot >= 0:
             expected[token, 9:50] += 0.5 * b[slot].float() @ (a[slot].float() @ x[token].float())
-    vllm_cpu.add_product(y, 9, x, a, b, slot_T, 0.5)
+    cpu.add_product(y, 9, x, a, b, slot_T, 0.5)
     torch.testing.assert_close(
         y.float(), expected, atol=2e-5 if dtype == torch.float32 else 0.5, rtol=0
     )

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.quant_scales import QuantScales

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.errors import ConfigError, TooManyLostError
-from es_cookbook.evaluate import check_evaluation, evaluate
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.population.evaluate import check_evaluation, evaluate
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Observation, SamplingParams
 from tests.fakes import FakeEngine

@@ -2,9 +2,9 @@
 
 import pytest
 
-from es_cookbook.engines.policy import Attempt, EnginePolicy, Residents
-from es_cookbook.errors import RequestError
+from es_cookbook.common.errors import RequestError
 from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Observation, SamplingParams
 from tests.fakes import FakeEngine

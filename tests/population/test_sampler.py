@@ -11,10 +11,10 @@ import anyio
 import numpy as np
 import pytest
 
+from es_cookbook.common.errors import EngineError, RequestError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.errors import EngineError, RequestError, TooManyLostError
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
     Action,

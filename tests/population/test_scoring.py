@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from es_cookbook.evolution.fitness import Raw
+from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.objectives import Mean, Objective, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
-from es_cookbook.scoring import Scoring
 from tests.fakes import FakeEngine, problem
 
 BATCH_P = [problem(number, "train") for number in range(3)]

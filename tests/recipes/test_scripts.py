@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 RECIPES = Path(__file__).parents[2] / "recipes"

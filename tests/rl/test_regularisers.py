@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.engines.base import Engine, LogprobsRequest
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.population_sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.regularisers.kl_to_base import KLProblem, KLToBase, kl_per_token
 from es_cookbook.rl.regularisers.preference_pairs import (
     Pair,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from es_cookbook.errors import EnvError
+from es_cookbook.common.errors import EnvError
 from es_cookbook.rl import rollouts
 from es_cookbook.rl.rollouts import (
     checked_group_rewards,

@@ -17,12 +17,12 @@ from transformers import (
 )
 
 from es_cookbook import train
-from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action
-from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.engines.reference import request, running_engine, sample_all
+from tests.engines.torch.reference import request, running_engine, sample_all
 from tests.tiny_models import save_with_tokenizer
 from tests.tiny_run import TinyConfig
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from es_cookbook.configs import config_to_json
+from es_cookbook.checkpoints.models import base_identity, load_causal_lm, parameter_infos
+from es_cookbook.checkpoints.quantised_linear import parameter_name, quantised_layers
+from es_cookbook.common.configs import config_to_json
 from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.model_files import base_identity, load_causal_lm, parameter_infos
-from es_cookbook.quantised_linear import parameter_name, quantised_layers
-from es_cookbook.runs.history_format import Header, Record
-from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.store import HistoryStore
 from tests.tiny_run import TinyConfig
 
 STEPS = (

@@ -3,7 +3,7 @@
 import random
 
 from es_cookbook.evolution.genome import MAX_SEED, Step, Term
-from es_cookbook.runs.history_format import Header, Record
+from es_cookbook.runs.history.format import Header, Record
 
 HEADER = Header("models/tiny", weights="abcd", tokenizer="ef01", dtype="float32")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.errors import HistoryError, RunDirectoryError
-from es_cookbook.runs.history_store import HistoryStore
-from es_cookbook.runs.run_directory import Behavior, open_run_directory
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.runs.directory import Behavior, open_run_directory
+from es_cookbook.runs.history.store import HistoryStore
 from tests.runs.records import HEADER, make_record
 
 CONFIG = json.dumps(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.runs.lock import LOCK, RunLock
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.runs.lock import RunLock
 try:
     lock = RunLock(Path(sys.argv[1]))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from es_cookbook.engines.ray_pool import RayPoolBuilder
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -22,10 +22,10 @@ from es_cookbook.evolution.spaces.quant_codes import QuantCodes
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.runs import replay as replay_module
-from es_cookbook.runs.history_format import encode
-from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.history.format import encode
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from tests.adapters import make_adapter
 from tests.quantised_models import How, quantise
 from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits
@@ -238,7 +238,7 @@ def _files(path: Path) -> list[tuple[str, Path]]:
 
 
 def test_every_search_space_is_tried() -> None:
-    from es_cookbook.configs import resolve
+    from es_cookbook.common.configs import resolve
     from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 
     offered = {resolve(target) for target in SEARCH_SPACE_NAMES.values()}

@@ -21,7 +21,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs import replay as replay_module
 from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from tests.runs.recorded_run import Recorded, record_run, same_bits
 
 ROOT = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ _SLOW_WRITER = """
 import sys, time
 from pathlib import Path
 from es_cookbook.runs import replay
-from es_cookbook.runs.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 moved = replay.moved
 def slow(*arguments):
     time.sleep(0.1)

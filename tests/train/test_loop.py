@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 
 from es_cookbook import train
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import config_from_json, config_to_json, load_config
-from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
-from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json, load_config
+from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic import Genetic
+from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.types import TrajectoryGroup
-from es_cookbook.runs.history_format import Record, encode
-from es_cookbook.runs.history_store import read_history
+from es_cookbook.runs.history.format import Record, encode
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
@@ -40,7 +40,7 @@ from tests.fakes import FakeEngine, FakeEngineBuilder
 from tests.tiny_run import TinyConfig, assert_measured_as, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests/data/base"
 
 
@@ -371,7 +371,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
     assert err == (
         f"interrupted after generation {recorded}; to go on, run the same command with "
-        "behavior_if_log_dir_exists=resume, or python -m es_cookbook.resume "
+        "behavior_if_log_dir_exists=resume, or python -m es_cookbook resume "
         f"log_path={tmp_path}\n"
     )
     assert out == ""
@@ -599,7 +599,7 @@ async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_p
         "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, hub, "
         "model_name, engine, num_generations, snapshot_every" in sentence
     )
-    assert f"python -m es_cookbook.fork log_path={tmp_path} output=... FIELD=..." in sentence
+    assert f"python -m es_cookbook fork log_path={tmp_path} output=... FIELD=..." in sentence
     with pytest.raises(RunDirectoryError, match=r"must be at least 3, .*, found 2; .*rewind"):
         await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
 

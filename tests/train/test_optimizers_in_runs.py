@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from es_cookbook import train
-from es_cookbook.cli import run_cli
+from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.replay import open_replay

@@ -12,10 +12,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from es_cookbook import train
-from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
-from es_cookbook.rebuilt_run import RebuiltRun, RecordedRun, rebuild
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Datasets,
@@ -27,8 +26,9 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
-from es_cookbook.runs.history_format import Fork
+from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder, SmallDataset, SmallDatasetBuilder
 from tests.play_engines import write_model
 from tests.quantised_models import quantise

@@ -7,16 +7,16 @@ import chz
 import pytest
 
 from es_cookbook import train
-from es_cookbook.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.sweep import is_complete, refuse_unequal_rollouts, run_all
+from es_cookbook.train.sweep import is_complete, refuse_unequal_rollouts, run_all
 from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
 from tests.tiny_run import TinyConfig, untimed
 
-BASE = Path(__file__).parent / "data/base"
+BASE = Path(__file__).parents[1] / "data/base"
 FILES = ("history.jsonl", "metrics.jsonl", "rollouts.jsonl")
 
 

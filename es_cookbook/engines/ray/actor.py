@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from es_cookbook.common.errors import EngineError, ESCookbookError
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
 from es_cookbook.engines.wire import (
     Answer,
@@ -28,7 +29,6 @@ from es_cookbook.engines.wire import (
     decode_steps,
     encode_answers,
 )
-from es_cookbook.errors import EngineError, ESCookbookError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

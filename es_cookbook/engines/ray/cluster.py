@@ -20,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
 
-from es_cookbook.engines.ray_actor import EngineActor
-from es_cookbook.errors import ConfigError, EngineError
+from es_cookbook.common.errors import ConfigError, EngineError
+from es_cookbook.engines.ray.actor import EngineActor
 
 _MISSING = "engine=ray needs Ray, which is not installed: pip install 'ray>=2.50'"
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")

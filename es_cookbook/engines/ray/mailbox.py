@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from es_cookbook.engines.ray_cluster import Actor, ActorLostError
+from es_cookbook.common.errors import EngineError
+from es_cookbook.engines.ray.cluster import Actor, ActorLostError
 from es_cookbook.engines.wire import Answer, Request, decode_answers, encode_requests
-from es_cookbook.errors import EngineError
 from es_cookbook.rl.types import Action
 
 

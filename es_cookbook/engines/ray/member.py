@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
+from es_cookbook.common.errors import EngineError, ESCookbookError
 from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.engines.ray_actor import Traits
-from es_cookbook.engines.ray_cluster import Actor, ActorLostError, Cluster, Needs, Place
-from es_cookbook.engines.ray_mailbox import Mailbox, Traffic
-from es_cookbook.errors import EngineError, ESCookbookError
+from es_cookbook.engines.ray.actor import Traits
+from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
+from es_cookbook.engines.ray.mailbox import Mailbox, Traffic
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Literal, cast
 import anyio
 import chz
 
-from es_cookbook.configs import Names
-from es_cookbook.cores import num_cores
+from es_cookbook.common.configs import Names
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -32,11 +33,10 @@ from es_cookbook.engines.base import (
     LogprobsRequest,
     SampleRequest,
 )
-from es_cookbook.engines.ray_cluster import Cluster, Needs
-from es_cookbook.engines.ray_member import EngineLostError, Ledger, Member, PoolSettings
-from es_cookbook.engines.ray_roster import Roster
+from es_cookbook.engines.ray.cluster import Cluster, Needs
+from es_cookbook.engines.ray.member import EngineLostError, Ledger, Member, PoolSettings
+from es_cookbook.engines.ray.roster import Roster
 from es_cookbook.engines.wire import Request, encode_genomes, encode_step
-from es_cookbook.errors import ConfigError, EngineError, RequestError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action
 

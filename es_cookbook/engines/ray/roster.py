@@ -13,16 +13,16 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar, cast
 
-from es_cookbook.engines.ray_actor import Traits
-from es_cookbook.engines.ray_cluster import Place
-from es_cookbook.engines.ray_member import (
+from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError
+from es_cookbook.engines.ray.actor import Traits
+from es_cookbook.engines.ray.cluster import Place
+from es_cookbook.engines.ray.member import (
     DisagreementError,
     EngineLostError,
     Ledger,
     Member,
     PoolSettings,
 )
-from es_cookbook.errors import ConfigError, EngineError, ESCookbookError
 
 _logger = logging.getLogger(__name__)
 

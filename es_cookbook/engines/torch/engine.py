@@ -23,29 +23,29 @@ import chz
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from es_cookbook.cores import num_cores
-from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
-from es_cookbook.engines.lane import Lane, Result
-from es_cookbook.engines.population_layers import (
-    MIN_ROWS,
-    cache_bytes_per_token,
-    no_attention_hook,
-)
-from es_cookbook.engines.request_checks import check_logprobs, check_sample
-from es_cookbook.engines.resident_weights import ResidentWeights
-from es_cookbook.engines.usage import Usage
-from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
-from es_cookbook.errors import ConfigError, EngineError
-from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
-from es_cookbook.model_files import (
+from es_cookbook.checkpoints.models import (
     end_of_sequence_ids,
     load_causal_lm,
     load_tokenizer,
     parameter_infos,
 )
+from es_cookbook.checkpoints.snapshots import starting_point
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.errors import ConfigError, EngineError
+from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
+from es_cookbook.engines.requests import check_logprobs, check_sample
+from es_cookbook.engines.torch.lane import Lane, Result
+from es_cookbook.engines.torch.population_layers import (
+    MIN_ROWS,
+    cache_bytes_per_token,
+    no_attention_hook,
+)
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
+from es_cookbook.engines.torch.work_queue import Sampled, Work, WorkQueue
+from es_cookbook.engines.usage import Usage
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
-from es_cookbook.snapshot_files import starting_point
 
 _GIB = 1 << 30
 _DEFAULT_CONTEXT = 4096

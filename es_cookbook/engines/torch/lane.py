@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from es_cookbook.engines.attention import DecodeRows, PrefillRows, SlotCache, round_up
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.population_layers import (
+from es_cookbook.engines.torch.attention import DecodeRows, PrefillRows, SlotCache, round_up
+from es_cookbook.engines.torch.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
     Batch,
     Factors,
     PopulationModel,
 )
-from es_cookbook.engines.slots import SlotTable
-from es_cookbook.engines.token_sampling import choose_tokens, token_logprobs
-from es_cookbook.engines.work_queue import Sampled, Work, WorkQueue
+from es_cookbook.engines.torch.slots import SlotTable
+from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
+from es_cookbook.engines.torch.work_queue import Sampled, Work, WorkQueue
 
 _SLOT_LENGTH_STEP = 32
 _MIN_SLOT_LENGTH = 64

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from es_cookbook.engines.genome_terms import GenomeTerms
-from es_cookbook.engines.population_layers import (
+from es_cookbook.engines.torch.population_layers import (
     LinearGroup,
     LowRankTable,
     PopulationModel,

@@ -36,8 +36,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from es_cookbook.engines.attention import AttentionLayer, AttentionRows
-from es_cookbook.errors import ModelError
+from es_cookbook.common.errors import ModelError
+from es_cookbook.engines.torch.attention import AttentionLayer, AttentionRows
 
 ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""

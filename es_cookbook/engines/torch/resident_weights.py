@@ -14,23 +14,23 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from es_cookbook.engines.base import Target
-from es_cookbook.engines.low_rank_tables import tables_for
-from es_cookbook.engines.population_layers import PopulationModel
-from es_cookbook.errors import EngineError, RequestError
-from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
-from es_cookbook.evolution.genome import Genome
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.model_files import save_model, save_quantised
-from es_cookbook.quantised_checkpoint import quantised_checkpoint
-from es_cookbook.quantised_linear import (
+from es_cookbook.checkpoints.models import save_model, save_quantised
+from es_cookbook.checkpoints.quantised import quantised_checkpoint
+from es_cookbook.checkpoints.quantised_linear import (
     Kind,
     QuantisedWeight,
     parameter_name,
     quantised_layers,
 )
+from es_cookbook.common.errors import EngineError, RequestError
+from es_cookbook.engines.base import Target
+from es_cookbook.engines.torch.low_rank_tables import tables_for
+from es_cookbook.engines.torch.population_layers import PopulationModel
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
+from es_cookbook.evolution.spaces.base import SearchSpace
 
 
 class ResidentWeights:

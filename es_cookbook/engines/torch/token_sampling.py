@@ -11,7 +11,7 @@ are drawn by inverting the cumulative distribution in vocabulary order: genomes 
 import numpy as np
 import torch
 
-from es_cookbook.seeds import derive_seed
+from es_cookbook.common.seeds import derive_seed
 
 _PURPOSE_KEY = derive_seed(0, "token uniforms")
 

@@ -5,9 +5,9 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from es_cookbook.engines.attention import round_up
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.population_layers import ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
 
 
 @dataclasses.dataclass(slots=True, eq=False)

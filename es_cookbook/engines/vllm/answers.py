@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from es_cookbook.errors import EngineError, RequestError
+from es_cookbook.common.errors import EngineError, RequestError
 
 FingerprintPiece: TypeAlias = Sequence[str | int]
 """Name, first and last row, first and last column, and what that part adds to the fingerprint."""

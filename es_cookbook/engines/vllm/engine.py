@@ -16,22 +16,22 @@ import chz
 import torch
 from transformers import PreTrainedModel
 
-from es_cookbook.cores import num_cores
-from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.engines.vllm_answers import informative_line
-from es_cookbook.engines.vllm_host import VLLMEngine
-from es_cookbook.engines.vllm_memory import GIB, Needs, Shards, share_for_vllm, slot_rank
-from es_cookbook.errors import ConfigError, EngineError, nearest
-from es_cookbook.evolution.devices import on_gpu
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
-from es_cookbook.model_files import (
+from es_cookbook.checkpoints.models import (
     end_of_sequence_ids,
     load_architecture,
     load_tokenizer,
     parameter_infos,
 )
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.errors import ConfigError, EngineError, nearest
+from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.vllm.answers import informative_line
+from es_cookbook.engines.vllm.host import VLLMEngine
+from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
+from es_cookbook.evolution.devices import on_gpu
+from es_cookbook.evolution.spaces.adapter import AdapterSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -199,7 +199,7 @@ class VLLMEngineBuilder(EngineBuilder):
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
-            "worker_extension_cls": "es_cookbook.engines.vllm_worker.GenomeWorker",
+            "worker_extension_cls": "es_cookbook.engines.vllm.worker.GenomeWorker",
             **({"enable_lora": True} | dict(slots) if slots else {}),
             **self.extra,
         }

@@ -1,7 +1,7 @@
 """A running vLLM engine: `AsyncLLM` in a process of its own, whose workers host genomes.
 
 Low-rank genomes are resident LoRA slots, so the whole population is in one batch; a slot is written
-in the worker from seeds (`vllm_worker`), and no adapter file is ever made. Dense genomes take the
+in the worker from seeds (`worker`), and no adapter file is ever made. Dense genomes take the
 place of the model's weights, one at a time (`turnstile`). The last slot stays zero: it is the
 centre, and every request names a slot, because some builds of vLLM give a request without an
 adapter somebody else's.
@@ -24,20 +24,20 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from es_cookbook import errors
-from es_cookbook.configs import config_to_json
+from es_cookbook.checkpoints.models import load_causal_lm, save_model
+from es_cookbook.common import errors
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.request_checks import check_logprobs, check_sample
-from es_cookbook.engines.turnstile import Turnstile
+from es_cookbook.engines.requests import check_logprobs, check_sample
 from es_cookbook.engines.usage import Usage
-from es_cookbook.engines.vllm_answers import informative_line, merge_fingerprints, our_errors
+from es_cookbook.engines.vllm.answers import informative_line, merge_fingerprints, our_errors
+from es_cookbook.engines.vllm.turnstile import Turnstile
 from es_cookbook.engines.wire import encode_genomes, encode_step
-from es_cookbook.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.model_files import load_causal_lm, save_model
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class VLLMEngine(Engine):
         Raises:
             ModelError: The search space's parameters cannot be found in vLLM's model.
         """
-        from es_cookbook.engines.vllm_worker import slot_request
+        from es_cookbook.engines.vllm.worker import slot_request
 
         self._slot_requests = [slot_request(slot) for slot in range(self._num_slots)]
         infos = [(info.name, info.shape, info.kind) for info in self._infos]

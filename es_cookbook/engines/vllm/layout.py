@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 
-from es_cookbook.errors import ModelError
+from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo
 

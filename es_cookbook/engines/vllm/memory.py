@@ -16,10 +16,10 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from es_cookbook.engines.attention import round_up
-from es_cookbook.errors import ConfigError
+from es_cookbook.checkpoints.models import parameter_infos
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.torch.attention import round_up
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
-from es_cookbook.model_files import parameter_infos
 
 GIB = 1 << 30
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

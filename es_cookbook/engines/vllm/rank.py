@@ -14,10 +14,11 @@ from typing import Literal, TypeVar
 
 import torch
 
+from es_cookbook.checkpoints.snapshots import starting_point
+from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.engines.genome_terms import GenomeTerms
-from es_cookbook.engines.vllm_answers import FingerprintPiece
-from es_cookbook.engines.vllm_layout import Placement, Slots, find_placements, find_slots
-from es_cookbook.errors import EngineError, ModelError
+from es_cookbook.engines.vllm.answers import FingerprintPiece
+from es_cookbook.engines.vllm.layout import Placement, Slots, find_placements, find_slots
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import noise_device
 from es_cookbook.evolution.genome import Genome, Step
@@ -25,7 +26,6 @@ from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
-from es_cookbook.snapshot_files import starting_point
 
 _T = TypeVar("_T", Placement, Slots)
 

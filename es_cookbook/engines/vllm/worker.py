@@ -15,16 +15,16 @@ import torch
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
-from es_cookbook.configs import config_from_json
-from es_cookbook.engines import vllm_cpu
-from es_cookbook.engines.vllm_answers import FingerprintPiece
-from es_cookbook.engines.vllm_rank import RankGenomes, host_genomes
+from es_cookbook.common.configs import config_from_json
+from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.engines.vllm import cpu
+from es_cookbook.engines.vllm.answers import FingerprintPiece
+from es_cookbook.engines.vllm.rank import RankGenomes, host_genomes
 from es_cookbook.engines.wire import decode_genomes, decode_steps
-from es_cookbook.errors import ESCookbookError
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 if current_platform.is_cpu():
-    vllm_cpu.prepare()
+    cpu.prepare()
 
 Answer: TypeAlias = tuple[str, object]
 """Nothing and what was asked for, or an error's class and its sentence."""
@@ -127,7 +127,7 @@ def _writing_weights() -> Generator[None]:
         with torch.no_grad():
             yield
     finally:
-        vllm_cpu.weights_changed()
+        cpu.weights_changed()
 
 
 def _nothing(requests: object) -> None:

@@ -29,7 +29,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.window import (
     WindowedES,

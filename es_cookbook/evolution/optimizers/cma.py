@@ -26,7 +26,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.offsets import (
     OffsetsBuilder,

@@ -33,8 +33,9 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.configs import Names
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
@@ -43,7 +44,6 @@ from es_cookbook.evolution.optimizers.base import (
 )
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.seeds import derive_seed
 
 
 @chz.chz

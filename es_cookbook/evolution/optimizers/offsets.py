@@ -30,12 +30,12 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.seeds import derive_seed
 
 _SMALLEST_POPULATION = 4
 

@@ -19,7 +19,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder, OffsetsOptimizer, need
 from es_cookbook.evolution.spaces.base import SearchSpace
 

@@ -23,7 +23,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer, weighted_sum
 

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import chz
 import numpy as np
 
-from es_cookbook.errors import ConfigError, ModelError, nearest
+from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, linear_shapes, matching

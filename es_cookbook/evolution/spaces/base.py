@@ -23,7 +23,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise.mask import Mask

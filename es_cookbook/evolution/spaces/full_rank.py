@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import MAX_SEED, Term
 from es_cookbook.evolution.noise import NoiseKind, noise_range
 from es_cookbook.evolution.noise.mask import LANE_VALUES, Mask
@@ -127,7 +127,7 @@ class FullRankSpace(SearchSpace):
 
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         """See `SearchSpace.device_adder`."""
-        from es_cookbook.evolution.noise.triton_kernels import add_dense_, dense_terms
+        from es_cookbook.evolution.noise.triton.kernels import add_dense_, dense_terms
 
         there = {
             kind: dense_terms(self.shares.of(name, terms), device)

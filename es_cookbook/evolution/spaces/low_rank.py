@@ -24,7 +24,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise_of_seeds
 from es_cookbook.evolution.noise.part import Part
@@ -119,7 +119,7 @@ class LowRankSpace(SearchSpace):
 
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         """See `SearchSpace.device_adder`."""
-        from es_cookbook.evolution.noise.triton_kernels import add_low_rank_, low_rank_terms
+        from es_cookbook.evolution.noise.triton.kernels import add_low_rank_, low_rank_terms
 
         there = {
             kind: low_rank_terms(self.shares.of(name, terms), self.rank, device)

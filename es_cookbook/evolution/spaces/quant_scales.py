@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Literal
 import chz
 import numpy as np
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.noise.uniform import uniform_range
 from es_cookbook.evolution.spaces.base import (
     ParameterInfo,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 
-from es_cookbook.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.spaces.adapter import Adapter, AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 

@@ -22,16 +22,16 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.cli import changed, run_cli, split_options
-from es_cookbook.configs import did_you_mean
-from es_cookbook.errors import ConfigError, nearest
+from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.configs import did_you_mean
+from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.recipes.countdown.train_cli import CLIConfig, recommended
-from es_cookbook.runs.comparison import summarise, table
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.plots import Line, draw, require_matplotlib
+from es_cookbook.runs.report.comparison import summarise, table
+from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.sweep import refuse_unequal_rollouts, run_all
+from es_cookbook.train.sweep import refuse_unequal_rollouts, run_all
 
 METRIC = "test/env/all/correct"
 _REFUSED = {

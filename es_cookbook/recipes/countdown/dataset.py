@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import chz
 
-from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.env import CountdownEnv, PromptStyle, question
 from es_cookbook.recipes.countdown.problems import (
     Problem,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.cli import run_cli
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown.env import question
 from es_cookbook.recipes.countdown.problems import generate_problems, solve
 from es_cookbook.recipes.countdown.warm_start import demonstrate

@@ -12,8 +12,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.rewards.arithmetic import Number, divide
-from es_cookbook.seeds import derive_seed
 
 Split: TypeAlias = Literal["train", "test"]
 ProblemKey: TypeAlias = tuple[tuple[int, ...], int]

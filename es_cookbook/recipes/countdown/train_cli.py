@@ -21,13 +21,13 @@ from typing import cast
 import chz
 
 from es_cookbook import train
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import Names, config_to_json
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names, config_to_json
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.run_directory import METRICS
+from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import summary
 
 BUNDLED_MODEL = Path(__file__).parent / "model"

@@ -30,13 +30,13 @@ import chz
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.cli import run_cli
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.countdown.env import CountdownEnv, question
 from es_cookbook.recipes.countdown.problems import Problem, Solution, generate_problems, solve
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.rl.types import Observation
-from es_cookbook.seeds import derive_seed
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

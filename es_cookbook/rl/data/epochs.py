@@ -2,7 +2,7 @@
 
 import random
 
-from es_cookbook.seeds import derive_seed
+from es_cookbook.common.seeds import derive_seed
 
 
 class EpochOrder:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import RLDataset

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from es_cookbook.configs import did_you_mean
-from es_cookbook.errors import DataError
+from es_cookbook.common.configs import did_you_mean
+from es_cookbook.common.errors import DataError
 
 Fields: TypeAlias = Mapping[str, object]
 

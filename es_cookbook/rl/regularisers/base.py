@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import chz
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.types import EnvGroupBuilder
 
 if TYPE_CHECKING:

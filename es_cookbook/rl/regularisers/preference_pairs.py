@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, cast
 
 import chz
 
-from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.data.rows import Row, load_rows
 from es_cookbook.rl.problem_env import render_prompt
@@ -43,7 +44,6 @@ from es_cookbook.rl.types import (
     StepResult,
     Trajectory,
 )
-from es_cookbook.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

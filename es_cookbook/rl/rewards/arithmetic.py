@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 
 import chz
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.rewards.format import (
     extract_answer,
     paper_format_reward,

@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from es_cookbook.model_files import load_causal_lm
-from es_cookbook.weight_files import WeightFiles, weight_files
+from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.checkpoints.weights import WeightFiles, weight_files
 
 
 class BaseParameters(Mapping[str, torch.Tensor]):

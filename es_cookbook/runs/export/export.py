@@ -1,9 +1,5 @@
 """A run's centre as files that other libraries load, rebuilt from base model and history.
 
-    python -m es_cookbook.runs.export log_path=runs/mine output=exported
-    python -m es_cookbook.runs.export log_path=runs/mine generation=20 output=exported
-    python -m es_cookbook.runs.export log_path=runs/mine rank=8 output=adapter
-
 A run that moves the model's own weights gives a Hugging Face model directory; a run over adapters
 gives a PEFT adapter, or with merge=true a model directory with the adapter merged. With rank=r the
 first kind gives a PEFT adapter too: the nearest of that rank to what the run changed, weight by
@@ -20,21 +16,20 @@ from pathlib import Path
 import chz
 
 import es_cookbook
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import config_to_json
-from es_cookbook.errors import ConfigError, ModelError, RunDirectoryError
+from es_cookbook.checkpoints.models import BaseIdentity, whole_directory
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.model_files import BaseIdentity, whole_directory
-from es_cookbook.runs.export_forms import (
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.export.forms import (
     Written,
     dtype_name,
     write_fitted_adapter,
     write_model,
     write_own_adapter,
 )
-from es_cookbook.runs.model_card import model_card
+from es_cookbook.runs.export.model_card import model_card
 from es_cookbook.runs.replay import Replay, open_replay
-from es_cookbook.runs.run_directory import METRICS
 
 
 @chz.chz
@@ -175,12 +170,3 @@ def _card(config: ExportConfig, replay: Replay, base: BaseIdentity, written: Wri
         config_json=config_to_json(replay.config),
         errors=written.errors,
     )
-
-
-def main(config: ExportConfig) -> None:
-    """Export, and say what came out."""
-    print(export(config))
-
-
-if __name__ == "__main__":
-    run_cli(main, ExportConfig)

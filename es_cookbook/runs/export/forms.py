@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
+from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, load_tokenizer
+from es_cookbook.checkpoints.quantised import quantised_checkpoint
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
-from es_cookbook.model_files import load_architecture, load_causal_lm, load_tokenizer
-from es_cookbook.quantised_checkpoint import quantised_checkpoint
-from es_cookbook.runs.base_parameters import BaseParameters
-from es_cookbook.runs.low_rank_fit import fit, relative_error
-from es_cookbook.runs.model_directory import BaseFiles
-from es_cookbook.runs.peft_adapter import factor_names, write_adapter
+from es_cookbook.runs.export.base_parameters import BaseParameters
+from es_cookbook.runs.export.low_rank_fit import fit, relative_error
+from es_cookbook.runs.export.model_directory import BaseFiles
+from es_cookbook.runs.export.peft_adapter import factor_names, write_adapter
 from es_cookbook.runs.replay import Replay
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -16,10 +16,10 @@ from typing import cast
 
 import torch
 
-from es_cookbook.errors import ModelError
-from es_cookbook.model_files import load_architecture, tokenizer_files
-from es_cookbook.runs.tensor_file import TensorFile, TensorKind
-from es_cookbook.weight_files import WeightFiles, find_file, weight_paths
+from es_cookbook.checkpoints.models import load_architecture, tokenizer_files
+from es_cookbook.checkpoints.tensors import TensorFile, TensorKind
+from es_cookbook.checkpoints.weights import WeightFiles, find_file, weight_paths
+from es_cookbook.common.errors import ModelError
 
 _ALSO_COPIED = ("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from es_cookbook.runs.tensor_file import TensorFile
+from es_cookbook.checkpoints.tensors import TensorFile
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

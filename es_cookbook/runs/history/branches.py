@@ -13,11 +13,8 @@ import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from es_cookbook.errors import HistoryError, RunDirectoryError
-from es_cookbook.runs.files import PARTIAL_SUFFIX, cannot, fsync_directory, replace_file
-from es_cookbook.runs.history_format import FORMAT_VERSION, Fork, Header
-from es_cookbook.runs.history_store import Beginning, read_beginning
-from es_cookbook.runs.run_directory import (
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.runs.directory import (
     CONFIG,
     GENERATION_KEYS,
     HISTORY,
@@ -26,6 +23,9 @@ from es_cookbook.runs.run_directory import (
     lines_before,
     locked,
 )
+from es_cookbook.runs.files import PARTIAL_SUFFIX, cannot, fsync_directory, replace_file
+from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
+from es_cookbook.runs.history.store import Beginning, read_beginning
 
 
 def fork_run(

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
-from es_cookbook.errors import HistoryError
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.rules import rule_from_plain, rule_to_plain
 

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from es_cookbook.errors import HistoryError
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
-from es_cookbook.runs.history_format import (
+from es_cookbook.runs.history.format import (
     CHECKSUM_KEY,
     FORMAT_VERSION,
     Header,
@@ -141,7 +141,7 @@ def _advice(path: Path, whole: int) -> str:
         return "restore the file from a copy"
     return (
         f"restore the file from a copy, or go on from what is before it: python -m "
-        f"es_cookbook.fork log_path={path.parent} generation={whole} output=..."
+        f"es_cookbook fork log_path={path.parent} generation={whole} output=..."
     )
 
 
@@ -236,7 +236,7 @@ def header_of(model_name: str, base_dtype: str) -> Header:
     Raises:
         ModelError: It cannot be read.
     """
-    from es_cookbook.model_files import base_identity  # Which imports torch.
+    from es_cookbook.checkpoints.models import base_identity  # Which imports torch.
 
     base = base_identity(model_name)
     return Header(model_name, base.weights, base.tokenizer, base_dtype)

@@ -1,13 +1,13 @@
 """Push a run to the Hub while it goes on, without ever standing in its way.
 
 The training process only looks how long the files are. A thread copies that much of them, and
-starts `es_cookbook.runs.hub` on the copy as a process of its own, at the lowest priority: a server
-that hangs, a library that fails or a slow network can then be waited for or killed. A push that
-fails is counted and its reason logged, once for each reason; the next push takes everything
+starts `python -m es_cookbook hub` on the copy as a process of its own, at the lowest priority: a
+server that hangs, a library that fails or a slow network can then be waited for or killed. A push
+that fails is counted and its reason logged, once for each reason; the next push takes everything
 again. While one is under way others are put together into one, the latest.
 
-Left out: pushing exports from here. They take a replay each; `es_cookbook.runs.export` and
-`es_cookbook.runs.hub` do that beside the run, on any machine.
+Left out: pushing exports from here. They take a replay each; the commands `export` and `hub` do
+that beside the run, on any machine.
 """
 
 import contextlib
@@ -24,10 +24,17 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.errors import ConfigError
-from es_cookbook.runs.hub import MAIN, RUN_FILES, TOKEN, check_repo_id, check_timeout, no_token
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.runs.hub.client import (
+    MAIN,
+    RUN_FILES,
+    TOKEN,
+    check_repo_id,
+    check_timeout,
+    no_token,
+)
 
-_MODULE = "es_cookbook.runs.hub"
+_COMMAND = ("-m", "es_cookbook", "hub")
 _LONGEST_REASON = 500
 
 logger = logging.getLogger(__name__)
@@ -124,8 +131,8 @@ class BackgroundPush:
         if not done:
             self._fail(
                 f"cannot push to {self._config.repo_id}: it was not done within "
-                f"{self._config.timeout:g} s of the end of the run; the command "
-                f"`python -m {_MODULE} path={self._run_path} repo_id={self._config.repo_id}` "
+                f"{self._config.timeout:g} s of the end of the run; the command `python "
+                f"{' '.join(_COMMAND)} path={self._run_path} repo_id={self._config.repo_id}` "
                 "pushes it again"
             )
 
@@ -185,7 +192,7 @@ class BackgroundPush:
                 if self._closed:
                     return None
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", _MODULE, *(f"{k}={v}" for k, v in options.items())],
+                    [sys.executable, *_COMMAND, *(f"{k}={v}" for k, v in options.items())],
                     env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -199,7 +206,7 @@ class BackgroundPush:
             if self._process.returncode == 0:
                 return None
             last_line = said.rpartition("\n")[2][:_LONGEST_REASON]
-            return last_line or f"{_MODULE} ended with {self._process.returncode} and said nothing"
+            return last_line or f"the push ended with {self._process.returncode} and said nothing"
 
     def _fail(self, reason: str) -> None:
         self._failed += 1

@@ -1,8 +1,5 @@
 """Push a directory to the Hugging Face Hub: an export, or what makes a run.
 
-    HF_TOKEN=... python -m es_cookbook.runs.hub path=runs/mine repo_id=me/mine
-    HF_TOKEN=... python -m es_cookbook.runs.hub path=exported repo_id=me/mine revision=generation-50
-
 A push is one commit, so a revision holds all of it or nothing of it. Of a run directory (one with a
 `history.jsonl`) go the history, the config and the metrics, from which everything else comes back,
 into the folder `run` of the repository; of any other directory, an export, goes every file, to the
@@ -16,19 +13,14 @@ follow from the history.
 """
 
 import os
-import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import chz
-
-from es_cookbook.cli import run_cli
-from es_cookbook.errors import ConfigError, HubError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
+from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.files import PARTIAL_SUFFIX
-from es_cookbook.runs.history_store import read_history
-from es_cookbook.runs.run_directory import CONFIG, HISTORY, METRICS
+from es_cookbook.runs.history.store import read_history
 
 RUN_FILES = (HISTORY, METRICS, CONFIG)
 """What is pushed of a run directory. A generation's metrics are written before its history line, so
@@ -38,26 +30,6 @@ TOKEN = "HF_TOKEN"
 """Name of the environment variable that holds the token."""
 MAIN = "main"
 _NOT_PUSHED = (PARTIAL_SUFFIX, ".lock")
-
-
-@chz.chz
-class HubCommand:
-    """Push an export, or what makes a run, to the Hugging Face Hub; the token is HF_TOKEN's."""
-
-    path: str = chz.field(doc="directory: an export, or a run directory")
-    repo_id: str = chz.field(doc="repository: owner/name; made if there is none")
-    revision: str = chz.field(default=MAIN, doc="branch; made if there is none")
-    private: bool = chz.field(
-        default=True, doc="make the repository private; a public one is then refused"
-    )
-    timeout: float | None = chz.field(
-        default=None, doc="seconds after which to give up; None: as long as it takes"
-    )
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_repo_id(self.repo_id)
-        check_timeout(self.timeout)
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -197,31 +169,3 @@ def _reason(error: Exception, repo_id: str) -> str:
         case _:
             first_line = str(error).strip().partition("\n")[0]
             return f"{type(error).__name__}: {first_line}".removesuffix(": ")
-
-
-def main(config: HubCommand) -> None:
-    """Push, and print the address of the commit."""
-    timer = None
-    if config.timeout is not None:
-        timer = threading.Timer(config.timeout, _give_up, [config])
-        timer.daemon = True
-        timer.start()
-    try:
-        print(push(Path(config.path), config.repo_id, config.revision, config.private))
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
-def _give_up(config: HubCommand) -> None:
-    """End this process: a server that keeps a connection open is waited for inside libraries."""
-    print(
-        f"cannot push to {config.repo_id}: it was not done within {config.timeout:g} s",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    run_cli(main, HubCommand)

@@ -20,9 +20,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
-from es_cookbook.runs.history_store import read_history
-from es_cookbook.runs.run_directory import HISTORY, METRICS
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.runs.directory import HISTORY, METRICS
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 

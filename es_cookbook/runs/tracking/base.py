@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 import chz
 
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.types import LostRollout, Trajectory, TrajectoryGroup
-from es_cookbook.seeds import derive_seed
 
 GENERATION = "progress/generation"
 Decode: TypeAlias = Callable[[Sequence[int]], str]

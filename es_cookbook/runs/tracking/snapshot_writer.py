@@ -11,9 +11,9 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from es_cookbook.errors import ESCookbookError
+from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.runs.directory import SNAPSHOTS
 from es_cookbook.runs.files import PARTIAL_SUFFIX
-from es_cookbook.runs.run_directory import SNAPSHOTS
 
 if TYPE_CHECKING:
     import torch

@@ -9,11 +9,11 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from es_cookbook.common.errors import ConfigError, EngineError, ModelError
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.ray_cluster import Cluster, Needs
-from es_cookbook.engines.ray_member import DisagreementError, PoolSettings
-from es_cookbook.engines.ray_pool import RayPool, RayPoolBuilder
-from es_cookbook.errors import ConfigError, EngineError, ModelError
+from es_cookbook.engines.ray.cluster import Cluster, Needs
+from es_cookbook.engines.ray.member import DisagreementError, PoolSettings
+from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams

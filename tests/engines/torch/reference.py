@@ -13,13 +13,13 @@ from typing import Literal
 import torch
 from transformers import AutoModelForCausalLM
 
+from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.torch_engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.model_files import parameter_infos
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 LOGPROB_TOLERANCE = 1e-4

@@ -12,7 +12,7 @@ from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
-from tests.engines.reference import Reference, request, running_engine, sample_all, score_all
+from tests.engines.torch.reference import Reference, request, running_engine, sample_all, score_all
 
 pytestmark = pytest.mark.anyio
 

@@ -8,13 +8,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch_engine import TorchEngineBuilder
-from es_cookbook.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.reference import request, running_engine
+from tests.engines.torch.reference import request, running_engine
 from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.reference import request, running_engine, sample_all, score_all
+from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio

@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.errors import EngineError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.runs.snapshot_writer import SnapshotWriter
-from tests.engines.reference import (
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
+from tests.engines.torch.reference import (
     Reference,
     request,
     running_engine,

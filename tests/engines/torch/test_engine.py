@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
-from es_cookbook.errors import RequestError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
-from tests.engines.reference import Reference, request, running_engine, sample_all
+from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.tiny_models import FAMILIES, FIRST_CHARACTER, VOCABULARY
 
 pytestmark = pytest.mark.anyio

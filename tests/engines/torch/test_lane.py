@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.population_layers import PopulationModel
-from es_cookbook.errors import EngineError
+from es_cookbook.engines.torch.population_layers import PopulationModel
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.reference import (
+from tests.engines.torch.reference import (
     Reference,
     request,
     running_engine,

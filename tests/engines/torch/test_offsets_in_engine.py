@@ -14,7 +14,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.singular_values import SingularValues
 from tests.adapters import make_adapter
-from tests.engines.reference import Reference, request, running_engine, sample_all
+from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 
 pytestmark = pytest.mark.anyio
 

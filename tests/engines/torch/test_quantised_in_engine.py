@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from es_cookbook.checkpoints.snapshots import metadata, read_snapshot
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import LogprobsRequest, Target
-from es_cookbook.engines.torch_engine import TorchEngine
-from es_cookbook.engines.vllm_engine import VLLMEngineBuilder
-from es_cookbook.errors import ConfigError
+from es_cookbook.engines.torch.engine import TorchEngine
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -18,8 +19,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.quant_codes import QuantCodes
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
-from es_cookbook.snapshot_files import metadata, read_snapshot
-from tests.engines.reference import request, running_engine, sample_all, score_all
+from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.quantised_models import How, quantise
 
 pytestmark = pytest.mark.anyio

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from es_cookbook.engines.torch_engine import TorchEngine
+from es_cookbook.engines.torch.engine import TorchEngine
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
-from tests.engines.reference import Reference, request, running_engine, sample_all
+from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.tiny_models import CONTEXT, EOS, VOCABULARY
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from es_cookbook.engines.turnstile import Turnstile
+from es_cookbook.engines.vllm.turnstile import Turnstile
 
 pytestmark = pytest.mark.anyio
 

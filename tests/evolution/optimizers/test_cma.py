@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.optimizers.cma import CMA

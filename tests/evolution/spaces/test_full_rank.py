@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.noise import NoiseKind, noise

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.checkpoints.quantised_linear import QuantisedWeight
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
@@ -17,7 +18,6 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.quant_codes import QuantCodes, QuantCodesSpace
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
-from es_cookbook.quantised_linear import QuantisedWeight
 
 INFOS = [
     ParameterInfo("a.weight", (4, 8), "linear", 4),

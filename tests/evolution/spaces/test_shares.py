@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import Names, config_from_json, config_to_json
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names, config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.noise.part import Part

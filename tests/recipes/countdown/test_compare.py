@@ -7,13 +7,13 @@ from pathlib import Path
 import chz
 import pytest
 
-from es_cookbook.cli import run_cli, split_options
+from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown import compare, train_cli
 from es_cookbook.recipes.countdown.compare import METRIC, Compare
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
-from es_cookbook.runs.comparison import summarise
+from es_cookbook.runs.report.comparison import summarise
 
 TINY = (
     "num_generations=2",

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import es_cookbook.recipes.countdown as countdown
-from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.env import CountdownEnv, question
 from es_cookbook.recipes.countdown.warm_start import build_tokenizer

@@ -7,8 +7,8 @@ from pathlib import Path
 import chz
 import pytest
 
-from es_cookbook.cli import run_cli
-from es_cookbook.configs import config_from_json, config_to_json
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown import train_cli
@@ -16,7 +16,7 @@ from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig, default_log_path
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def parsed(*options: str) -> CLIConfig:

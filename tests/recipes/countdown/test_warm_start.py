@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import es_cookbook.recipes.countdown as countdown
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.problems import generate_problems, solve
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from es_cookbook.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Observation

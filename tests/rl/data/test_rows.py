@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.errors import DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.rows import Row, load_rows
 
 

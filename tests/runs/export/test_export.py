@@ -18,7 +18,8 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from es_cookbook.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.qes import QES
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -27,10 +28,9 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.quant_codes import QuantCodes
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
-from es_cookbook.model_files import load_causal_lm
-from es_cookbook.runs import history_store
-from es_cookbook.runs.export import ExportConfig, export
-from es_cookbook.runs.model_directory import BaseFiles
+from es_cookbook.runs.export.export import ExportConfig, export
+from es_cookbook.runs.export.model_directory import BaseFiles
+from es_cookbook.runs.history import store
 from tests.quantised_models import How, quantise
 from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
 
@@ -255,9 +255,7 @@ async def test_a_low_rank_run_as_an_adapter_says_how_near_it_is(tmp_path: Path) 
     async with engine_at(run, model, LowRank()) as engine:
         actions = await greedy(engine)
         await engine.save(tmp_path / "saved")
-    seeds = {
-        t.seed for r in history_store.read_history(run / "history.jsonl") for t in r.step.terms
-    }
+    seeds = {t.seed for r in store.read_history(run / "history.jsonl") for t in r.step.terms}
     base, centre = weights(model), weights(tmp_path / "saved")
     found: dict[int, float] = {}
     for rank in (1, len(seeds)):
@@ -313,7 +311,7 @@ async def test_the_card_says_where_the_weights_come_from(tmp_path: Path) -> None
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "- evolution-strategies\n" in card.split("---")[1]
-    record = list(history_store.read_history(run / "history.jsonl"))[1]
+    record = list(store.read_history(run / "history.jsonl"))[1]
     for fact in (f"{record.fingerprint:016x}", str(model), "LowRank", "float32"):
         assert f"| `{fact}` |" in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["seed"] == 0
@@ -331,10 +329,10 @@ async def test_another_fingerprint_is_refused_with_both_and_leaves_nothing(
     tmp_path: Path, base: Path
 ) -> None:
     run = await make_run(tmp_path / "run", base, LowRank())
-    records = list(history_store.read_history(run / "history.jsonl"))
+    records = list(store.read_history(run / "history.jsonl"))
     wrong = dataclasses.replace(records[1], fingerprint=records[1].fingerprint ^ 1)
     lines = (run / "history.jsonl").read_bytes().splitlines(keepends=True)
-    lines[lines.index(history_store.encode(records[1]))] = history_store.encode(wrong)
+    lines[lines.index(store.encode(records[1]))] = store.encode(wrong)
     (run / "history.jsonl").write_bytes(b"".join(lines))
     for fields in ({}, {"rank": 2}):
         with pytest.raises(HistoryError) as raised:
@@ -398,7 +396,7 @@ async def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path, b
     size = (base / "model.safetensors").stat().st_size
 
     def as_program(limit: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "es_cookbook.runs.export"]
+        command = [sys.executable, "-m", "es_cookbook", "export"]
         command += [f"log_path={run}", f"output={tmp_path / 'out' / 'here'}"]
         limits = (limit, limit)
         return subprocess.run(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from es_cookbook.runs.low_rank_fit import fit, relative_error
+from es_cookbook.runs.export.low_rank_fit import fit, relative_error
 
 
 def noise_sum(rows: int, columns: int, terms: int) -> torch.Tensor:

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import MAX_SEED, Step, Term
 from es_cookbook.evolution.rules import RULES, MuonRule
-from es_cookbook.runs.history_format import Fork, Header, Record, decode, encode
-from es_cookbook.runs.history_store import HistoryStore, read_header, read_history
+from es_cookbook.runs.history.format import Fork, Header, Record, decode, encode
+from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
 from tests.runs.records import HEADER, make_record
 
-ROOT = Path(__file__).parents[2]
-DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).parents[3]
+DATA = Path(__file__).parents[1] / "data"
 
 
 def write_history(path: Path, generations: int) -> list[Record]:
@@ -171,7 +171,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from tests.runs.records import HEADER, make_record
-from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.history.store import HistoryStore
 store = HistoryStore(Path(sys.argv[1]), HEADER)
 while True:
     store.append(make_record(store.next_generation, num_genomes=64))
@@ -394,7 +394,7 @@ def test_damage_says_what_can_be_saved_and_how(tmp_path: Path) -> None:
         list(read_history(path))
     assert str(caught.value) == (
         f"{path}, line 4 is damaged (the checksum does not match); restore the file from a copy, "
-        f"or go on from what is before it: python -m es_cookbook.fork log_path={tmp_path} "
+        f"or go on from what is before it: python -m es_cookbook fork log_path={tmp_path} "
         "generation=2 output=..."
     )
     assert list(itertools.islice(read_history(path), 2)) == records[:2]

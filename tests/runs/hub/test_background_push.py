@@ -13,17 +13,17 @@ import anyio
 import pytest
 
 from es_cookbook import train
-from es_cookbook.configs import load_config
-from es_cookbook.errors import ConfigError
-from es_cookbook.runs.background_push import BackgroundPush, HubPush
-from es_cookbook.runs.history_store import read_history
+from es_cookbook.common.configs import load_config
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.hub.background_push import BackgroundPush, HubPush
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder
 from tests.hub_server import TOKEN, HubServer
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

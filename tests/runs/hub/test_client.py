@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from es_cookbook import train
-from es_cookbook.errors import ConfigError, HistoryError, RunDirectoryError
-from es_cookbook.runs.hub import HubCommand, files_to_push
+from es_cookbook.commands.hub import HubCommand
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.runs.hub.client import files_to_push
 from tests.fakes import FakeEngineBuilder
 from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
 from tests.tiny_run import TinyConfig, write_tiny_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedP
     """The real command with the real client."""
     inherited = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
     return subprocess.run(
-        [sys.executable, "-m", "es_cookbook.runs.hub", *options],
+        [sys.executable, "-m", "es_cookbook", "hub", *options],
         cwd=ROOT,
         env=inherited | environment,
         capture_output=True,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.runs.comparison import summarise, table
-from es_cookbook.runs.history_format import Header, Record
-from es_cookbook.runs.history_store import HistoryStore
+from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.report.comparison import summarise, table
 
 METRIC = "test/env/all/correct"
 

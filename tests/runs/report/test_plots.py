@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.errors import ConfigError
-from es_cookbook.runs.plots import Line, draw, require_matplotlib
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
 
 LINES = {
     "plain": Line([0, 100, 200], [[1.0, 2.0, 3.0], [1.0, 3.0, 5.0]]),

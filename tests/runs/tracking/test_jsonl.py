@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from es_cookbook.errors import RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.rl.types import (
     Action,
     LostRollout,

@@ -15,7 +15,7 @@ Terms go to the GPU once and serve for every parameter:
     for name, weight in weights.items():
         add_low_rank_(weight, name, terms)
 
-What runs is in `es_cookbook.evolution.noise.triton_programs`. It needs Triton and an NVIDIA GPU;
+What runs is in `es_cookbook.evolution.noise.triton.programs`. It needs Triton and an NVIDIA GPU;
 under `TRITON_INTERPRET=1`, set before Triton is first imported, it runs on the CPU instead, slowly,
 which is how it is tested. Work is queued on the current stream, and nothing here waits for it.
 """
@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from es_cookbook.evolution.genome import MAX_SEED, Term
-from es_cookbook.evolution.noise import triton_programs
 from es_cookbook.evolution.noise.mask import Mask, mask_name
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.noise.tensors import NoiseKind
-from es_cookbook.evolution.noise.triton_launch import (
+from es_cookbook.evolution.noise.triton import programs
+from es_cookbook.evolution.noise.triton.launch import (
     MAX_GRID,
     Runs,
     as_rows,
@@ -197,7 +197,7 @@ def perturbed_into(
         return
     num_programs, tiles_across, settings = tiles_of(runs, kind)
     launch(
-        triton_programs.dense_program,
+        programs.dense_program,
         (num_programs,),
         target,
         source,
@@ -284,7 +284,7 @@ def add_low_rank_(
         _factor_into(columns_S.mT, part.rows[0], f"{name}.A", kind, seeds_S, scales_S)
         _factor_into(rows_S.mT, part.columns[0], f"{name}.B", kind, seeds_S)
         launch(
-            triton_programs.rank_one_program,
+            programs.rank_one_program,
             (tiles_down * tiles_across,),
             weight,
             columns_S,

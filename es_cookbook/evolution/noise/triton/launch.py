@@ -12,10 +12,11 @@ from typing import cast
 
 import torch
 
-from es_cookbook.errors import ConfigError
-from es_cookbook.evolution.noise import gaussian, philox, triton_programs
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.noise import gaussian, philox
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.noise.tensors import GAUSSIANS_PER_BLOCK, SIGNS_PER_BLOCK, NoiseKind
+from es_cookbook.evolution.noise.triton import programs
 
 MAX_GRID = 2**16 - 1
 """Programs along any but the first axis of a CUDA grid."""
@@ -121,7 +122,7 @@ def launch_noise(
     """
     num_programs, tiles_across, settings = tiles_of(runs, kind)
     launch(
-        triton_programs.noise_program,
+        programs.noise_program,
         (num_programs, len(seeds_S)),
         out,
         table(out.device),
@@ -171,12 +172,12 @@ def check_tensors(out: torch.Tensor, *others: torch.Tensor) -> None:
         ConfigError: There is no Triton.
         ValueError: They are not on one CUDA device, or `out` has a dtype that is not written.
     """
-    if not triton_programs.HAVE_TRITON:
+    if not programs.HAVE_TRITON:
         raise ConfigError(
             "noise on CUDA is made by the package triton, which is not installed; on Linux, "
             "`pip install triton` installs it"
         )
-    if not out.is_cuda and not triton_programs.INTERPRETED:
+    if not out.is_cuda and not programs.INTERPRETED:
         raise ValueError(f"the Triton twin needs tensors on CUDA, found one on {out.device}")
     if out.dtype not in _DTYPES:
         raise ValueError(f"noise is written as one of {_DTYPES}, found {out.dtype}")

@@ -1,6 +1,6 @@
 """What the GPU runs, as Triton programs: Philox words, noise, and noise added to weights.
 
-`es_cookbook.evolution.noise.triton_kernels` starts them and says what they are for; here is only
+`es_cookbook.evolution.noise.triton.kernels` starts them and says what they are for; here is only
 what one program does. The steps are those of the NumPy definition: `philox` makes the four words of
 a block (block b is the published function at counter b + 1, see
 `es_cookbook.evolution.noise.philox`), `_noise` spreads them over the block's elements.

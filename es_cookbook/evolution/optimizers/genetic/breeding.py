@@ -11,8 +11,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from es_cookbook.evolution.optimizers.genealogy import Gene, Individual, distance, uniform, union
-from es_cookbook.evolution.optimizers.selection import (
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.evolution.optimizers.genetic.genealogy import (
+    Gene,
+    Individual,
+    distance,
+    uniform,
+    union,
+)
+from es_cookbook.evolution.optimizers.genetic.selection import (
     DISTANCES,
     Parent,
     best_first,
@@ -21,10 +28,9 @@ from es_cookbook.evolution.optimizers.selection import (
     species_of,
     tournament,
 )
-from es_cookbook.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from es_cookbook.evolution.optimizers.genetic import Genetic
+    from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
 
 _CHANCE = 2.0**63
 """Above what `derive_seed` gives."""

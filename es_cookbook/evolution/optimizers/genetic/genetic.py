@@ -53,23 +53,23 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.configs import Names
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
     refuse_zero_sigma,
 )
-from es_cookbook.evolution.optimizers.breeding import (
+from es_cookbook.evolution.optimizers.es import merged, weighted_sum
+from es_cookbook.evolution.optimizers.genetic.breeding import (
     Breeding,
     Member,
     Population,
     birth_of,
     migrated,
 )
-from es_cookbook.evolution.optimizers.es import merged, weighted_sum
-from es_cookbook.evolution.optimizers.genealogy import (
+from es_cookbook.evolution.optimizers.genetic.genealogy import (
     BASE,
     Gene,
     difference,
@@ -77,7 +77,7 @@ from es_cookbook.evolution.optimizers.genealogy import (
     step_between,
     terms,
 )
-from es_cookbook.evolution.optimizers.selection import DISTANCES, Parent, best_first
+from es_cookbook.evolution.optimizers.genetic.selection import DISTANCES, Parent, best_first
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule
 from es_cookbook.evolution.spaces.base import SearchSpace
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from es_cookbook.evolution.optimizers.genealogy import Individual, distance
+from es_cookbook.evolution.optimizers.genetic.genealogy import Individual, distance
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 
 from benchmarks import harness, triton_noise
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import NoiseKind, noise, noise_range, triton_programs
-from es_cookbook.evolution.noise import triton_kernels as twin
+from es_cookbook.evolution.noise import NoiseKind, noise, noise_range
 from es_cookbook.evolution.noise.mask import Mask
 from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.triton import kernels as twin
+from es_cookbook.evolution.noise.triton import programs
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
@@ -39,10 +40,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-INTERPRETING = bool(triton_programs.INTERPRETED)
+INTERPRETING = bool(programs.INTERPRETED)
 RUNS_HERE = INTERPRETING or torch.cuda.is_available()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -76,7 +77,7 @@ KNOWN_ANSWERS = [
     ),
 ]
 
-philox = triton_programs.philox
+philox = programs.philox
 
 
 @triton.jit
@@ -365,9 +366,9 @@ INTERPRETED = {
         f"{_CENTRE}::test_ranks_that_hold_parts_have_together_what_one_alone_has[builder0]",
     ],
     "engines": [
-        f"{_ENGINES}/test_centre_in_engine.py::"
+        f"{_ENGINES}/torch/test_centre_in_engine.py::"
         "test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same",
-        f"{_ENGINES}/test_adapters_in_engine.py::"
+        f"{_ENGINES}/torch/test_adapters_in_engine.py::"
         "test_every_target_answers_as_its_merged_weights_would[llama]",
     ],
 }
@@ -434,7 +435,7 @@ def test_compiled_programs_neither_fuse_nor_flush(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     arguments, constants = COMPILED[name]
     types = {**arguments, **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(getattr(triton_programs, name), types, constants)
+    source = ASTSource(getattr(programs, name), types, constants)
     compiled = triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True}
     )

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from es_cookbook.errors import ConfigError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.breeding import migrated
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genealogy import (
+from es_cookbook.evolution.optimizers.genetic.breeding import migrated
+from es_cookbook.evolution.optimizers.genetic.genealogy import (
     BASE,
     Gene,
     Individual,
@@ -28,8 +28,8 @@ from es_cookbook.evolution.optimizers.genealogy import (
     uniform,
     union,
 )
-from es_cookbook.evolution.optimizers.genetic import Genetic, GeneticOptimizer
-from es_cookbook.evolution.optimizers.selection import (
+from es_cookbook.evolution.optimizers.genetic.genetic import Genetic, GeneticOptimizer
+from es_cookbook.evolution.optimizers.genetic.selection import (
     Parent,
     behaviour_apart,
     elites,

@@ -1,0 +1,1 @@
+"""Files that hold weights: models, tensors, snapshots, quantised checkpoints."""

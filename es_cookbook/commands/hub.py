@@ -1,0 +1,66 @@
+"""Push a directory to the Hugging Face Hub: an export, or what makes a run.
+
+    HF_TOKEN=... python -m es_cookbook hub path=runs/mine repo_id=me/mine
+    HF_TOKEN=... python -m es_cookbook hub path=exported repo_id=me/mine revision=generation-50
+
+`es_cookbook.runs.hub.client` says what of a directory is pushed, and where to.
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.runs.hub.client import MAIN, check_repo_id, check_timeout, push
+
+
+@chz.chz
+class HubCommand:
+    """Push an export, or what makes a run, to the Hugging Face Hub; the token is HF_TOKEN's."""
+
+    path: str = chz.field(doc="directory: an export, or a run directory")
+    repo_id: str = chz.field(doc="repository: owner/name; made if there is none")
+    revision: str = chz.field(default=MAIN, doc="branch; made if there is none")
+    private: bool = chz.field(
+        default=True, doc="make the repository private; a public one is then refused"
+    )
+    timeout: float | None = chz.field(
+        default=None, doc="seconds after which to give up; None: as long as it takes"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_repo_id(self.repo_id)
+        check_timeout(self.timeout)
+
+
+def main(config: HubCommand) -> None:
+    """Push, and print the address of the commit."""
+    timer = None
+    if config.timeout is not None:
+        timer = threading.Timer(config.timeout, _give_up, [config])
+        timer.daemon = True
+        timer.start()
+    try:
+        print(push(Path(config.path), config.repo_id, config.revision, config.private))
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _give_up(config: HubCommand) -> None:
+    """End this process: a server that keeps a connection open is waited for inside libraries."""
+    print(
+        f"cannot push to {config.repo_id}: it was not done within {config.timeout:g} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, HubCommand)

@@ -1,0 +1,1 @@
+"""What every room uses: configs, the command line, errors, seeds, cores."""

@@ -1,0 +1,1 @@
+"""Many engines as Ray actors."""

@@ -1,0 +1,1 @@
+"""The PyTorch engine: the whole population in one batch, in this process."""

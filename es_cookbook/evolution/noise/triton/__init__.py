@@ -1,0 +1,1 @@
+"""The noise as Triton kernels, for CUDA."""

@@ -1,0 +1,1 @@
+"""A run's centre as files that other programs load."""

@@ -1,0 +1,1 @@
+"""Pushes to the Hugging Face Hub."""

@@ -1,0 +1,1 @@
+"""Runs beside each other, in tables and plots."""
