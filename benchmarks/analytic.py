@@ -103,7 +103,7 @@ def ours(
             x_N[:] = centre.perturbed(genome, NAME).numpy()
         values_G = problem.told(x_G_N).astype(np.float64)
         fitness_G = fitness(-values_G[None])
-        centre.apply(optimizer.tell(generation, genomes_G, fitness_G))
+        centre.apply(optimizer.tell(generation, genomes_G, None, fitness_G))
         at_centre = problem.at(centre.weights[NAME].numpy())
         watched.append(min(watched[-1], float(values_G.min())) if best else at_centre)
     return np.array(watched)

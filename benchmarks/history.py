@@ -76,7 +76,7 @@ def records(antithetic: bool, num_generations: int, move: Callable[[Step], int])
     for generation in range(num_generations):
         genomes_G = optimizer.ask(generation)
         fitness_G = np.array([chooser.gauss(0, 1) for _ in genomes_G])
-        step = optimizer.tell(generation, genomes_G, fitness_G)
+        step = optimizer.tell(generation, genomes_G, None, fitness_G)
         fitness = tuple(fitness_G.tolist())
         made.append(Record(generation, step, fitness, generation + 1, move(step)))
     return made

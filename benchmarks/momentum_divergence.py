@@ -53,7 +53,7 @@ def distances(builder: OptimizerBuilder, seed: int, change: Change) -> NDArray[n
         genomes_G = optimizer.ask(generation)
         points_G = (centre.perturbed(genome, NAME).double() for genome in genomes_G)
         fitness_G = ZScore()(np.array([[-float(point @ point) for point in points_G]]))
-        centre.apply(change(optimizer.tell(generation, genomes_G, fitness_G)))
+        centre.apply(change(optimizer.tell(generation, genomes_G, None, fitness_G)))
         found.append(float(np.linalg.norm(x)))
     return np.array(found) / found[0]
 

@@ -93,7 +93,7 @@ def drive(name: str, num_generations: int = GENERATIONS) -> Driven:
         asked = time.perf_counter()
         fitness_G = np.array([chooser.gauss(0, 1) for _ in genomes_G])
         telling = time.perf_counter()
-        steps.append(optimizer.tell(generation, genomes_G, fitness_G))
+        steps.append(optimizer.tell(generation, genomes_G, None, fitness_G))
         seconds.append(time.perf_counter() - telling + asked - began)
     return Driven(seconds, steps)
 

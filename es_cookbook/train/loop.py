@@ -242,11 +242,7 @@ async def main(config: Config) -> None:
             groups_P = await sampler.rollout(generation, env_group_builders_P, genomes_G)
             scores_P_G, fitness_G, score_metrics = scoring.score(groups_P)
             telling = time.perf_counter()
-            rewards_P_G = None
-            if optimizer.watches_behaviour:
-                optimizer.observe(scores_P_G)
-                rewards_P_G = tuple(map(tuple, scores_P_G.tolist()))
-            step = optimizer.tell(generation, genomes_G, fitness_G)
+            step = optimizer.tell(generation, genomes_G, scores_P_G, fitness_G)
             applying = time.perf_counter()
             fingerprint = await engine.apply(step)
             ended = time.perf_counter()
@@ -282,7 +278,7 @@ async def main(config: Config) -> None:
                     tuple(fitness_G.tolist()),
                     generation + 1,
                     fingerprint,
-                    rewards_P_G,
+                    tuple(map(tuple, scores_P_G.tolist())) if optimizer.records_scores else None,
                 )
             )
             tracker.recorded(generation)

@@ -1,7 +1,7 @@
 """What an optimizer remembers comes back from the history: it is told every generation again.
 
-So no state of any optimizer is ever written. What it was told (fitness, and behaviour where it
-watches that) is in the records, what it asks follows from that and the run seed, and the steps that
+So no state of any optimizer is ever written. What it was told (fitness, and scores where it
+needs them) is in the records, what it asks follows from that and the run seed, and the steps that
 it makes must be the recorded ones.
 """
 
@@ -24,21 +24,21 @@ def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: 
         advice: ends the sentence if it does not.
 
     Raises:
-        HistoryError: It gives another step than the recorded one, or watches behaviour that is not
+        HistoryError: It gives another step than the recorded one, or needs scores that are not
             recorded.
     """
     if given:
         optimizer.begin_after([record.step for record in records[:given]])
     for record in records[given:]:
         genomes_G = optimizer.ask(record.generation)
-        if optimizer.watches_behaviour:
-            if record.rewards_P_G is None:
-                raise HistoryError(
-                    f"generation {record.generation}: the optimizer goes by rewards problem by "
-                    f"problem, and the history does not have them{advice}"
-                )
-            optimizer.observe(np.array(record.rewards_P_G))
-        step = optimizer.tell(record.generation, genomes_G, np.array(record.fitness_G))
+        scores_P_G = None if record.scores_P_G is None else np.array(record.scores_P_G)
+        if optimizer.records_scores and scores_P_G is None:
+            raise HistoryError(
+                f"generation {record.generation}: the optimizer goes by rewards problem by "
+                f"problem, and the history does not have them{advice}"
+            )
+        fitness_G = np.array(record.fitness_G)
+        step = optimizer.tell(record.generation, genomes_G, scores_P_G, fitness_G)
         if step != record.step:
             raise HistoryError(
                 f"generation {record.generation}: the recorded fitness does not give the recorded "

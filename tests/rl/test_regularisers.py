@@ -224,7 +224,7 @@ async def test_the_reward_is_one_that_evolution_can_climb(
         genomes_G = optimizer.ask(generation)
         groups_P = await sampler.rollout(generation, builders_P, genomes_G)
         fitness_G = ZScore()(mean_rewards(groups_P))
-        await engine.apply(optimizer.tell(generation, genomes_G, fitness_G))
+        await engine.apply(optimizer.tell(generation, genomes_G, None, fitness_G))
     after = await centre()
     await engine.restore([])
     if metric == "kl":

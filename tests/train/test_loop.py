@@ -447,7 +447,7 @@ async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is
     asked = []
     for record in records:
         asked.append(optimizer.ask(record.generation))
-        optimizer.tell(record.generation, asked[-1], np.array(record.fitness_G))
+        optimizer.tell(record.generation, asked[-1], None, np.array(record.fitness_G))
     assert max(len({len(g.terms) for g in genomes_G}) for genomes_G in asked) >= 3
     rows = read_metrics(tmp_path / "run/metrics.jsonl")
     champion = {term.seed: term.coefficient for term in steps[0].terms}
@@ -630,9 +630,9 @@ async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resum
     whole = history.read_bytes()
     lines, records = whole.splitlines(keepends=True), list(read_history(history))
     for record, row in zip(records, read_metrics(log_path / "metrics.jsonl"), strict=False):
-        rewards_P_G = np.array(record.rewards_P_G)
-        assert rewards_P_G.shape == (2, 8), "of the batch's two problems, not the regularisers'"
-        assert rewards_P_G.mean() == pytest.approx(row["reward/mean"])
+        scores_P_G = np.array(record.scores_P_G)
+        assert scores_P_G.shape == (2, 8), "of the batch's two problems, not the regularisers'"
+        assert scores_P_G.mean() == pytest.approx(row["reward/mean"])
 
     async def go_on(changed: Sequence[Record]) -> None:
         history.write_bytes(lines[0] + b"".join(map(encode, changed)))
@@ -640,10 +640,10 @@ async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resum
 
     await go_on(records[:5])
     assert history.read_bytes() == whole
-    forgotten = [dataclasses.replace(record, rewards_P_G=None) for record in records[:5]]
+    forgotten = [dataclasses.replace(record, scores_P_G=None) for record in records[:5]]
     with pytest.raises(HistoryError, match=r"generation 0: .* does not have them; resume with"):
         await go_on(forgotten)
-    alike = [dataclasses.replace(record, rewards_P_G=((1.0,) * 8,) * 2) for record in records[:5]]
+    alike = [dataclasses.replace(record, scores_P_G=((1.0,) * 8,) * 2) for record in records[:5]]
     with pytest.raises(HistoryError, match=r"does not give the recorded step"):
         await go_on(alike)
 

@@ -46,15 +46,25 @@ class Optimizer(ABC):
         A pure function of the run seed, the generation and what was told before.
         """
 
+    records_scores: bool = False
+    """Whether `tell` needs the scores again when the run is resumed: then the history has them."""
+
     @abstractmethod
     def tell(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+        self,
+        generation: int,
+        genomes_G: Sequence[Genome],
+        scores_P_G: NDArray[np.float64] | None,
+        fitness_G: NDArray[np.float64],
     ) -> Step:
-        """How the centre moves, given the fitness of the genomes that `ask` gave.
+        """How the centre moves, given what the genomes that `ask` gave were worth.
 
         Args:
             generation: the generation that was asked for.
             genomes_G: its genomes.
+            scores_P_G: their scores on the batch's problems (by the objective, and without what
+                regularisers add); NaN where a genome has none. None while a resumed run is told
+                its history again, unless `records_scores`.
             fitness_G: one number a genome, more is better; NaN for a genome that is to be left out.
 
         Returns:
@@ -69,20 +79,6 @@ class Optimizer(ABC):
     def max_terms(self) -> int:
         """Most terms that a genome will have."""
         return 1
-
-    @property
-    def watches_behaviour(self) -> bool:
-        """Whether it is to `observe` each generation before it is told; then the history has it."""
-        return False
-
-    def observe(self, rewards_P_G: NDArray[np.float64]) -> None:
-        """What the genomes did, problem by problem, in the generation that is told next.
-
-        Args:
-            rewards_P_G: their scores on the batch's problems (by the objective, and without what
-                regularisers add); NaN where a genome has none.
-        """
-        del rewards_P_G
 
     def begin_after(self, steps: Sequence[Step]) -> None:
         """Begin where a fork does, before anything is asked; else the centre begins at the base.

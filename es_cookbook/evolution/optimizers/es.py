@@ -195,9 +195,14 @@ class ESOptimizer(Optimizer):
         return genomes_G + [Genome()] * self._config.evaluate_centre
 
     def tell(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+        self,
+        generation: int,
+        genomes_G: Sequence[Genome],
+        scores_P_G: NDArray[np.float64] | None,
+        fitness_G: NDArray[np.float64],
     ) -> Step:
         """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
+        del scores_P_G
         if np.isinf(fitness_G).any():
             raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
         if self._config.adaptive_sigma is not None:

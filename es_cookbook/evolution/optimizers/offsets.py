@@ -142,9 +142,14 @@ class OffsetsOptimizer(Optimizer):
         return [Genome(offsets=Offsets.of(point)) for point in self._points_G]
 
     def tell(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+        self,
+        generation: int,
+        genomes_G: Sequence[Genome],
+        scores_P_G: NDArray[np.float64] | None,
+        fitness_G: NDArray[np.float64],
     ) -> Step:
         """To the new mean; nothing where the fitness ranks nobody."""
+        del scores_P_G
         if np.isinf(fitness_G).any():
             raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
         self.ask(generation)

@@ -68,7 +68,8 @@ class Record:
         fitness_G: finite, or NaN for a genome that was lost.
         dataset_position: where the next generation's batch begins.
         fingerprint: 64-bit, of the centre after the step.
-        rewards_P_G: the genomes' behaviour, finite or NaN; None where the optimizer watches none.
+        scores_P_G: finite or NaN, "rewards" in the file; None unless the optimizer needs them again
+            to go on (`Optimizer.records_scores`).
     """
 
     generation: int
@@ -76,19 +77,19 @@ class Record:
     fitness_G: tuple[float, ...]
     dataset_position: int
     fingerprint: int
-    rewards_P_G: tuple[tuple[float, ...], ...] | None = None
+    scores_P_G: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if any(math.isinf(fitness) for fitness in self.fitness_G):
             raise ValueError(f"fitness_G must be finite or NaN, found {self.fitness_G}")
-        for rewards_G in self.rewards_P_G or ():
-            if len(rewards_G) != len(self.fitness_G):
+        for scores_G in self.scores_P_G or ():
+            if len(scores_G) != len(self.fitness_G):
                 raise ValueError(
                     "rewards must be as many as fitness for every problem, found "
-                    f"{len(rewards_G)} and {len(self.fitness_G)}"
+                    f"{len(scores_G)} and {len(self.fitness_G)}"
                 )
-            if any(math.isinf(reward) for reward in rewards_G):
-                raise ValueError(f"rewards_P_G must be finite or NaN, found {rewards_G}")
+            if any(math.isinf(score) for score in scores_G):
+                raise ValueError(f"scores_P_G must be finite or NaN, found {scores_G}")
         if self.generation < 0 or self.dataset_position < 0:
             raise ValueError("generation and dataset_position must not be negative")
         if not 0 <= self.fingerprint < 2**64:
@@ -148,8 +149,8 @@ def _plain_record(record: Record) -> dict[str, object]:
     }
     if rule is not None:
         plain["rule"] = rule_to_plain(rule)
-    if record.rewards_P_G is not None:
-        plain["rewards"] = [_numbers_or_null(rewards_G) for rewards_G in record.rewards_P_G]
+    if record.scores_P_G is not None:
+        plain["rewards"] = [_numbers_or_null(scores_G) for scores_G in record.scores_P_G]
     return plain
 
 
@@ -177,7 +178,7 @@ def _header(found: Mapping[str, object]) -> Header:
 
 
 def _record(found: Mapping[str, object]) -> Record:
-    rule, rewards_P_G = found.get("rule"), found.get("rewards")
+    rule, scores_P_G = found.get("rule"), found.get("rewards")
     given = {name: kind for name, kind in _OPTIONAL.items() if found.get(name) is not None}
     _check(found, {**_RECORD, **given})
     seeds_S = [int(seed, 16) for seed in cast(str, found["seeds"]).split()]
@@ -197,9 +198,9 @@ def _record(found: Mapping[str, object]) -> Record:
         fitness_G=_numbers_or_nan(cast("list[float | None]", found["fitness"])),
         dataset_position=cast(int, found["position"]),
         fingerprint=int(cast(str, found["fingerprint"]), 16),
-        rewards_P_G=None
-        if rewards_P_G is None
-        else tuple(map(_numbers_or_nan, cast("list[list[float | None]]", rewards_P_G))),
+        scores_P_G=None
+        if scores_P_G is None
+        else tuple(map(_numbers_or_nan, cast("list[list[float | None]]", scores_P_G))),
     )
 
 

@@ -49,7 +49,7 @@ def run(
     for generation in generations:
         genomes_G = optimizer.ask(generation)
         fitness_G = np.array([landscape(point) for point in points(genomes_G)])
-        done.append((fitness_G, optimizer.tell(generation, genomes_G, fitness_G)))
+        done.append((fitness_G, optimizer.tell(generation, genomes_G, None, fitness_G)))
     return done
 
 
@@ -125,13 +125,13 @@ def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(builder: OffsetsBu
     lived = build(builder, 30)
     recorded = run(lived, landscape, range(40))
     fitness_G = np.full(12, np.nan)
-    recorded += [(fitness_G, lived.tell(40, lived.ask(40), fitness_G))]
+    recorded += [(fitness_G, lived.tell(40, lived.ask(40), None, fitness_G))]
     recorded += run(lived, landscape, range(41, 60))
     assert any(np.isnan(fitness_G).any() for fitness_G, _ in recorded[:40])
     rebuilt = build(builder, 30)
     np.random.seed(5)  # what is global must not matter
     for generation, (fitness_G, step) in enumerate(recorded):
-        assert rebuilt.tell(generation, rebuilt.ask(generation), fitness_G) == step
+        assert rebuilt.tell(generation, rebuilt.ask(generation), None, fitness_G) == step
     assert rebuilt.ask(60) == lived.ask(60) == lived.ask(60)
     onwards = range(60, 70)
     rebuilt_steps, steps = (
@@ -163,14 +163,14 @@ def test_nothing_is_told_where_nobody_is_better(builder: OffsetsBuilder) -> None
     optimizer = build(builder, 10)
     for generation, fitness in enumerate([0.5, float("nan")]):
         genomes_G = optimizer.ask(generation)
-        assert optimizer.tell(generation, genomes_G, np.full(12, fitness)) == Step()
+        assert optimizer.tell(generation, genomes_G, None, np.full(12, fitness)) == Step()
     one_left = np.array([1.0] + [float("nan")] * 11)
-    assert optimizer.tell(2, optimizer.ask(2), one_left) == Step()
+    assert optimizer.tell(2, optimizer.ask(2), None, one_left) == Step()
     assert points(optimizer.ask(3)).tolist() != points(optimizer.ask(2)).tolist()
     with pytest.raises(ValueError, match="finite or NaN"):
-        optimizer.tell(4, optimizer.ask(4), np.array([1.0, float("inf")] * 6))
+        optimizer.tell(4, optimizer.ask(4), None, np.array([1.0, float("inf")] * 6))
     with pytest.raises(ValueError, match="12 genomes were asked, 11 told"):
-        optimizer.tell(5, optimizer.ask(5)[:-1], np.arange(11.0))
+        optimizer.tell(5, optimizer.ask(5)[:-1], None, np.arange(11.0))
 
 
 @both
@@ -179,7 +179,7 @@ def test_a_lost_genome_counts_as_the_worst(builder: OffsetsBuilder) -> None:
     for lost in (float("nan"), -1e6):
         optimizer = build(builder, 10)
         fitness_G = np.array([lost, *range(11)])
-        steps.append(optimizer.tell(0, optimizer.ask(0), fitness_G))
+        steps.append(optimizer.tell(0, optimizer.ask(0), None, fitness_G))
     assert steps[0] == steps[1]
 
 
@@ -197,7 +197,7 @@ def test_nothing_global_is_touched(
             flat = build(builder, 8)
             for generation in range(60):
                 genomes_G = flat.ask(generation)
-                flat.tell(generation, genomes_G, np.array([1.0] + 11 * [0.0]))
+                flat.tell(generation, genomes_G, None, np.array([1.0] + 11 * [0.0]))
     finally:
         os.chdir(before)
     assert np.random.get_state()[1].tolist() == state

@@ -31,7 +31,7 @@ def optimizer(config: ES, num_generations: int = 10) -> Optimizer:
 def tell(config: ES, *fitness_G: float) -> tuple[list[Genome], Step]:
     es = optimizer(config)
     genomes_G = es.ask(0)
-    return genomes_G, es.tell(0, genomes_G, np.array(fitness_G))
+    return genomes_G, es.tell(0, genomes_G, None, np.array(fitness_G))
 
 
 def seeds(genomes_G: list[Genome]) -> list[int]:
@@ -58,7 +58,7 @@ def test_without_antithetic_every_genome_has_its_own_seed() -> None:
 def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
     config = ES(population_size=4)
     again = config(run_seed=1, num_generations=9, space=SPACE)
-    again.tell(0, again.ask(0), np.array([1.0, 2.0, 3.0, 4.0]))
+    again.tell(0, again.ask(0), None, np.array([1.0, 2.0, 3.0, 4.0]))
     assert again.ask(5) == config(run_seed=1, num_generations=9, space=SPACE).ask(5)
     assert again.ask(5) != config(run_seed=2, num_generations=9, space=SPACE).ask(5)
 
@@ -115,7 +115,7 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
     assert [es.sigma(generation) for generation in (0, 5)] == pytest.approx([0.1, 0.075])
     assert es.ask(5)[0].terms[0].coefficient == pytest.approx(0.075)
     coefficients = [
-        es.tell(generation, es.ask(generation), np.array([1.0, -1.0])).terms[0].coefficient
+        es.tell(generation, es.ask(generation), None, np.array([1.0, -1.0])).terms[0].coefficient
         for generation in (0, 1, 5)
     ]
     assert coefficients == pytest.approx([0.5, (1 + math.cos(math.pi / 10)) / 2, 0.5])
@@ -211,7 +211,7 @@ def test_it_climbs_a_quadratic() -> None:
         genomes_G = es.ask(generation)
         rewards_G = [-np.square(centre + perturbation(g.terms) - target).sum() for g in genomes_G]
         fitness_G = CentredRank()(np.array([rewards_G]))
-        centre = centre + perturbation(es.tell(generation, genomes_G, fitness_G).terms)
+        centre = centre + perturbation(es.tell(generation, genomes_G, None, fitness_G).terms)
     assert np.square(target).sum() > 7
     assert np.square(centre - target).sum() < 0.2
 
@@ -221,11 +221,11 @@ def test_weight_decay_follows_the_schedule_and_waits_for_signal() -> None:
         population_size=2, weight_decay=0.1, learning_rate_schedule=Linear(), warmup_generations=2
     )
     es = optimizer(config)
-    steps = [es.tell(t, es.ask(t), np.array([1.0, 0.0])) for t in range(3)]
+    steps = [es.tell(t, es.ask(t), None, np.array([1.0, 0.0])) for t in range(3)]
     assert [step.decay for step in steps] == pytest.approx([0.05, 0.09, 0.08])
-    assert es.tell(3, es.ask(3), np.array([1.0, 1.0])) == Step()
+    assert es.tell(3, es.ask(3), None, np.array([1.0, 1.0])) == Step()
     plain = optimizer(ES(population_size=2, learning_rate_schedule=Linear(), warmup_generations=2))
-    assert steps[0].terms == plain.tell(0, plain.ask(0), np.array([1.0, 0.0])).terms
+    assert steps[0].terms == plain.tell(0, plain.ask(0), None, np.array([1.0, 0.0])).terms
 
 
 def test_the_centre_is_the_last_genome_and_the_baseline_without_pairs() -> None:
@@ -259,7 +259,7 @@ def test_sigma_follows_the_centres_lead_over_its_neighbours(centre: float, facto
     config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
     es = optimizer(config)
     assert es.sigma(0) == 0.01
-    es.tell(0, es.ask(0), np.array([1.0, -1.0, centre]))  # mean 0, standard deviation 1
+    es.tell(0, es.ask(0), None, np.array([1.0, -1.0, centre]))  # mean 0, standard deviation 1
     assert es.sigma(1) == pytest.approx(0.01 * factor)
     assert es.ask(1)[0].terms[0].coefficient == es.sigma(1)
 
@@ -268,11 +268,11 @@ def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
     adaptive = AdaptiveSigma(rate=10.0, smallest=0.5, largest=2.0)
     config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
     es = optimizer(config)
-    es.tell(0, es.ask(0), np.array([1.0, 1.0, 5.0]))
+    es.tell(0, es.ask(0), None, np.array([1.0, 1.0, 5.0]))
     assert es.sigma(1) == 0.01
-    es.tell(1, es.ask(1), np.array([1.0, 0.0, 50.0]))
+    es.tell(1, es.ask(1), None, np.array([1.0, 0.0, 50.0]))
     assert es.sigma(2) == pytest.approx(0.005)
-    es.tell(2, es.ask(2), np.array([1.0, 0.0, -50.0]))
+    es.tell(2, es.ask(2), None, np.array([1.0, 0.0, -50.0]))
     assert es.sigma(3) == pytest.approx(0.02)
 
 

@@ -52,7 +52,7 @@ def climb(config: ES, generations: int) -> tuple[list[float], Centre]:
         genomes_G = optimizer.ask(generation)
         fitness_G = np.array([-distance(centre.perturbed(g, NAME)) for g in genomes_G])
         z_G = (fitness_G - fitness_G.mean()) / (fitness_G.std() or 1)
-        centre.apply(optimizer.tell(generation, genomes_G, z_G))
+        centre.apply(optimizer.tell(generation, genomes_G, None, z_G))
         distances.append(distance(centre.weights[NAME]))
     return distances, centre
 
@@ -136,7 +136,7 @@ def test_a_step_has_the_window_of_what_was_tried() -> None:
     steps, asked = [], []
     for generation, fitness in enumerate([(1, 0, 3, 1), (1, 1, 2, 2), (0, 1, 0, 0), (1, 0, 0, 1)]):
         asked.append(optimizer.ask(generation))
-        steps.append(optimizer.tell(generation, asked[-1], np.array(fitness, np.float64)))
+        steps.append(optimizer.tell(generation, asked[-1], None, np.array(fitness, np.float64)))
     seeds = [[g.terms[0].seed for g in genomes_G[::2]] for genomes_G in asked]
     assert steps[0].terms == (Term(seeds[0][0], 0.1), Term(seeds[0][1], 0.1))
     # α/N · (fitness₊ - fitness₋) / σ = 0.2 / 4 · (1, 2) / 0.1
@@ -156,7 +156,7 @@ def test_telling_the_past_again_gives_the_next_step_again() -> None:
     def tell_all(count: int) -> list[Step]:
         optimizer = QES(population_size=6)(run_seed=1, num_generations=9, space=SPACE)
         return [
-            optimizer.tell(t, optimizer.ask(t), np.random.default_rng(t).normal(size=6))
+            optimizer.tell(t, optimizer.ask(t), None, np.random.default_rng(t).normal(size=6))
             for t in range(count)
         ]
 

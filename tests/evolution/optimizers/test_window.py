@@ -47,7 +47,7 @@ def build(config: ES, num_generations: int = 4) -> Optimizer:
 def told(config: ES, fitness: Sequence[tuple[float, ...]] = FITNESS) -> list[Step]:
     optimizer = build(config)
     return [
-        optimizer.tell(generation, optimizer.ask(generation), np.array(fitness_G))
+        optimizer.tell(generation, optimizer.ask(generation), None, np.array(fitness_G))
         for generation, fitness_G in enumerate(fitness)
     ]
 
@@ -102,7 +102,7 @@ def test_the_sum_in_place_of_the_average_diverges_and_the_average_does_not() -> 
             genomes_G = optimizer.ask(generation)
             values_G = [float(-centre.perturbed(g, "x").double().square().sum()) for g in genomes_G]
             fitness_G = ZScore()(np.array([values_G]))
-            step = optimizer.tell(generation, genomes_G, fitness_G)
+            step = optimizer.tell(generation, genomes_G, None, fitness_G)
             if uncorrected:
                 velocity = {s: 0.9 * v for s, v in velocity.items() if abs(v) > 1e-9}
                 velocity |= {term.seed: term.coefficient for term in step.terms}
@@ -204,7 +204,7 @@ def test_every_one_of_them_climbs_a_quadratic(config: WindowedES) -> None:
     for generation in range(150):
         genomes_G = optimizer.ask(generation)
         values_G = [float(-centre.perturbed(g, "x").double().square().sum()) for g in genomes_G]
-        centre.apply(optimizer.tell(generation, genomes_G, ZScore()(np.array([values_G]))))
+        centre.apply(optimizer.tell(generation, genomes_G, None, ZScore()(np.array([values_G]))))
     assert centre.weights["x"].square().mean().sqrt() < 0.05
 
 

@@ -66,9 +66,9 @@ def test_every_bit_of_a_record_survives_the_disk(
     num_problems: int | None,
 ) -> None:
     rule = None if scale is None else MuonRule(scale, 5)
-    rewards_P_G = None if num_problems is None else (tuple(fitness_G[::-1]),) * num_problems
+    scores_P_G = None if num_problems is None else (tuple(fitness_G[::-1]),) * num_problems
     step = Step(tuple(terms), decay, rule)
-    record = Record(7, step, tuple(fitness_G), 7, fingerprint, rewards_P_G)
+    record = Record(7, step, tuple(fitness_G), 7, fingerprint, scores_P_G)
     _, back = decode(encode(record))
     assert repr(back) == repr(record)  # repr tells -0.0 from 0.0, and NaN equals NaN.
     json.loads(encode(record), parse_constant=lambda name: pytest.fail(f"not JSON: {name}"))
@@ -83,7 +83,7 @@ def test_a_generation_takes_at_most_64_bytes_a_genome_and_a_kilobyte() -> None:
 def test_infinite_fitness_is_no_record(fitness: float) -> None:
     with pytest.raises(ValueError, match="finite or NaN"):
         Record(0, Step(), (fitness,), 0, 0)
-    with pytest.raises(ValueError, match="rewards_P_G must be finite or NaN"):
+    with pytest.raises(ValueError, match="scores_P_G must be finite or NaN"):
         Record(0, Step(), (0.5,), 0, 0, ((0.5,), (fitness,)))
 
 
@@ -312,14 +312,14 @@ WITH_RULE = dataclasses.replace(
 
 
 WITH_REWARDS = dataclasses.replace(
-    make_record(0), rewards_P_G=((0.0, 1.0, math.nan, 0.25), (-1.5, 0.1, 1.0, 0.0))
+    make_record(0), scores_P_G=((0.0, 1.0, math.nan, 0.25), (-1.5, 0.1, 1.0, 0.0))
 )
 
 
 def test_rewards_are_numbers_and_nulls_and_no_field_where_nobody_watches() -> None:
     assert b',"rewards":[[0.0,1.0,null,0.25],[-1.5,0.1,1.0,0.0]],"checksum"' in encode(WITH_REWARDS)
     assert b"rewards" not in encode(make_record(0))
-    solved = dataclasses.replace(make_record(0, 32), rewards_P_G=((0.0, 1.0) * 16,) * 64)
+    solved = dataclasses.replace(make_record(0, 32), scores_P_G=((0.0, 1.0) * 16,) * 64)
     assert len(encode(solved)) - len(encode(make_record(0, 32))) <= 8_400
 
 

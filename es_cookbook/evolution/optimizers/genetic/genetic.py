@@ -206,7 +206,7 @@ class GeneticOptimizer(Optimizer):
         self._centre: list[Gene] = []
         self._islands = [[Parent(BASE, 0.0)] for _ in range(config.num_islands)]
         self._latest: Population | None = None
-        self._rewards_G: Sequence[tuple[float, ...]] | None = None
+        self.records_scores = config.species_by == "behaviour"
 
     def sigma(self, generation: int) -> float:
         """The base sigma times its schedule."""
@@ -217,15 +217,6 @@ class GeneticOptimizer(Optimizer):
     def max_terms(self) -> int:
         """As the config says."""
         return self._config.max_terms
-
-    @property
-    def watches_behaviour(self) -> bool:
-        """Where species go by it."""
-        return self._config.species_by == "behaviour"
-
-    def observe(self, rewards_P_G: NDArray[np.float64]) -> None:
-        """Keep it for `tell`."""
-        self._rewards_G = [tuple(rewards_P) for rewards_P in rewards_P_G.T.tolist()]
 
     def begin_after(self, steps: Sequence[Step]) -> None:
         """Take what these steps added to the base as the trunk: everybody has it."""
@@ -250,24 +241,30 @@ class GeneticOptimizer(Optimizer):
         return [Genome(difference(member.individual, self.champion)) for member in members_G]
 
     def tell(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+        self,
+        generation: int,
+        genomes_G: Sequence[Genome],
+        scores_P_G: NDArray[np.float64] | None,
+        fitness_G: NDArray[np.float64],
     ) -> Step:
         """From the champion before to the champion now, and the ES step if there is one."""
         del genomes_G  # The same that `population` knows.
         if np.isinf(fitness_G).any():
             raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
-        if self.watches_behaviour and self._rewards_G is None:
-            raise ValueError("with species_by=behaviour, observe comes before every tell")
         asked, self._latest = self.population(generation), None
-        behaviour_G, self._rewards_G = self._rewards_G or [()] * len(asked.members_G), None
+        behaviour_G: list[tuple[float, ...]] = [()] * len(asked.members_G)
+        if self.records_scores:
+            if scores_P_G is None:
+                raise ValueError("with species_by=behaviour, tell needs scores_P_G")
+            behaviour_G = [tuple(scores_P) for scores_P in scores_P_G.T.tolist()]
         self._metrics = {
             "genetic/outgrown": asked.outgrown,
             "genetic/species": asked.num_species,
         }
         all_G = zip(asked.members_G, fitness_G.tolist(), behaviour_G, strict=True)
         told = [
-            (member, Parent(member.individual, fitness, rewards_P))
-            for member, fitness, rewards_P in all_G
+            (member, Parent(member.individual, fitness, scores_P))
+            for member, fitness, scores_P in all_G
             if math.isfinite(fitness)
         ]
         if len({parent.fitness for _, parent in told}) < 2:

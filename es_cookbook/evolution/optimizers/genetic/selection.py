@@ -28,13 +28,13 @@ class Parent:
     Attributes:
         individual: its genes.
         fitness: finite; of the generation that it was tried in.
-        rewards_P: its behaviour, on that generation's problems: NaN where it has none. Empty where
+        scores_P: its behaviour, on that generation's problems: NaN where it has none. Empty where
             nobody looks at it.
     """
 
     individual: Individual
     fitness: float
-    rewards_P: tuple[float, ...] = ()
+    scores_P: tuple[float, ...] = ()
 
 
 def genes_apart(a: Parent, b: Parent) -> float:
@@ -58,7 +58,7 @@ def behaviour_apart(a: Parent, b: Parent) -> float:
     >>> behaviour_apart(Parent(frozenset(), 0.5, (1.0, 0.0)), Parent(frozenset(), 0.5, (0.5, 1.0)))
     0.75
     """
-    pairs = zip(a.rewards_P, b.rewards_P, strict=True)
+    pairs = zip(a.scores_P, b.scores_P, strict=True)
     gaps = [abs(one - other) for one, other in pairs if not math.isnan(one - other)]
     return math.fsum(gaps) / len(gaps) if gaps else math.inf
 

@@ -53,7 +53,7 @@ def build(config: Genetic, run_seed: int = 0, num_generations: int = 400) -> Gen
 
 
 def tell(optimizer: GeneticOptimizer, generation: int, *fitness_G: float) -> Step:
-    return optimizer.tell(generation, optimizer.ask(generation), np.array(fitness_G))
+    return optimizer.tell(generation, optimizer.ask(generation), None, np.array(fitness_G))
 
 
 def gene(birth: int, coefficient: float = 0.5) -> Gene:
@@ -95,7 +95,7 @@ def evolved(
         genomes_G = optimizer.ask(generation)
         members_G = optimizer.population(generation).members_G
         points_G = np.array([point(member.individual, dimension) for member in members_G])
-        optimizer.tell(generation, genomes_G, np.array([fitness(x) for x in points_G]))
+        optimizer.tell(generation, genomes_G, None, np.array([fitness(x) for x in points_G]))
     return optimizer, points_G
 
 
@@ -442,7 +442,7 @@ def test_islands_breed_by_themselves_until_their_best_move_on() -> None:
         ]
         shared = [a & b for a, b in itertools.combinations(held, 2)]
         assert any(shared) == (generation == 4)
-        optimizer.tell(generation, optimizer.ask(generation), rng.standard_normal(12))
+        optimizer.tell(generation, optimizer.ask(generation), None, rng.standard_normal(12))
 
 
 def test_migrants_go_round_the_ring_and_replace_the_worst() -> None:
@@ -482,7 +482,7 @@ def test_es_mixed_in_climbs_a_quadratic_further() -> None:
             genomes_G = optimizer.ask(generation)
             points = [centre + sum_of(genome.terms) for genome in genomes_G]
             fitness_G = np.array([-np.square(x - target).sum() for x in points])
-            step = optimizer.tell(generation, genomes_G, fitness_G - fitness_G.mean())
+            step = optimizer.tell(generation, genomes_G, None, fitness_G - fitness_G.mean())
             centre = (1 - step.decay) * centre + sum_of(step.terms)
         return float(np.square(centre - target).sum())
 
@@ -559,13 +559,11 @@ def test_niches_of_relatives_are_kept_by_behaviour_and_lost_by_seeds(
         kept += any(
             m.mutation and solves_the_others(m.individual - {m.mutation}) for m in members_G
         )
-        rewards_P_G = np.zeros((2, len(members_G)))
+        scores_P_G = np.zeros((2, len(members_G)))
         for g, member in enumerate(members_G):  # The others pay less, and all get better with time.
             others = solves_the_others(member.individual)
-            rewards_P_G[int(others), g] = (0.6 if others else 1.0) + 0.01 * len(member.individual)
-        if optimizer.watches_behaviour:
-            optimizer.observe(rewards_P_G)
-        optimizer.tell(generation, genomes_G, rewards_P_G.mean(axis=0))
+            scores_P_G[int(others), g] = (0.6 if others else 1.0) + 0.01 * len(member.individual)
+        optimizer.tell(generation, genomes_G, scores_P_G, scores_P_G.mean(axis=0))
     if species_by == "behaviour":
         assert kept >= 0.9 * generations
         assert optimizer.metrics()["genetic/species"] == 2
@@ -588,25 +586,24 @@ BY_BEHAVIOUR = Genetic(
 
 def test_behaviour_is_that_of_the_last_generation_that_said_anything() -> None:
     optimizer = build(BY_BEHAVIOUR)
-    with pytest.raises(ValueError, match="with species_by=behaviour, observe comes before"):
+    with pytest.raises(ValueError, match="with species_by=behaviour, tell needs scores_P_G"):
         tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
-    optimizer.observe(np.array([[0.0, 0.0, 1.0, 1.0, 1.0, 0.0], [NAN, 0.0, 1.0, 1.0, 1.0, 1.0]]))
-    tell(optimizer, 0, NAN, 1.0, 2.0, 3.0, 4.0, 5.0)
+    scores_P_G = np.array([[0.0, 0.0, 1.0, 1.0, 1.0, 0.0], [NAN, 0.0, 1.0, 1.0, 1.0, 1.0]])
+    optimizer.tell(0, optimizer.ask(0), scores_P_G, np.array([NAN, 1.0, 2.0, 3.0, 4.0, 5.0]))
     asked = optimizer.population(1)
     # Genomes 5 and 2 are on the first island now; 5, 4 and 2 on the second, 2 and 4 as one species.
     assert asked.num_species == 2 + 2
-    optimizer.observe(np.zeros((5, 6)))
-    assert tell(optimizer, 1, *(7.0,) * 6) == Step()
+    assert optimizer.tell(1, optimizer.ask(1), np.zeros((5, 6)), np.full(6, 7.0)) == Step()
     assert optimizer.population(1) == asked
-    with pytest.raises(ValueError, match="observe comes before every tell"):
+    with pytest.raises(ValueError, match="tell needs scores_P_G"):
         tell(optimizer, 1, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 
 
-def test_species_by_seeds_watch_nothing() -> None:
-    assert build(BY_BEHAVIOUR).watches_behaviour
+def test_species_by_seeds_need_no_recorded_scores() -> None:
+    assert build(BY_BEHAVIOUR).records_scores
     for config in (SMALL, Genetic(species_distance=4)):
-        assert not build(config).watches_behaviour
-    assert not ES()(run_seed=0, num_generations=1, space=SPACE).watches_behaviour
+        assert not build(config).records_scores
+    assert not ES()(run_seed=0, num_generations=1, space=SPACE).records_scores
 
 
 def test_a_fork_goes_on_from_what_led_there() -> None:
