@@ -49,6 +49,7 @@ class Scoring:
             regulariser(engine.tokenizer, engine.context_length, run_seed) for regulariser in chosen
         ]
         self._sizes: list[int] = []
+        self._metrics: Mapping[str, float] = {}
 
     def problems(
         self, generation: int, batch_P: Sequence[EnvGroupBuilder]
@@ -60,15 +61,11 @@ class Scoring:
 
     def score(
         self, groups_P: Sequence[TrajectoryGroup]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], Mapping[str, float]]:
-        """What came of `problems`.
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Score what came of `problems`.
 
         Returns:
-            `scores_P_G` of the batch's problems, NaN where a genome has none; `fitness_G`; and
-            metrics: `reward/...` over the mean rewards of the batch's problems; where the objective
-            is another, `objective/mean` and `objective/std_genomes` over its scores;
-            `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
-            all problems.
+            `scores_P_G` of the batch's problems, NaN where a genome has none, and `fitness_G`.
 
         Raises:
             ConfigError: The objective counts a metric that no Env reports.
@@ -85,8 +82,20 @@ class Scoring:
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
         metrics["genomes/reliability"] = reliability(scores_P_G)
+        self._metrics = metrics | env_metrics(groups_P)
         added = [
             Added(weight, mean_rewards(groups))
             for weight, groups in zip(self._weights, added_R, strict=True)
         ]
-        return scores_P_G, self._fitness(scores_P_G, added), metrics | env_metrics(groups_P)
+        return scores_P_G, self._fitness(scores_P_G, added)
+
+    def metrics(self) -> Mapping[str, float]:
+        """What was scored last.
+
+        Returns:
+            `reward/...` over the mean rewards of the batch's problems; where the objective is
+            another, `objective/mean` and `objective/std_genomes` over its scores;
+            `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
+            all problems.
+        """
+        return self._metrics

@@ -35,7 +35,7 @@ from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, Search
 from es_cookbook.runs.directory import CONFIG, HISTORY
 from es_cookbook.runs.export.base_parameters import BaseParameters
 from es_cookbook.runs.history.format import Header
-from es_cookbook.runs.history.store import check_same_base, read_beginning
+from es_cookbook.runs.history.store import check_fingerprint, check_same_base, read_beginning
 from es_cookbook.runs.snapshots import latest_snapshot
 
 
@@ -137,12 +137,8 @@ class Replay:
                 found = (found + part) % MODULUS
                 yield name, tensor
                 del tensor
-        if self.fingerprint is not None and found != self.fingerprint:
-            raise HistoryError(
-                f"the centre after generation {self.generation} had fingerprint "
-                f"{self.fingerprint:016x}, but the history gives {found:016x} from "
-                f"{self.model_name!r}; replay it with the model that began the run"
-            )
+        if self.fingerprint is not None:
+            check_fingerprint(self.generation, self.fingerprint, found, self.model_name)
 
 
 def open_replay(

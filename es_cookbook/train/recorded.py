@@ -16,10 +16,9 @@ from typing import Literal, TypeAlias
 import anyio
 import chz
 
-from es_cookbook import train
 from es_cookbook.checkpoints.models import architecture_for, parameter_infos
 from es_cookbook.common.configs import load_config
-from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome
@@ -40,8 +39,8 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.directory import CONFIG, HISTORY
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import check_same_base, header_of, read_header, read_history
-from es_cookbook.runs.snapshots import latest_snapshot
-from es_cookbook.train.retelling import retell
+from es_cookbook.train.config import Config
+from es_cookbook.train.retelling import restore, retell
 
 Split: TypeAlias = Literal["test", "train"]
 """The held-out problems, or the batch with which the generation trained."""
@@ -71,7 +70,7 @@ class RecordedRun:
         if not (log_path / CONFIG).is_file():
             raise RunDirectoryError(f"log_path {log_path} holds no run: there is no {CONFIG} in it")
         self.history = log_path / HISTORY
-        self.config = load_config(log_path / CONFIG, train.Config)
+        self.config = load_config(log_path / CONFIG, Config)
         self.model_name = model_name or self.config.model_name
         self.header = read_header(self.history)
         self.records: Sequence[Record] = ()
@@ -232,19 +231,8 @@ class RebuiltRun:
         self.generation = generation
 
     async def _restore(self, generation: int) -> None:
-        records = self.run.records[:generation]
-        fingerprints = [record.fingerprint for record in records]
-        snapshot = await anyio.to_thread.run_sync(
-            latest_snapshot, self.run.history.parent, fingerprints, self.run.header
-        )
-        steps = [record.step for record in records]
-        fingerprint = await self.engine.restore(steps, snapshot and snapshot.path)
-        if records and fingerprint != records[-1].fingerprint:
-            raise HistoryError(
-                f"after {generation} generations the centre had fingerprint "
-                f"{records[-1].fingerprint:016x}, but the history gives {fingerprint:016x} from "
-                "this model; give as model_name the base model that began the run"
-            )
+        run, records = self.run, self.run.records[:generation]
+        await restore(self.engine, run.history, run.header, records, run.model_name)
 
     async def answer(
         self, who: Target, observation: Observation, params: SamplingParams, seed: int

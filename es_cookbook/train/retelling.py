@@ -5,13 +5,17 @@ needs them) is in the records, what it asks follows from that and the run seed, 
 it makes must be the recorded ones.
 """
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.store import check_fingerprint
 
 
 def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:
@@ -44,3 +48,31 @@ def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: 
                 f"generation {record.generation}: the recorded fitness does not give the recorded "
                 f"step any more{advice}"
             )
+
+
+async def restore(
+    engine: Engine,
+    history: Path,
+    header: Header | None,
+    records: Sequence[Record],
+    model_name: str,
+) -> None:
+    """Bring an engine's centre to where it was after these generations, and check that it is.
+
+    Args:
+        engine: holds the run's base, moved or not.
+        history: the file, beside which snapshots are.
+        header: what the run began with; None where that is not recorded.
+        records: of the generations, in order; without any the centre is the base.
+        model_name: of the engine's model, for the sentence.
+
+    Raises:
+        HistoryError: The centre has another fingerprint than the recorded one.
+    """
+    from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
+
+    fingerprints = [record.fingerprint for record in records]
+    snapshot = await asyncio.to_thread(latest_snapshot, history.parent, fingerprints, header)
+    found = await engine.restore([record.step for record in records], snapshot and snapshot.path)
+    if records:
+        check_fingerprint(len(records), fingerprints[-1], found, model_name)

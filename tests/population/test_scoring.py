@@ -61,7 +61,8 @@ def test_scores_are_the_objectives_of_the_batch_plus_weighted_means_of_the_other
 ) -> None:
     judge = scoring(pairs, Mean(), 0.1, 0.5)
     judge.problems(0, BATCH_P)
-    scores_P_G, fitness_G, metrics = judge.score(groups())
+    scores_P_G, fitness_G = judge.score(groups())
+    metrics = judge.metrics()
     assert scores_P_G.tolist() == [[0.5, 0.75]] * 3, "of the batch's problems alone"
     # Batch 0.5 and 0.75, KL 2 and 3, preference 0 and 4.
     total_G = np.array([0.5, 0.75]) - 0.1 * np.array([2, 3]) + 0.5 * np.array([0, 4])
@@ -75,7 +76,8 @@ def test_scores_are_the_objectives_of_the_batch_plus_weighted_means_of_the_other
 def test_another_objective_ranks_otherwise_and_is_measured_beside_the_rewards(pairs: str) -> None:
     judge = scoring(pairs, PassAtK(k=2), 0.0, 0.0)
     judge.problems(0, BATCH_P)
-    scores_P_G, fitness_G, metrics = judge.score(groups())
+    scores_P_G, fitness_G = judge.score(groups())
+    metrics = judge.metrics()
     assert scores_P_G.tolist() == [[1.0, 0.0]] * 3
     assert fitness_G.tolist() == [0.5, -0.5], "by mean reward it is the other way round"
     assert (metrics["objective/mean"], metrics["objective/std_genomes"]) == (0.5, 0.5)
@@ -87,6 +89,7 @@ def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
     judge.problems(0, BATCH_P)
     alone = Scoring(Mean(), Raw(), (None, None), FakeEngine(), 0)
     assert list(alone.problems(0, BATCH_P)) == BATCH_P
-    _, fitness_G, metrics = alone.score(groups()[:3])
+    _, fitness_G = alone.score(groups()[:3])
+    metrics = alone.metrics()
     assert judge.score(groups())[1].tobytes() == fitness_G.tobytes()
     assert all(math.isfinite(value) for value in metrics.values())

@@ -163,7 +163,7 @@ class HistoryStore:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        self._path = path
+        self.path = path
         self._version = FORMAT_VERSION
         self.next_generation = 0
         self.header: Header | None = None
@@ -186,7 +186,7 @@ class HistoryStore:
 
     def _begin(self, header: Header, good_bytes: int) -> None:
         """Drop what is torn, and write the header where nothing is left."""
-        path = self._path
+        path = self.path
         torn_bytes = path.stat().st_size - good_bytes
         if torn_bytes:
             self._file.truncate(good_bytes)
@@ -215,7 +215,7 @@ class HistoryStore:
 
     def records(self) -> Iterator[Record]:
         """What is recorded, in order, read from the disk."""
-        return read_history(self._path)
+        return read_history(self.path)
 
     def steps(self) -> Iterator[Step]:
         """The steps alone: what an engine needs to restore the centre."""
@@ -267,4 +267,24 @@ def check_same_base(path: Path, then: Header, now: Header) -> None:
         raise HistoryError(
             f"{path} began with model_name={then.model_name} and cannot go on with "
             f"model_name={now.model_name}: {', '.join(differing)}; give the base that it began with"
+        )
+
+
+def check_fingerprint(generation: int, recorded: int, found: int, model_name: str) -> None:
+    """Refuse a centre that is not the recorded one, to the bit.
+
+    Args:
+        generation: it is the centre after so many.
+        recorded: its fingerprint in the history.
+        found: what came of the model and the recorded steps.
+        model_name: the model.
+
+    Raises:
+        HistoryError: They differ.
+    """
+    if found != recorded:
+        raise HistoryError(
+            f"after {generation} generations the centre had fingerprint {recorded:016x}, but the "
+            f"history gives {found:016x} from model_name={model_name}; give the model that began "
+            "the run"
         )

@@ -33,6 +33,7 @@ from es_cookbook.runs.hub.client import (
     check_timeout,
     no_token,
 )
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
 _COMMAND = ("-m", "es_cookbook", "hub")
 _LONGEST_REASON = 500
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 
 @chz.chz
-class HubPush:
-    """Pushes a run every few generations. Called with the run directory, it starts to."""
+class HubPush(TrackerBuilder):
+    """Builds the tracker that pushes a run every few generations."""
 
     repo_id: str = chz.field(doc="repository on the Hub: owner/name; made if there is none")
     every: int = chz.field(default=10, doc="generations between pushes; the last is pushed anyway")
@@ -75,9 +76,9 @@ class HubPush:
         """The branch for a run of so many recorded generations."""
         return self.revision.format(generation=generations)
 
-    def __call__(self, run_path: Path) -> "BackgroundPush":
+    def __call__(self, run: RunInfo) -> "BackgroundPush":
         """Start the thread that pushes."""
-        return BackgroundPush(self, run_path)
+        return BackgroundPush(self, run.path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ class _Wanted:
     sizes: Mapping[str, int]
 
 
-class BackgroundPush:
-    """See the module's text.
+class BackgroundPush(Tracker):
+    """Pushes copies of a run, by processes of their own.
 
     Args:
         config: where to, and how often.
@@ -101,6 +102,7 @@ class BackgroundPush:
         self._run_path = run_path
         self._changed = threading.Condition()
         self._wanted: _Wanted | None = None
+        self._recorded = 0
         self._process: subprocess.Popen[str] | None = None
         self._busy = False
         self._closed = False
@@ -112,18 +114,22 @@ class BackgroundPush:
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._thread.start()
 
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """The metrics are in a file, which is pushed."""
+
     def recorded(self, generations: int) -> None:
-        """So many generations are recorded now; pushes them if it is time. Returns at once."""
-        if generations % self._config.every == 0:
+        """Push the run if it is time. Returns at once."""
+        is_new, self._recorded = generations > self._recorded, generations
+        if is_new and generations % self._config.every == 0:
             self._want(generations)
 
     def metrics(self) -> Mapping[str, float]:
         """`hub/pushed` and `hub/failed`: pushes since this process started."""
         return {"hub/pushed": float(self._pushed), "hub/failed": float(self._failed)}
 
-    def finish(self, generations: int) -> None:
+    def finish(self) -> None:
         """Push the run as it is at its end, and wait until that is done or the time is over."""
-        self._want(generations)
+        self._want(self._recorded)
         with self._changed:
             done = self._changed.wait_for(
                 lambda: self._closed or not (self._busy or self._wanted), self._config.timeout

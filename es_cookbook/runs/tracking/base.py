@@ -1,10 +1,11 @@
 """What a tracker is, and several of them as one.
 
 A run calls `log` once a generation, after the generation's last measurement and before its history
-line, `recorded` after that line, and both once more at the end with `generation == num_generations`
-for the centre's last evaluation. What is kept is so on the disk before the generation counts, and
-what is shown as done can no longer be lost. The line of generation t so describes the centre that
-generation t started from (`test/...`) and what its genomes did (everything else).
+line, and `recorded` after that line. So what is kept is on the disk before the generation counts,
+and what is shown as done can no longer be lost. Both are called once more at the end, with
+`num_generations`, for the centre's last evaluation; then `finish`, and `close` however a run ends.
+The line of generation t describes the centre that generation t started from (`test/...`) and what
+its genomes did (everything else).
 """
 
 import contextlib
@@ -58,9 +59,17 @@ class Tracker(ABC):
         """Take a generation's rollouts and keep as many as the tracker shows; none by default."""
         del generation, groups_P, decode
 
-    def recorded(self, generation: int) -> None:
-        """The generation that was logged last counts now, and may be shown as done."""
-        del generation
+    def metrics(self) -> Mapping[str, float]:
+        """What the tracker itself has to report, logged with every generation; none by default."""
+        return {}
+
+    def recorded(self, generations: int) -> None:
+        """The history holds so many generations: what was logged last counts, and may be shown."""
+        del generations
+
+    def finish(self) -> None:
+        """The run is complete: do, or wait for, what is still due. Called in a thread."""
+        return
 
     @abstractmethod
     def close(self) -> None:
@@ -98,10 +107,22 @@ class Trackers(Tracker):
         for tracker in self._trackers:
             tracker.log_rollouts(generation, groups_P, decode)
 
-    def recorded(self, generation: int) -> None:
+    def metrics(self) -> Mapping[str, float]:
+        """Returns those of every tracker."""
+        found: dict[str, float] = {}
+        for tracker in self._trackers:
+            found |= tracker.metrics()
+        return found
+
+    def recorded(self, generations: int) -> None:
         """Tell every tracker."""
         for tracker in self._trackers:
-            tracker.recorded(generation)
+            tracker.recorded(generations)
+
+    def finish(self) -> None:
+        """Let every tracker finish, one after the other."""
+        for tracker in self._trackers:
+            tracker.finish()
 
     def close(self) -> None:
         """Close every tracker, also when one of them fails to."""

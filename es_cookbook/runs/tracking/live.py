@@ -100,17 +100,18 @@ class PlainTracker(Tracker):
     def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
         self._pace = Pace(run, clock)
+        self._generation = 0
         self._metrics: Mapping[str, float] = {}
         self._on = True
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         """Keep the numbers until the generation counts."""
-        del generation
-        self._metrics = metrics
+        self._generation, self._metrics = generation, metrics
 
-    def recorded(self, generation: int) -> None:
+    def recorded(self, generations: int) -> None:
         """Print the line."""
-        metrics = self._metrics
+        del generations
+        generation, metrics = self._generation, self._metrics
         self._pace.finished(generation)
         total = self._run.num_generations
         last = generation >= total
@@ -145,6 +146,7 @@ class ScreenTracker(Tracker):
         self._run = run
         self._rollout_lines = rollout_lines
         self._pace = Pace(run, clock)
+        self._generation = 0
         self._rows = read_metrics(run.path / "metrics.jsonl")
         self._numbers = self._draw_numbers()
         self._rollout: RenderableType = Text()
@@ -155,12 +157,13 @@ class ScreenTracker(Tracker):
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         """Keep the numbers until the generation counts."""
-        del generation
+        self._generation = generation
         self._rows.append(dict(metrics))
 
-    def recorded(self, generation: int) -> None:
+    def recorded(self, generations: int) -> None:
         """Show them."""
-        self._pace.finished(generation)
+        del generations
+        self._pace.finished(self._generation)
         self._numbers = self._draw_numbers()
         self._refresh()
 

@@ -6,7 +6,7 @@ not finished when the process died is missing.
 
 import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.runs.directory import SNAPSHOTS
 from es_cookbook.runs.files import PARTIAL_SUFFIX
+from es_cookbook.runs.tracking.base import Tracker
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-class SnapshotWriter:
+class SnapshotWriter(Tracker):
     """Writes a snapshot every so many generations, one at a time.
 
     Args:
@@ -35,20 +36,24 @@ class SnapshotWriter:
         self._log_path = log_path
         self._every = every
         self._due = 0
+        self._latest = 0
         self._given_up = threading.Event()
         self._working: threading.Thread | None = None
         for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # by one that died
             left.unlink(missing_ok=True)
 
-    def recorded(self, generation: int) -> None:
-        """The history has so many generations now; begins a snapshot of it if one is due.
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """A snapshot has no metrics."""
+
+    def recorded(self, generations: int) -> None:
+        """Begin a snapshot if one is due.
 
         While the one before it is being written it waits, and gives way to a later one.
         """
         if not self._every:
             return
-        if generation % self._every == 0:
-            self._due = generation
+        if generations % self._every == 0 and generations > self._latest:
+            self._due = self._latest = generations
         if self._working is None or not self._working.is_alive():
             self._begin()
 

@@ -17,6 +17,7 @@ from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.hub.background_push import BackgroundPush, HubPush
+from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder
 from tests.hub_server import TOKEN, HubServer
@@ -59,6 +60,10 @@ async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(
     assert hub.repositories["me/run"].private
 
 
+def run_info(path: Path) -> RunInfo:
+    return RunInfo(path, config_json="{}", run_seed=0, num_generations=4)
+
+
 async def until(push: BackgroundPush, key: str, count: int) -> None:
     with anyio.fail_after(60):
         while push.metrics()[key] < count:
@@ -70,7 +75,9 @@ async def test_a_push_holds_what_was_recorded_when_it_was_asked_for(
 ) -> None:
     await train.main(config(model, tmp_path, None, num_generations=4))
     recorded = (tmp_path / "history.jsonl").read_bytes()
-    push = HubPush(repo_id="me/run", every=2, revision="generation-{generation:03d}")(tmp_path)
+    push = HubPush(repo_id="me/run", every=2, revision="generation-{generation:03d}")(
+        run_info(tmp_path)
+    )
     with (tmp_path / "history.jsonl").open("ab") as file:
         push.recorded(3)  # Not its turn.
         push.recorded(4)
@@ -86,7 +93,7 @@ async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push
     hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await train.main(config(model, tmp_path, None, num_generations=3))
-    push = HubPush(repo_id="me/run", every=1)(tmp_path)
+    push = HubPush(repo_id="me/run", every=1)(run_info(tmp_path))
     hub.fail_with = 501
     push.recorded(1)
     await until(push, "hub/failed", 1)
@@ -102,7 +109,7 @@ async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push
     await until(push, "hub/failed", 3)
     assert "may not write to me/run" in caplog.messages[1]
     hub.fail_with = None
-    push.recorded(3)
+    push.recorded(4)
     await until(push, "hub/pushed", 1)
     push.close()
     assert push.metrics() == {"hub/pushed": 1.0, "hub/failed": 3.0}
@@ -116,7 +123,7 @@ async def test_pushes_that_wait_become_one_the_latest(
 ) -> None:
     await train.main(config(model, tmp_path, None, num_generations=3))
     hub.hang = 0.3
-    push = HubPush(repo_id="me/run", every=1, revision="g{generation}")(tmp_path)
+    push = HubPush(repo_id="me/run", every=1, revision="g{generation}")(run_info(tmp_path))
     push.recorded(1)
     while not hub.requests:
         await anyio.sleep(0.01)

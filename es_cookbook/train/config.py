@@ -1,0 +1,155 @@
+"""The Config of a run: nothing that a run does depends on anything else.
+
+So the same Config gives the same history, wherever and however often the run is interrupted.
+"""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from es_cookbook.common.configs import Names, load_config
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
+from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.population.evaluate import check_evaluation
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective
+from es_cookbook.rl.regularisers.kl_to_base import KLToBase
+from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.directory import CONFIG
+from es_cookbook.runs.hub.background_push import HubPush
+from es_cookbook.runs.tracking.base import TrackerBuilder
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+
+_ENGINES = Names(ENGINE_NAMES, default="torch")
+_SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
+_OBJECTIVES = Names(OBJECTIVE_NAMES, default="mean")
+_FITNESS = Names(FITNESS_NAMES, default="zscore")
+MAY_DIFFER = (
+    "log_path",
+    "behavior_if_log_dir_exists",
+    "trackers",
+    "hub",
+    "model_name",
+    "engine",
+    "num_generations",
+    "snapshot_every",
+)
+"""What a resumed run may change: where it is kept, shown and run, and for how long.
+
+`model_name` and `engine` as long as the base is the same, bit for bit; the history tells.
+"""
+
+
+@chz.chz
+class Config:
+    """One training run, whole."""
+
+    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
+    dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
+    log_path: str = chz.field(doc="run directory")
+    engine: EngineBuilder = chz.field(
+        meta_factory=_ENGINES, default_factory=_ENGINES.build_default, doc="where genomes run"
+    )
+    search_space: SearchSpaceBuilder = chz.field(
+        meta_factory=_SEARCH_SPACES,
+        default_factory=_SEARCH_SPACES.build_default,
+        doc="which parameters genomes perturb, and how",
+    )
+    optimizer: OptimizerBuilder = chz.field(
+        meta_factory=_OPTIMIZERS,
+        default_factory=_OPTIMIZERS.build_default,
+        doc="how the population is made and the centre moves",
+    )
+    objective: Objective = chz.field(
+        meta_factory=_OBJECTIVES,
+        default_factory=_OBJECTIVES.build_default,
+        doc="how a genome's attempts at a problem become one score",
+    )
+    fitness: Fitness = chz.field(
+        meta_factory=_FITNESS,
+        default_factory=_FITNESS.build_default,
+        doc="how scores become fitness",
+    )
+    kl: KLToBase | None = chz.field(
+        default=None, doc="keeps genomes close to the base: kl.weight=..."
+    )
+    preference: PreferencePairs | None = chz.field(
+        default=None,
+        doc="chosen answers likelier than rejected: preference.source=... preference.weight=...",
+    )
+    sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
+    attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
+    num_generations: int = chz.field(default=100, doc="generations of the whole run")
+    eval_every: int = chz.field(
+        default=20,
+        doc="generations between held-out evaluations; 0: before the first and after the last only",
+    )
+    eval_attempts: int = chz.field(
+        default=1, doc="held-out: attempts at each problem; several also measure test/pass@k"
+    )
+    eval_temperature: float = chz.field(default=0.0, doc="held-out: temperature; 0 is greedy")
+    snapshot_every: int = chz.field(
+        default=0,
+        doc="generations between snapshots of the centre, which shorten a replay; 0: none",
+    )
+    seed: int = chz.field(default=0, doc="everything random derives from it")
+    rollout_timeout: float = chz.field(
+        default=600.0, doc="seconds for which one rollout's Env may have control"
+    )
+    max_failed_fraction: float = chz.field(
+        default=0.1, doc="stop when more of a generation's rollouts are lost"
+    )
+    trackers: TrackerBuilder = chz.field(
+        default_factory=StandardTrackersBuilder,
+        blueprint_unspecified=StandardTrackersBuilder,
+        doc="where metrics and rollouts go",
+    )
+    hub: HubPush | None = chz.field(
+        default=None, doc="pushes the run to the Hugging Face Hub while it goes on: hub.repo_id=..."
+    )
+    behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
+        default="ask", doc="what to do where log_path already holds a run"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        for name in ("attempts", "num_generations"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be at least 1, found {value}")
+        for name in ("eval_every", "snapshot_every"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} must be 0 or more, found {value}")
+        self.objective.check(self.attempts, self.sampling.temperature)
+        check_evaluation(self.eval_attempts, self.eval_temperature)
+        if not 0 <= self.max_failed_fraction <= 1:
+            raise ConfigError(
+                f"max_failed_fraction must be in [0, 1], found {self.max_failed_fraction}"
+            )
+        if not (math.isfinite(self.rollout_timeout) and self.rollout_timeout > 0):
+            raise ConfigError(f"rollout_timeout must be above 0, found {self.rollout_timeout}")
+
+
+def recorded_config(log_path: Path) -> Config:
+    """The Config of the run in a directory, as it was when the run last began or went on.
+
+    Raises:
+        RunDirectoryError: There is no run.
+        ConfigError: Its Config cannot be rebuilt here.
+    """
+    path = log_path / CONFIG
+    if not path.exists():
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
+        )
+    if '"__main__:' in path.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"{path} needs classes of the script that wrote it, and only that has them: run it "
+            f"again with log_path={log_path} behavior_if_log_dir_exists=resume"
+        )
+    return load_config(path, Config)

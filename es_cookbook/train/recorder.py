@@ -1,0 +1,160 @@
+"""What a generation leaves behind, in the order in which it is written.
+
+Rollouts and metrics first, the history line last: a generation counts once that line is on the
+disk, and only then do trackers show it, take a snapshot of it or push it. Whatever comes before
+that line is written again after a crash.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import cast
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.scoring import Scoring
+from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
+from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.runs.directory import METRICS, RunDirectory
+from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.measures import Progress
+from es_cookbook.runs.tracking.base import Decode, Tracker
+from es_cookbook.train.config import Config
+from es_cookbook.train.stopwatch import Stopwatch
+
+
+class Recorder:
+    """Measures and records the generations of a run, and its centre on held-out problems.
+
+    Args:
+        config: the run's.
+        directory: the run directory, its history open.
+        engine: holds the centre.
+        optimizer: moves it.
+        sampler: ran the rollouts.
+        scoring: scored them.
+        tracker: takes metrics and rollouts.
+        evaluate: measures the centre on held-out problems: metrics `test/...`.
+
+    Attributes:
+        stopwatch: times `ask` and `tell` of the optimizer and `apply` of the engine.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        engine: Engine,
+        optimizer: Optimizer,
+        sampler: PopulationSampler,
+        scoring: Scoring,
+        tracker: Tracker,
+        evaluate: Callable[[], Awaitable[Mapping[str, float]]],
+    ) -> None:
+        self._config = config
+        self._history = directory.history
+        self._engine = engine
+        self._optimizer = optimizer
+        self._sampler = sampler
+        self._scoring = scoring
+        self._tracker = tracker
+        self._evaluate = evaluate
+        self._decode = cast(Decode, engine.tokenizer.decode)
+        self._progress = Progress(directory.path / METRICS)
+        for step in self._history.steps():
+            self._progress.moved(step)
+        self._evaluated: Mapping[str, float] = {}
+        self._restarted = 0.0
+        self.stopwatch = Stopwatch()
+
+    async def begin(self, generation: int) -> None:
+        """Evaluate the centre that a generation starts from, where it is due; start the clock.
+
+        Its metrics are written with that generation's. After the last one they are written at once.
+        """
+        last = self._config.num_generations
+        is_due = generation == last or generation % (self._config.eval_every or last) == 0
+        self._evaluated = await self._evaluate() if is_due else {}
+        if generation == last:
+            self._tracker.log(last, {**self._evaluated, **self._progress.metrics()})
+            self._tracker.recorded(last)
+        self.stopwatch.start()
+
+    async def record(
+        self,
+        generation: int,
+        genomes_G: Sequence[Genome],
+        groups_P: Sequence[TrajectoryGroup],
+        scores_P_G: NDArray[np.float64],
+        fitness_G: NDArray[np.float64],
+        step: Step,
+        fingerprint: int,
+    ) -> None:
+        """Record a generation, and begin the next one.
+
+        Args:
+            generation: which.
+            genomes_G: its population.
+            groups_P: what they did, a group for each problem.
+            scores_P_G: their scores; NaN where a rollout was lost.
+            fitness_G: what the optimizer was told; NaN where it is left out.
+            step: what moved the centre.
+            fingerprint: of the centre after it.
+
+        Raises:
+            RunDirectoryError: The disk refuses; the generation does not count.
+        """
+        self._progress.rolled_out(groups_P)
+        self._progress.moved(step)
+        metrics = {
+            **self._evaluated,
+            **self._progress.metrics(),
+            **self._scoring.metrics(),
+            **self._optimizer.metrics(),
+            "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
+            "step/rms_over_sigma": step.rms / self._optimizer.sigma(generation),
+            "rollouts/failed": len(lost_rollouts(groups_P)),
+            "engines/restarted": self._newly_restarted(),
+            **self._seconds(count_tokens(groups_P)),
+            **self._tracker.metrics(),
+        }
+        self._tracker.log_rollouts(generation, groups_P, self._decode)
+        self._tracker.log(generation, metrics)
+        scores = tuple(map(tuple, scores_P_G.tolist()))
+        self._history.append(
+            Record(
+                generation,
+                step,
+                tuple(fitness_G.tolist()),
+                generation + 1,
+                fingerprint,
+                scores if self._optimizer.records_scores else None,
+            )
+        )
+        self._tracker.recorded(generation + 1)
+        await self.begin(generation + 1)
+
+    async def finish(self) -> None:
+        """Wait for what trackers still have under way after the last generation."""
+        await anyio.to_thread.run_sync(self._tracker.finish, abandon_on_cancel=True)
+
+    def _seconds(self, num_tokens: int) -> Mapping[str, float]:
+        total, seconds, sampler = self.stopwatch.total, self.stopwatch.seconds, self._sampler
+        return {
+            "time/ask": seconds["ask"],
+            "time/tell": seconds["tell"],
+            "time/load": sampler.seconds.load,
+            "time/sample": sampler.seconds.sample,
+            "time/score": sampler.seconds.score,
+            "time/apply": seconds["apply"],
+            "time/total": total,
+            "throughput/tokens_per_second": num_tokens / total,
+        }
+
+    def _newly_restarted(self) -> float:
+        before, self._restarted = self._restarted, self._engine.stats().get("restarted", 0.0)
+        return self._restarted - before

@@ -1,0 +1,178 @@
+"""What a run opens, in which order, and that it is closed again however the run ends.
+
+The directory is locked first, so that a second writer is refused before it loads a model beside the
+first one's. What is recorded there is touched last, so that a mistake in anything else leaves it
+alone.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import anyio
+
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.garbage import rare_garbage_collection
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.population.evaluate import evaluate
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.scoring import Scoring
+from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
+from es_cookbook.runs.directory import RunDirectory, locked, open_run_directory
+from es_cookbook.runs.history.store import header_of
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
+from es_cookbook.train.config import MAY_DIFFER, Config
+from es_cookbook.train.recorder import Recorder
+from es_cookbook.train.retelling import restore, retell
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """A run, open: what the loop works with.
+
+    Attributes:
+        generations: those that are still to come.
+        dataset: the problems to train on.
+        optimizer: makes genomes and steps.
+        sampler: runs genomes against problems.
+        scoring: makes scores and fitness of what they did.
+        engine: holds the centre.
+        recorder: writes down what a generation did.
+    """
+
+    generations: range
+    dataset: RLDataset
+    optimizer: Optimizer
+    sampler: PopulationSampler
+    scoring: Scoring
+    engine: Engine
+    recorder: Recorder
+
+    def problems(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        """What the genomes of a generation attempt: its batch and the regularisers' problems."""
+        return self.scoring.problems(generation, self.dataset.get_batch(generation))
+
+
+@contextlib.asynccontextmanager
+async def opened(config: Config) -> AsyncGenerator[Run]:
+    """Open a run, new or recorded; closes all of it, also after a failure.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    config_json = config_to_json(config)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(locked(Path(config.log_path)))
+        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
+        stack.push_async_callback(_close, engine)
+        datasets = await config.dataset(engine.tokenizer)
+        await datasets.train.validate(engine.context_length)
+        regularisers = (config.kl, config.preference)
+        scoring = Scoring(config.objective, config.fitness, regularisers, engine, config.seed)
+        optimizer = _optimizer(config, engine)
+        sampler = PopulationSampler(
+            engine,
+            sampling=config.sampling,
+            attempts=config.attempts,
+            rollout_timeout=config.rollout_timeout,
+            max_failed_fraction=config.max_failed_fraction,
+            run_seed=config.seed,
+        )
+        directory = await _directory(config, config_json, engine)
+        stack.callback(directory.history.close)
+        await _go_on(directory, config, engine, optimizer)
+        directory.begin()
+        tracker = _tracker(config, directory)
+        stack.callback(tracker.close)
+        stack.enter_context(rare_garbage_collection())
+        held_out = functools.partial(
+            evaluate, sampler, datasets.test_P, config.eval_attempts, config.eval_temperature
+        )
+        recorder = Recorder(
+            config, directory, engine, optimizer, sampler, scoring, tracker, held_out
+        )
+        start = directory.history.next_generation
+        await recorder.begin(start)
+        yield Run(
+            range(start, config.num_generations),
+            datasets.train,
+            recorder.stopwatch.watch(optimizer, "ask", "tell"),
+            sampler,
+            scoring,
+            recorder.stopwatch.watch(engine, "apply"),
+            recorder,
+        )
+        await recorder.finish()
+
+
+def _optimizer(config: Config, engine: Engine) -> Optimizer:
+    optimizer = config.optimizer(
+        run_seed=config.seed, num_generations=config.num_generations, space=engine.space
+    )
+    if engine.max_terms is not None and optimizer.max_terms > engine.max_terms:
+        raise ConfigError(
+            f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and "
+            f"the engine has room for {engine.max_terms}: set its terms_per_genome to "
+            f"{optimizer.max_terms}, or optimizer.max_terms to {engine.max_terms}"
+        )
+    return optimizer
+
+
+async def _directory(config: Config, config_json: str, engine: Engine) -> RunDirectory:
+    header = await asyncio.to_thread(header_of, config.model_name, engine.base_dtype)
+    return open_run_directory(
+        Path(config.log_path),
+        config_json,
+        header,
+        config.num_generations,
+        config.behavior_if_log_dir_exists,
+        MAY_DIFFER,
+    )
+
+
+async def _go_on(
+    directory: RunDirectory, config: Config, engine: Engine, optimizer: Optimizer
+) -> None:
+    """Bring optimizer and engine to where the history ends.
+
+    The steps of a fork's first generations are its parent's, taken as given: an optimizer with
+    state of its own begins afresh where the fork did, and knows only what led there.
+    """
+    history = directory.history
+    records = list(history.records())
+    fork = history.header.fork if history.header else None
+    retell(
+        optimizer,
+        records,
+        fork.generation if fork else 0,
+        "; resume with the version of es_cookbook and the num_generations (where a schedule "
+        "depends on it) that the run began with, or fork it with "
+        f"generation={history.next_generation} (python -m es_cookbook fork), which takes the "
+        "recorded steps as given",
+    )
+    if records:
+        await restore(engine, history.path, history.header, records, config.model_name)
+
+
+def _tracker(config: Config, directory: RunDirectory) -> Tracker:
+    run = RunInfo(
+        directory.path,
+        directory.config_json,
+        config.seed,
+        config.num_generations,
+        directory.history.next_generation,
+    )
+    snapshots = SnapshotWriter(directory.path, config.snapshot_every)
+    pushes = [] if config.hub is None else [config.hub(run)]
+    return Trackers([config.trackers(run), snapshots, *pushes])
+
+
+async def _close(engine: Engine) -> None:
+    with anyio.CancelScope(shield=True):
+        await engine.close()

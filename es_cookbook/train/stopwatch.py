@@ -1,0 +1,72 @@
+"""Where a generation's seconds go, measured from outside: the loop holds no clock."""
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+_Watched = TypeVar("_Watched")
+
+
+class Stopwatch:
+    """Seconds of one generation, as a whole and in the methods that are watched.
+
+    >>> stopwatch = Stopwatch()
+    >>> text = stopwatch.watch("some text", "upper")
+    >>> stopwatch.start()
+    >>> text.upper(), text.title()
+    ('SOME TEXT', 'Some Text')
+    >>> 0 < stopwatch.seconds["upper"] <= stopwatch.total
+    True
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Begin a generation."""
+        self.seconds.clear()
+        self._began = time.perf_counter()
+
+    @property
+    def total(self) -> float:
+        """Seconds since the generation began."""
+        return time.perf_counter() - self._began
+
+    def watch(self, watched: _Watched, *methods: str) -> _Watched:
+        """Returns the same object to all appearances, with some of its methods timed."""
+        return cast(_Watched, _Timed(watched, self, methods))
+
+    @contextmanager
+    def lap(self, name: str) -> Generator[None]:
+        """Inside, time counts as that of `name`."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+
+
+class _Timed:
+    def __init__(self, watched: object, stopwatch: Stopwatch, methods: tuple[str, ...]) -> None:
+        self._watched = watched
+        self._stopwatch = stopwatch
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._watched, name)
+        return self._timed(name, found) if name in self._methods else found
+
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: object) -> object:
+            with self._stopwatch.lap(name):
+                return method(*args)
+
+        @functools.wraps(method)
+        async def wait(*args: object) -> object:
+            with self._stopwatch.lap(name):
+                return await method(*args)
+
+        return wait if inspect.iscoroutinefunction(method) else call

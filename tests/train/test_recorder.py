@@ -1,0 +1,113 @@
+"""A generation is written in one order, and counts when its history line is on the disk."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from tests.fakes import FakeEngineBuilder
+from tests.tiny_run import TinyConfig
+
+pytestmark = pytest.mark.anyio
+BASE = Path(__file__).parents[1] / "data/base"
+
+
+@chz.chz
+class WatchingBuilder(TrackerBuilder):
+    """Builds JSONL files, and a tracker that notes how much is recorded at each call."""
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Trackers([JsonlTrackerBuilder()(run), Watching(run.path)])
+
+
+class Watching(Tracker):
+    calls: ClassVar[list[tuple[str, int, int]]] = []
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.calls.clear()
+
+    def note(self, call: str, number: int = 0) -> None:
+        self.calls.append((call, number, len(list(read_history(self.path / "history.jsonl")))))
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"watching/calls": float(len(self.calls))}
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        self.note("log", generation)
+
+    def log_rollouts(
+        self,
+        generation: int,
+        groups_P: Sequence[TrajectoryGroup],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self.note("log_rollouts", generation)
+
+    def recorded(self, generations: int) -> None:
+        self.note("recorded", generations)
+
+    def finish(self) -> None:
+        self.note("finish")
+
+    def close(self) -> None:
+        self.note("close")
+
+
+def config(log_path: Path, **fields: Any) -> TinyConfig:
+    settings: dict[str, Any] = {
+        "model_name": str(BASE),
+        "engine": FakeEngineBuilder(),
+        "trackers": WatchingBuilder(),
+        "behavior_if_log_dir_exists": "resume",
+        "num_generations": 2,
+    }
+    return TinyConfig(log_path=str(log_path), **settings | fields)
+
+
+async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path) -> None:
+    await train.main(config(tmp_path))
+    assert Watching.calls == [
+        ("log_rollouts", 0, 0),
+        ("log", 0, 0),
+        ("recorded", 1, 1),
+        ("log_rollouts", 1, 1),
+        ("log", 1, 1),
+        ("recorded", 2, 2),
+        ("log", 2, 2),
+        ("recorded", 2, 2),
+        ("finish", 0, 2),
+        ("close", 0, 2),
+    ]
+
+
+async def test_what_a_tracker_reports_is_logged_with_every_generation(tmp_path: Path) -> None:
+    await train.main(config(tmp_path))
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
+
+
+async def test_a_complete_run_that_is_resumed_only_evaluates(tmp_path: Path) -> None:
+    await train.main(config(tmp_path))
+    await train.main(config(tmp_path))
+    assert [call for call, _, _ in Watching.calls] == ["log", "recorded", "finish", "close"]
+
+
+async def test_a_run_that_fails_is_closed_and_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> int:
+        raise InterruptedError
+
+    monkeypatch.setattr("tests.fakes.FakeEngine.apply", fails)
+    with pytest.raises(InterruptedError):
+        await train.main(config(tmp_path))
+    assert Watching.calls == [("close", 0, 0)]
+    assert FakeEngineBuilder.made[-1].closed
