@@ -12,7 +12,6 @@ the centre, where they are asked for, follow from it and only save time.
 import asyncio
 import contextlib
 import functools
-import math
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Literal, cast
 import anyio
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, config_to_json, load_config
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.common.garbage import rare_garbage_collection
@@ -146,20 +146,12 @@ class Config:
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("attempts", "num_generations"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, found {value}")
-        for name in ("eval_every", "snapshot_every"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"{name} must be 0 or more, found {value}")
+        check_range(self, "attempts", "num_generations", at_least=1)
+        check_range(self, "eval_every", "snapshot_every", at_least=0)
+        check_range(self, "max_failed_fraction", at_least=0, at_most=1)
+        check_range(self, "rollout_timeout", above=0)
         self.objective.check(self.attempts, self.sampling.temperature)
         check_evaluation(self.eval_attempts, self.eval_temperature)
-        if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigError(
-                f"max_failed_fraction must be in [0, 1], found {self.max_failed_fraction}"
-            )
-        if not (math.isfinite(self.rollout_timeout) and self.rollout_timeout > 0):
-            raise ConfigError(f"rollout_timeout must be above 0, found {self.rollout_timeout}")
 
 
 async def main(config: Config) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import anyio
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
@@ -91,10 +92,9 @@ class RayPoolBuilder(EngineBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("num_engines", "num_cpus", "request_timeout", "start_timeout"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"engine.{name} must be positive, found {value}")
+        check_range(self, "num_engines", "num_cpus", above=0, prefix="engine.")
+        timeouts = ("request_timeout", "start_timeout")
+        check_range(self, *timeouts, above=0, finite=False, prefix="engine.")
         if self.max_engines is not None and self.max_engines < self.num_engines:
             raise ConfigError(
                 f"engine.max_engines must be at least engine.num_engines={self.num_engines}, found "
@@ -107,8 +107,7 @@ class RayPoolBuilder(EngineBuilder):
                 "engine.num_gpus must be 0, a share of one GPU or a whole number, found "
                 f"{self.num_gpus:g}"
             )
-        if self.max_restarts < 0:
-            raise ConfigError(f"engine.max_restarts must be 0 or more, found {self.max_restarts}")
+        check_range(self, "max_restarts", at_least=0, prefix="engine.")
         if isinstance(self.engine, RayPoolBuilder):
             raise ConfigError(
                 "engine.engine must be an engine, not a pool again; accepted: "

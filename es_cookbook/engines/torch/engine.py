@@ -30,6 +30,7 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.checkpoints.snapshots import starting_point
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
@@ -80,17 +81,17 @@ class TorchEngineBuilder(EngineBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in (
+        check_range(
+            self,
             "max_batch_size",
             "prefill_tokens",
             "kv_cache_gib",
             "memory_gib",
             "max_model_len",
             "num_lanes",
-        ):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"engine.{name} must be positive, found {value}")
+            above=0,
+            prefix="engine.",
+        )
 
     async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "TorchEngine":
         """See `EngineBuilder`."""

@@ -26,6 +26,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.offsets import (
@@ -50,8 +51,7 @@ class CMA(OffsetsBuilder):
 
     @chz.validate
     def _max_dimension(self) -> None:
-        if self.max_dimension < 1:
-            raise ConfigError(f"max_dimension must be at least 1, found {self.max_dimension}")
+        check_range(self, "max_dimension", at_least=1)
 
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace

@@ -16,12 +16,12 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.window import (
     WindowedES,
     WindowOptimizer,
     average_weights,
-    check_decay,
     scaled,
 )
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -35,7 +35,7 @@ class Momentum(WindowedES):
 
     @chz.validate
     def _momentum(self) -> None:
-        check_decay("momentum", self.momentum)
+        check_range(self, "momentum", at_least=0, below=1)
 
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace

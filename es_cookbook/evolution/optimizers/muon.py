@@ -26,6 +26,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.momentum import Momentum, MomentumOptimizer
@@ -41,8 +42,7 @@ class Muon(Momentum):
 
     @chz.validate
     def _iterations(self) -> None:
-        if self.iterations < 1:
-            raise ConfigError(f"iterations must be at least 1, found {self.iterations}")
+        check_range(self, "iterations", at_least=1)
 
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace

@@ -30,6 +30,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step
@@ -56,8 +57,7 @@ class OffsetsBuilder(OptimizerBuilder):
                 f"population_size must be at least {_SMALLEST_POPULATION} for CMA-ES to recombine "
                 f"the better half of it, found {self.population_size}; 24 to 96 are usual"
             )
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ConfigError(f"sigma must be above 0, found {self.sigma}")
+        check_range(self, "sigma", above=0)
 
     def dimension_of(self, name: str, space: SearchSpace) -> int:
         """Parameters of a space that genomes with coordinates can live in.

@@ -24,7 +24,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise_of_seeds
 from es_cookbook.evolution.noise.part import Part
@@ -56,8 +56,7 @@ class LowRank(SearchSpaceBuilder):
 
     @chz.validate
     def _rank(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"search_space.rank must be at least 1, found {self.rank}")
+        check_range(self, "rank", at_least=1, prefix="search_space.")
 
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "LowRankSpace":
         """Build the space over the linear weights among the selected parameters."""

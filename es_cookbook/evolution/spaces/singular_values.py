@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.spaces.adapter import Adapter, AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
@@ -50,10 +51,7 @@ class SingularValues(SearchSpaceBuilder):
 
     @chz.validate
     def _fraction(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(
-                f"search_space.fraction must be above 0 and at most 1, found {self.fraction}"
-            )
+        check_range(self, "fraction", above=0, at_most=1, prefix="search_space.")
 
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "SingularValuesSpace":
         """Build the space over the adapter's factors; it has to fit include and exclude."""
