@@ -72,7 +72,7 @@ class Place:
 
 
 class Cluster:
-    """A Ray cluster, joined. See the module's text.
+    """A Ray cluster, joined.
 
     Attributes:
         is_private: it was started here, and has what this machine has.

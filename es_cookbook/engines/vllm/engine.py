@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import chz
 import torch
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from es_cookbook.checkpoints.models import (
     end_of_sequence_ids,
@@ -95,8 +96,8 @@ class VLLMEngineBuilder(EngineBuilder):
         check_range(self, *counts, "kv_cache_gib", above=0, prefix="engine.")
         check_range(self, "gpu_memory_utilization", above=0, at_most=1, prefix="engine.")
 
+    @override
     async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "VLLMEngine":
-        """See `EngineBuilder`."""
         engine = await asyncio.to_thread(self._build, model_name, search_space)
         try:
             await engine.open()

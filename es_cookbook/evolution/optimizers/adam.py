@@ -28,6 +28,7 @@ from typing import Literal
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
@@ -61,10 +62,10 @@ class Adam(WindowedES):
         if self.moments not in ("element", "block"):
             raise ConfigError(f"moments must be element or block, found {self.moments!r}")
 
+    @override
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "AdamOptimizer":
-        """Build it."""
         del space
         return AdamOptimizer(self, run_seed, num_generations)
 
@@ -77,7 +78,7 @@ class RMSProp(Adam):
 
 
 class AdamOptimizer(WindowOptimizer):
-    """See the module's text."""
+    """Divides the mean gradient by the root of the mean squared gradient."""
 
     def __init__(self, config: Adam, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Genome, Step
@@ -49,16 +50,16 @@ class ClipUp(WindowedES):
         check_range(self, "momentum", at_least=0, below=1)
         check_range(self, "max_speed", above=0)
 
+    @override
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "ClipUpOptimizer":
-        """Build it."""
         del space
         return ClipUpOptimizer(self, run_seed, num_generations)
 
 
 class ClipUpOptimizer(WindowOptimizer):
-    """See the module's text."""
+    """Adds to the velocity, clips it, and moves the centre by it."""
 
     def __init__(self, config: ClipUp, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

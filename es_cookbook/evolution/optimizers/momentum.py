@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Genome, Step
@@ -37,16 +38,16 @@ class Momentum(WindowedES):
     def _momentum(self) -> None:
         check_range(self, "momentum", at_least=0, below=1)
 
+    @override
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "MomentumOptimizer":
-        """Build it."""
         del space
         return MomentumOptimizer(self, run_seed, num_generations)
 
 
 class MomentumOptimizer(WindowOptimizer):
-    """See the module's text."""
+    """Moves the centre by the average gradient of the window."""
 
     def __init__(self, config: Momentum, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

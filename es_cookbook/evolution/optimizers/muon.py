@@ -61,7 +61,7 @@ class Muon(Momentum):
 
 
 class MuonOptimizer(MomentumOptimizer):
-    """See the module's text."""
+    """Orthogonalises the averaged gradient of each matrix."""
 
     def __init__(self, config: Muon, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
@@ -118,8 +119,9 @@ class OffsetsOptimizer(Optimizer):
     def mean(self) -> NDArray[np.float64]:
         """Of the present distribution; a copy."""
 
+    @override
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """See `Optimizer.begin_after`; the last step that moves has to name the centre."""
+        """The last step that moves has to name the centre."""
         moving = [step for step in steps if step.terms or step.decay or step.rule]
         if not moving:
             return
@@ -132,6 +134,7 @@ class OffsetsOptimizer(Optimizer):
         self._mean = rule.offsets.array.astype(np.float64)
         self.start(self._mean)
 
+    @override
     def ask(self, generation: int) -> list[Genome]:
         """A population around the mean, none of it the mean itself."""
         if self._asked != generation:
@@ -141,6 +144,7 @@ class OffsetsOptimizer(Optimizer):
             self._sigma = math.sqrt(math.fsum(squares_G) / len(squares_G))
         return [Genome(offsets=Offsets.of(point)) for point in self._points_G]
 
+    @override
     def tell(
         self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
     ) -> Step:
@@ -162,6 +166,7 @@ class OffsetsOptimizer(Optimizer):
         moved = math.sqrt(float(np.mean((self._mean - before) ** 2)))
         return Step(rule=OffsetsRule(Offsets.of(self._mean), moved))
 
+    @override
     def sigma(self, generation: int) -> float:
         """RMS distance of the population from the mean, per parameter."""
         del generation

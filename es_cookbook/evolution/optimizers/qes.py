@@ -88,7 +88,7 @@ class QES(WindowedES):
 
 
 class QESOptimizer(ESOptimizer):
-    """See the module's text."""
+    """Moves codes by whole numbers and carries the rounding error on."""
 
     def __init__(self, config: QES, run_seed: int, num_generations: int, highest: int) -> None:
         super().__init__(config, run_seed, num_generations)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Term
@@ -82,6 +83,7 @@ class LowRankSpace(SearchSpace):
     shares: Shares = dataclasses.field(default_factory=Shares)
 
     @property
+    @override
     def hosts_offsets(self) -> bool:
         """A genome is factors beside the centre's weights, which all genomes share."""
         return False
@@ -104,6 +106,7 @@ class LowRankSpace(SearchSpace):
         """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
         return np.float32(coefficient / math.sqrt(self.rank))
 
+    @override
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
@@ -116,8 +119,8 @@ class LowRankSpace(SearchSpace):
             scales_S, seeds_S = zip(*present[i : i + _TERMS_AT_ONCE], strict=True)
             self._add_updates(name, array, np.array(scales_S), seeds_S, part)
 
+    @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        """See `SearchSpace.device_adder`."""
         from es_cookbook.evolution.noise.triton.kernels import add_low_rank_, low_rank_terms
 
         there = {

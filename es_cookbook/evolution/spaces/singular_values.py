@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError
@@ -95,6 +96,7 @@ class SingularValuesSpace(AdapterSpace):
 
     adapter: AdapterSpace = dataclasses.field(default_factory=lambda: AdapterSpace({}))
 
+    @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """Zeros.
 
@@ -113,10 +115,10 @@ class SingularValuesSpace(AdapterSpace):
                 )
         return {name: torch.zeros(shape) for name, shape in self.shapes.items()}
 
+    @override
     def factors(
         self, name: str, values_G: Sequence[Callable[[str], "torch.Tensor"]]
     ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
-        """See `AdapterSpace.factors`."""
         of_a, of_b = self.targets[name]
         a, b = (self._decomposed[factor] for factor in self.adapter.targets[name])
         for value in values_G:

@@ -88,7 +88,7 @@ class _Wanted:
 
 
 class BackgroundPush:
-    """See the module's text.
+    """Copies a run's files and pushes the copy in a process of its own.
 
     Args:
         config: where to, and how often.
