@@ -21,7 +21,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, DataError, nearest
+from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
 from es_cookbook.rl.data.rows import Row, load_rows
 
 
@@ -73,10 +73,7 @@ def main(config: SFTConfig) -> None:
         from trl.trainer.sft_config import SFTConfig as TRLConfig
         from trl.trainer.sft_trainer import SFTTrainer
     except ImportError as error:
-        raise ConfigError(
-            f"fine-tuning needs {error.name}, which is not installed: "
-            "pip install 'es-cookbook[baselines]'"
-        ) from error
+        raise not_installed("fine-tuning", str(error.name), "es-cookbook[baselines]") from error
     import torch
     from datasets import Dataset
 

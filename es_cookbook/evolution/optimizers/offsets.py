@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
@@ -183,10 +183,8 @@ def need(package: str, optimizer: str) -> None:
         with quiet():
             importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(
-            f"optimizer={optimizer} needs the package {package}, which is not installed: "
-            "pip install 'es-cookbook[cma]'"
-        ) from error
+        what = f"optimizer={optimizer}"
+        raise not_installed(what, f"the package {package}", "es-cookbook[cma]") from error
 
 
 @contextmanager
