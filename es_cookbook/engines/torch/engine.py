@@ -82,17 +82,8 @@ class TorchEngineBuilder(EngineBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(
-            self,
-            "max_batch_size",
-            "prefill_tokens",
-            "kv_cache_gib",
-            "memory_gib",
-            "max_model_len",
-            "num_lanes",
-            above=0,
-            prefix="engine.",
-        )
+        counts = ("max_batch_size", "prefill_tokens", "max_model_len", "num_lanes")
+        check_range(self, *counts, "kv_cache_gib", "memory_gib", above=0, prefix="engine.")
 
     @override
     async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "TorchEngine":
