@@ -19,8 +19,9 @@ from pathlib import Path
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, DataError, nearest
+from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
 from es_cookbook.rl.data.rows import Row, load_rows
 
 
@@ -44,12 +45,8 @@ class SFTConfig:
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("rank", "alpha", "batch_size", "max_length"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, found {value}")
-        for name in ("learning_rate", "epochs"):
-            if not (value := getattr(self, name)) > 0:
-                raise ConfigError(f"{name} must be above 0, found {value}")
+        check_range(self, "rank", "alpha", "batch_size", "max_length", at_least=1)
+        check_range(self, "learning_rate", "epochs", above=0)
         if not self.targets:
             raise ConfigError("targets must name a layer, for example targets=q_proj,v_proj")
 
@@ -76,10 +73,7 @@ def main(config: SFTConfig) -> None:
         from trl.trainer.sft_config import SFTConfig as TRLConfig
         from trl.trainer.sft_trainer import SFTTrainer
     except ImportError as error:
-        raise ConfigError(
-            f"fine-tuning needs {error.name}, which is not installed: "
-            "pip install 'es-cookbook[baselines]'"
-        ) from error
+        raise not_installed("fine-tuning", str(error.name), "es-cookbook[baselines]") from error
     import torch
     from datasets import Dataset
 

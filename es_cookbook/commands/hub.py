@@ -13,8 +13,9 @@ from pathlib import Path
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.runs.hub.client import MAIN, check_repo_id, check_timeout, push
+from es_cookbook.runs.hub.client import MAIN, check_repo_id, push
 
 
 @chz.chz
@@ -34,7 +35,7 @@ class HubCommand:
     @chz.validate
     def _ranges(self) -> None:
         check_repo_id(self.repo_id)
-        check_timeout(self.timeout)
+        check_range(self, "timeout", above=0, finite=False)
 
 
 def main(config: HubCommand) -> None:

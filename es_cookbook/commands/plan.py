@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.commands.plan_formulas import Plan
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
@@ -103,10 +104,9 @@ class PlanConfig:
 
     @chz.validate
     def _fields(self) -> None:
-        for name in chz.chz_fields(self):
-            value = getattr(self, name)
-            if isinstance(value, int | float) and value <= 0:
-                raise ConfigError(f"{name} must be positive, found {value}")
+        fields = chz.chz_fields(self)
+        numbers = [name for name in fields if isinstance(getattr(self, name), int | float)]
+        check_range(self, *numbers, above=0)
         if self.gpu not in GPUS:
             raise ConfigError(
                 f"gpu={self.gpu} is not in the table: {nearest(self.gpu, GPUS)}; describe another "

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from typing import TypeAlias
 
+from typing_extensions import override
+
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.rl.types import Action, LostRollout
 from es_cookbook.runs.plain_text import one_line, printable
@@ -92,18 +94,18 @@ class Terminal(Console):
             print()
             return None
 
+    @override
     def say(self, text: str) -> None:
-        """See `Console.say`."""
         print(printable(text), flush=True)
 
+    @override
     def show_answer(self, action: Action) -> None:
-        """See `Console.show_answer`."""
         print(printable(action.text))
         if action.stop_reason == "length":
             print(f"[cut after {len(action.tokens_T)} tokens]")
 
+    @override
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
-        """See `Console.show_problem`."""
         name = f" ({played.problem})" if played.problem else ""
         lines = [f"{which['split']} problem {which['problem']}{name}"]
         if isinstance(played.rollout, LostRollout):
@@ -123,12 +125,12 @@ class Terminal(Console):
             lines.append("without the reward that compares genomes: nobody else attempted it")
         self.say("\n".join(lines))
 
+    @override
     def show_mistake(self, error: ESCookbookError) -> None:
-        """See `Console.show_mistake`."""
         self.say(str(error))
 
+    @override
     def interrupted(self) -> None:
-        """See `Console.interrupted`."""
         print("\n[stopped]")
 
 
@@ -144,15 +146,16 @@ class Pipe(Console):
         self._num_lines += 1
         return line.removesuffix("\n") if line else None
 
+    @override
     def say(self, text: str) -> None:
         """Nothing: it is no answer."""
 
+    @override
     def show_answer(self, action: Action) -> None:
-        """See `Console.show_answer`."""
         print(one_line(action.text), flush=True)
 
+    @override
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
-        """See `Console.show_problem`."""
         what = {**which, "name": played.problem, "reward": played.reward}
         if isinstance(played.rollout, LostRollout):
             what |= {"lost": played.rollout.reason, "reward": None}
@@ -171,12 +174,13 @@ class Pipe(Console):
         # In ASCII JSON escapes all that could be a command, except for DEL.
         print(json.dumps(what).replace("\x7f", r"\u007f"), flush=True)
 
+    @override
     def show_mistake(self, error: ESCookbookError) -> None:
         """Stop: whoever counts lines would take the next answer for this one's."""
         raise type(error)(f"line {self._num_lines}: {error}") from error
 
+    @override
     def interrupted(self) -> None:
-        """See `Console.interrupted`."""
         raise KeyboardInterrupt
 
 

@@ -58,6 +58,15 @@ class HubError(ESCookbookError, OSError):
     """A push that the Hugging Face Hub refused, or that did not get there."""
 
 
+def not_installed(what: str, package: str, install: str) -> ConfigError:
+    """The error for an optional package that is missing; says how to install it.
+
+    >>> not_installed("drawing", "matplotlib", "es-cookbook[plots]").args[0]
+    "drawing needs matplotlib, which is not installed: pip install 'es-cookbook[plots]'"
+    """
+    return ConfigError(f"{what} needs {package}, which is not installed: pip install {install!r}")
+
+
 def nearest(name: str, accepted: Iterable[str]) -> str:
     """A half-sentence that lists what is accepted, the nearest to `name` first.
 

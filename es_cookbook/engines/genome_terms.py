@@ -33,7 +33,7 @@ class _Terms:
 
 
 class GenomeTerms:
-    """See the module's text.
+    """The noise factors of low-rank genomes, made seed by seed and written to their slots.
 
     Args:
         genomes_G: a block of the population.

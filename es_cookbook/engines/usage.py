@@ -7,7 +7,9 @@ from es_cookbook.common.errors import EngineError
 
 
 class Usage:
-    """See the module's text. For the tasks of one event loop.
+    """Lets requests use an engine together, and a change of its weights only alone.
+
+    For the tasks of one event loop.
 
     Attributes:
         closed: the engine can be used no more.

@@ -25,11 +25,11 @@ so do two different elements that change places (in tensors of up to 2³¹ eleme
 """
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.devices import for_each, on_gpu
 from es_cookbook.evolution.exact import (
@@ -55,7 +55,7 @@ class Centre:
             never written, and nobody else may write them either. They are on the CPU or on
             `device`, where they are sent one at a time when they are needed.
         space: which of them genomes perturb, and how.
-        num_threads: that move it on the CPU; one a core if None. Bits do not depend on it.
+        num_threads: that move it on the CPU; `num_cores()` if None. Bits do not depend on it.
         parts: which part of each selected parameter the base has, for a tensor-parallel rank; all
             of all of them if None.
         device: where it is kept and moves: the CPU, or one that `devices.noise_device` gives.
@@ -101,7 +101,7 @@ class Centre:
         self._start = start_of(space.shapes)
         self._device = device
         self._on_gpu = on_gpu(device)
-        self._num_threads = 1 if self._on_gpu else num_threads or os.cpu_count() or 1
+        self._num_threads = 1 if self._on_gpu else num_threads or num_cores()
         self._base = {name: base[name].detach() for name in space.shapes}
         self.weights = {
             name: tensor.to(device, torch.float32, copy=True, memory_format=torch.contiguous_format)

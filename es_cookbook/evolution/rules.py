@@ -60,7 +60,7 @@ class Offsets:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule(ABC):
-    """See the module's text. Fields are ints, floats, tuples of them, or `Offsets`."""
+    """How terms become an update. Fields are ints, floats, tuples of them, or `Offsets`."""
 
     @abstractmethod
     def group_sizes(self, num_terms: int) -> Sequence[int]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 
 SCHEDULE_NAMES = {
@@ -57,7 +58,7 @@ class Linear(Schedule):
 
     @chz.validate
     def _final(self) -> None:
-        _at_least_zero("final", self.final)
+        check_range(self, "final", at_least=0, prefix="a schedule's ")
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """1 + (final - 1) · progress."""
@@ -76,7 +77,7 @@ class Cosine(Schedule):
 
     @chz.validate
     def _final(self) -> None:
-        _at_least_zero("final", self.final)
+        check_range(self, "final", at_least=0, prefix="a schedule's ")
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """The cosine, final + (1 - final) · (1 + cos(π · progress)) / 2."""
@@ -96,10 +97,7 @@ class Exponential(Schedule):
 
     @chz.validate
     def _final(self) -> None:
-        if not (math.isfinite(self.final) and self.final > 0):
-            raise ConfigError(
-                f"an exponential schedule's final must be above 0, found {self.final}"
-            )
+        check_range(self, "final", above=0, prefix="an exponential schedule's ")
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """The power final ** progress."""
@@ -138,7 +136,8 @@ class Table(Schedule):
                 f"have no factor; found {list(self.generations)}"
             )
         for factor in self.factors:
-            _at_least_zero("factors", factor)
+            if not (math.isfinite(factor) and factor >= 0):
+                raise ConfigError(f"a schedule's factors must be 0 or more, found {factor}")
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """Piecewise linear in the generation; the run's length plays no part."""
@@ -162,8 +161,3 @@ def warmup(generation: int, num_warmup_generations: int) -> float:
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
     return min((generation + 1) / num_warmup_generations, 1.0) if num_warmup_generations else 1.0
-
-
-def _at_least_zero(field: str, factor: float) -> None:
-    if not (math.isfinite(factor) and factor >= 0):
-        raise ConfigError(f"a schedule's {field} must be 0 or more, found {factor}")

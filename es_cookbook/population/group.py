@@ -40,7 +40,7 @@ _NOT_RUN = LostRollout("never ran", "")
 
 
 class RolloutGroup:
-    """See the module's text.
+    """The attempts of a population at one problem, from making its Envs to closing them.
 
     Args:
         builder: the problem.

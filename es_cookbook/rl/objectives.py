@@ -23,7 +23,6 @@ were lost, so it is NaN and the problem is left out for that genome.
 """
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -31,6 +30,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.rl.rewards.length import (
@@ -203,9 +203,8 @@ class PassAtK(Objective):
 
     @chz.validate
     def _ranges(self) -> None:
-        _check_k(self.k)
-        if not math.isfinite(self.threshold):
-            raise ConfigError(f"threshold must be finite, found {self.threshold}")
+        check_range(self, "k", at_least=1)
+        check_range(self, "threshold")
 
     @property
     def min_attempts(self) -> int:
@@ -229,7 +228,7 @@ class MaxOfK(Objective):
 
     @chz.validate
     def _ranges(self) -> None:
-        _check_k(self.k)
+        check_range(self, "k", at_least=1)
 
     @property
     def min_attempts(self) -> int:
@@ -266,12 +265,9 @@ class LengthPenalty(Objective):
 
     @chz.validate
     def _ranges(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit must be at least 1 token or None, found {self.limit}")
-        if not 0 <= self.strength <= 1:
-            raise ConfigError(f"strength must be in [0, 1], found {self.strength}")
-        if not math.isfinite(self.right_above):
-            raise ConfigError(f"right_above must be finite, found {self.right_above}")
+        check_range(self, "limit", at_least=1)
+        check_range(self, "strength", at_least=0, at_most=1)
+        check_range(self, "right_above")
         if isinstance(self.inner, PassAtK) and self.inner.metric != REWARD:
             raise ConfigError(
                 f"inner=pass_at_k counts the metric {self.inner.metric!r}, on which a length "
@@ -294,8 +290,3 @@ class LengthPenalty(Objective):
         is_right_P_G_K = rewards_P_G_K > self.right_above
         moved_P_G_K = penalised(rewards_P_G_K, is_right_P_G_K, fractions_P_G_K, self.strength)
         return self.inner(dataclasses.replace(outcomes, rewards_P_G_K=moved_P_G_K))
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise ConfigError(f"k must be at least 1, found {k}")

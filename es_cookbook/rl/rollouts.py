@@ -185,10 +185,7 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """
     values: dict[str, list[float]] = {}
     for group in groups_P:
-        of_group: dict[str, list[float]] = {}
-        for metrics in _all_metrics(group):
-            for metric, value in metrics.items():
-                of_group.setdefault(metric, []).append(value)
+        of_group = _by_metric(_all_metrics(group))
         for tag in dict.fromkeys(("all", *group.tags)):
             for metric, values_GK in of_group.items():
                 values.setdefault(f"env/{tag}/{metric}", []).extend(values_GK)
@@ -205,10 +202,9 @@ def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
 
 
 def _all_metrics(group: TrajectoryGroup) -> Iterable[Metrics]:
-    for trajectories_K in group.trajectories_G_K:
-        for trajectory in trajectories_K:
-            if isinstance(trajectory, Trajectory):
-                yield _mean_over_steps(trajectory)
+    for trajectory in _trajectories([group]):
+        if isinstance(trajectory, Trajectory):
+            yield _mean_over_steps(trajectory)
     for metrics_K in group.group_metrics_G_K or ():
         yield from metrics_K
 
@@ -216,11 +212,16 @@ def _all_metrics(group: TrajectoryGroup) -> Iterable[Metrics]:
 def _mean_over_steps(trajectory: Trajectory) -> Metrics:
     if len(trajectory.transitions) == 1:
         return trajectory.transitions[0].metrics
-    values: dict[str, list[float]] = {}
-    for transition in trajectory.transitions:
-        for metric, value in transition.metrics.items():
-            values.setdefault(metric, []).append(value)
+    values = _by_metric(transition.metrics for transition in trajectory.transitions)
     return {metric: math.fsum(values_T) / len(values_T) for metric, values_T in values.items()}
+
+
+def _by_metric(reports: Iterable[Metrics]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for metrics in reports:
+        for metric, value in metrics.items():
+            values.setdefault(metric, []).append(value)
+    return values
 
 
 def count_tokens(groups_P: Sequence[TrajectoryGroup]) -> int:

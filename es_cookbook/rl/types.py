@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
 
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -43,14 +46,12 @@ class SamplingParams:
 
     @chz.validate
     def _ranges(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, found {self.max_tokens}")
+        check_range(self, "max_tokens", at_least=1)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(
+            raise ConfigError(
                 f"temperature must be 0 (greedy) or positive, found {self.temperature}"
             )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], found {self.top_p}")
+        check_range(self, "top_p", above=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 So the same Config gives the same history, wherever and however often the run is interrupted.
 """
 
-import math
 from pathlib import Path
 from typing import Literal
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, load_config
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
@@ -119,20 +119,12 @@ class Config:
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("attempts", "num_generations"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, found {value}")
-        for name in ("eval_every", "snapshot_every"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"{name} must be 0 or more, found {value}")
+        check_range(self, "attempts", "num_generations", at_least=1)
+        check_range(self, "eval_every", "snapshot_every", at_least=0)
+        check_range(self, "max_failed_fraction", at_least=0, at_most=1)
+        check_range(self, "rollout_timeout", above=0)
         self.objective.check(self.attempts, self.sampling.temperature)
         check_evaluation(self.eval_attempts, self.eval_temperature)
-        if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigError(
-                f"max_failed_fraction must be in [0, 1], found {self.max_failed_fraction}"
-            )
-        if not (math.isfinite(self.rollout_timeout) and self.rollout_timeout > 0):
-            raise ConfigError(f"rollout_timeout must be above 0, found {self.rollout_timeout}")
 
 
 def recorded_config(log_path: Path) -> Config:

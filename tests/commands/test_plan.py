@@ -517,8 +517,8 @@ def test_it_prints_a_page_that_adds_up(
         ("engine=ray", 2, "unknown name 'ray': accepted: torch, vllm"),
         ("search_space=lowrank", 2, "did you mean 'low_rank'? Accepted: full_rank, low_rank"),
         ("num_engine=8", 2, "did you mean 'num_engines'?"),
-        ("attempts=0", 1, "attempts must be positive, found 0"),
-        ("gpu_memory=-1", 1, "gpu_memory must be positive, found -1.0"),
+        ("attempts=0", 1, "attempts must be above 0, found 0"),
+        ("gpu_memory=-1", 1, "gpu_memory must be above 0, found -1.0"),
         ("num_engines=65", 1, "num_engines=65 is more than population_size=64"),
         (
             "engine=vllm engine.tensor_parallel_size=3",

@@ -1,5 +1,8 @@
 """The centre: exact movement, exact restoring, and a fingerprint that notices everything."""
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +18,7 @@ from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 
 BUILDERS = (
     LowRank(),
@@ -53,6 +56,20 @@ def base_model(dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
 
 def space_of(builder: SearchSpaceBuilder) -> SearchSpace:
     return builder([ParameterInfo(name, shape, "linear") for name, shape in SHAPES.items()])
+
+
+def test_omp_num_threads_bounds_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set[int]()
+
+    class Watched(LowRankSpace):
+        def add_terms_(self, name: str, weight: torch.Tensor, *rest: Any) -> None:
+            threads.add(threading.get_ident())
+            super().add_terms_(name, weight, *rest)
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    base = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    Centre(base, Watched(SHAPES, rank=1)).apply(STEPS[0])
+    assert threads == {threading.get_ident()}
 
 
 def bits(weights: dict[str, torch.Tensor]) -> dict[str, list[int]]:

@@ -200,7 +200,7 @@ def test_the_mean_is_the_mean_reward_bit_for_bit() -> None:
         (lambda: PassAtK(k=0), "k must be at least 1, found 0"),
         (lambda: MaxOfK(k=-3), "k must be at least 1, found -3"),
         (lambda: PassAtK(threshold=NAN), "threshold must be finite, found nan"),
-        (lambda: LengthPenalty(limit=0), "limit must be at least 1 token or None, found 0"),
+        (lambda: LengthPenalty(limit=0), "limit must be at least 1, found 0"),
         (lambda: LengthPenalty(strength=1.5), r"strength must be in \[0, 1\], found 1.5"),
         (lambda: LengthPenalty(right_above=NAN), "right_above must be finite, found nan"),
         (lambda: LengthPenalty(inner=PassAtK()), "use inner=max_of_k, or inner.metric=reward"),

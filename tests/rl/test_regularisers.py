@@ -353,11 +353,11 @@ def test_prompts_that_cannot_be_used_are_named(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"weight": math.nan}, "weight must be finite and not negative, found nan"),
-        ({"weight": math.inf}, "weight must be finite and not negative, found inf"),
-        ({"weight": -1.0}, "weight must be finite and not negative, found -1.0"),
+        ({"weight": math.nan}, "weight must be 0 or more, found nan"),
+        ({"weight": math.inf}, "weight must be 0 or more, found inf"),
+        ({"weight": -1.0}, "weight must be 0 or more, found -1.0"),
         ({"weight": 1.0, "problems_per_generation": 0}, "must be at least 1, found 0"),
-        ({"weight": 1.0, "beta": 0.0}, "beta must be finite and above 0, found 0.0"),
+        ({"weight": 1.0, "beta": 0.0}, "beta must be above 0, found 0.0"),
     ],
 )
 def test_numbers_that_cannot_work_are_refused(fields: dict[str, Any], sentence: str) -> None:

@@ -61,7 +61,7 @@ class Traits:
 
 
 class EngineActor:
-    """See the module's text. `call` is the only method that the pool uses."""
+    """Runs one engine in an actor's process. `call` is the only method that the pool uses."""
 
     def __init__(self) -> None:
         self._built: Engine | None = None
@@ -99,29 +99,29 @@ class EngineActor:
         )
 
     async def load(self, genomes: bytes) -> None:
-        """See `Engine.load`."""
+        """`Engine.load`, of encoded genomes."""
         async with self._alone():
             await self._engine.load(decode_genomes(genomes))
 
     async def apply(self, step: bytes) -> int:
-        """See `Engine.apply`."""
+        """`Engine.apply`, of an encoded step."""
         (decoded,) = decode_steps(step)
         async with self._alone():
             return await self._engine.apply(decoded)
 
     async def restore(self, steps: bytes, snapshot: str | None) -> int:
-        """See `Engine.restore`."""
+        """`Engine.restore`, of encoded steps."""
         path = None if snapshot is None else Path(snapshot)
         async with self._alone():
             return await self._engine.restore(decode_steps(steps), path)
 
     async def save(self, path: str) -> None:
-        """See `Engine.save`."""
+        """`Engine.save`, to a path as text."""
         async with self._alone():
             await self._engine.save(Path(path))
 
     async def close(self) -> None:
-        """See `Engine.close`."""
+        """Close the engine, if there is one."""
         if self._built is not None:
             await self._built.close()
 

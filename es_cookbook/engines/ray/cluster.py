@@ -20,10 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
 
-from es_cookbook.common.errors import ConfigError, EngineError
+from es_cookbook.common.errors import ConfigError, EngineError, not_installed
 from es_cookbook.engines.ray.actor import EngineActor
 
-_MISSING = "engine=ray needs Ray, which is not installed: pip install 'ray>=2.50'"
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where Ray notes the cluster that was last started on this machine."""
 _SECONDS_TO_CONNECT = 5.0
@@ -72,7 +71,7 @@ class Place:
 
 
 class Cluster:
-    """A Ray cluster, joined. See the module's text.
+    """A Ray cluster, joined.
 
     Attributes:
         is_private: it was started here, and has what this machine has.
@@ -277,7 +276,7 @@ def _import_ray(environment: Mapping[str, str]) -> ModuleType:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError(_MISSING) from error
+        raise not_installed("engine=ray", "Ray", "ray>=2.50") from error
     return ray
 
 

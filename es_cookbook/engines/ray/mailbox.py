@@ -44,7 +44,7 @@ class _Asked:
 
 
 class Mailbox:
-    """See the module's text. For the tasks of one event loop.
+    """Batches requests to one process and hands out its answers. For the tasks of one event loop.
 
     Args:
         traffic: counts what is sent.

@@ -87,7 +87,7 @@ class Ledger:
 
 
 class Member:
-    """See the module's text.
+    """One engine of a pool, with all it takes to bring it back when its process is lost.
 
     Args:
         number: its name in the pool.

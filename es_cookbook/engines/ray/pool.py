@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import anyio
 import chz
+from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
@@ -91,10 +93,9 @@ class RayPoolBuilder(EngineBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("num_engines", "num_cpus", "request_timeout", "start_timeout"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"engine.{name} must be positive, found {value}")
+        check_range(self, "num_engines", "num_cpus", above=0, prefix="engine.")
+        timeouts = ("request_timeout", "start_timeout")
+        check_range(self, *timeouts, above=0, finite=False, prefix="engine.")
         if self.max_engines is not None and self.max_engines < self.num_engines:
             raise ConfigError(
                 f"engine.max_engines must be at least engine.num_engines={self.num_engines}, found "
@@ -107,16 +108,15 @@ class RayPoolBuilder(EngineBuilder):
                 "engine.num_gpus must be 0, a share of one GPU or a whole number, found "
                 f"{self.num_gpus:g}"
             )
-        if self.max_restarts < 0:
-            raise ConfigError(f"engine.max_restarts must be 0 or more, found {self.max_restarts}")
+        check_range(self, "max_restarts", at_least=0, prefix="engine.")
         if isinstance(self.engine, RayPoolBuilder):
             raise ConfigError(
                 "engine.engine must be an engine, not a pool again; accepted: "
                 + ", ".join(name for name in ENGINE_NAMES if name != "ray")
             )
 
+    @override
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
-        """See `EngineBuilder`."""
         cluster = Cluster.connect(self.address)
         pool: RayPool | None = None
         try:
@@ -157,7 +157,7 @@ class RayPoolBuilder(EngineBuilder):
 
 
 class RayPool(Engine):
-    """See the module's text. Has no engines until `add_engines`.
+    """Several engines as one, each an actor of a Ray cluster. Has no engines until `add_engines`.
 
     Args:
         settings: how engines are made.
@@ -170,38 +170,41 @@ class RayPool(Engine):
         self._roster = Roster(settings, self._ledger, strategy, most)
 
     @property
+    @override
     def capacity(self) -> int:
         """How many genomes one engine hosts."""
         return self._roster.traits.capacity
 
     @property
+    @override
     def num_engines(self) -> int:
         """Engines that are there now."""
         return max(1, len(self._roster.members))
 
     @property
+    @override
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's own tokenizer."""
         return self._roster.traits.tokenizer
 
     @property
+    @override
     def context_length(self) -> int:
-        """Most tokens of prompt and action together."""
         return self._roster.traits.context_length
 
     @property
+    @override
     def space(self) -> "SearchSpace":
-        """See `Engine.space`."""
         return self._roster.traits.space
 
     @property
+    @override
     def base_dtype(self) -> str:
-        """See `Engine.base_dtype`; the same for all, as their fingerprints prove."""
+        """The same for all, as their fingerprints prove."""
         return self._roster.traits.base_dtype
 
     @property
+    @override
     def max_terms(self) -> int | None:
-        """See `Engine.max_terms`."""
         return self._roster.traits.max_terms
 
     async def add_engines(self, count: int) -> None:
@@ -213,6 +216,7 @@ class RayPool(Engine):
         """
         await self._roster.add(count)
 
+    @override
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[Host]:
         """Borrow an engine; if it is lost meanwhile, the block goes to another by itself."""
@@ -222,20 +226,24 @@ class RayPool(Engine):
         finally:
             self._roster.give_back(lent.member)
 
+    @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Not for pools: genomes are loaded on an engine that is lent."""
         raise EngineError("a pool hosts genomes on engines that it lends; use its `lend`")
 
+    @override
     async def sample(self, request: SampleRequest) -> Action:
-        """See `Engine.sample`; for the centre and the base."""
+        """For the centre and the base."""
         return cast(Action, await self._ask(request))
 
+    @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        """See `Engine.logprobs`; for the centre and the base."""
+        """For the centre and the base."""
         return cast("list[float]", await self._ask(request))
 
+    @override
     async def apply(self, step: Step) -> int:
-        """See `Engine.apply`.
+        """On every engine.
 
         Raises:
             DisagreementError: An engine differs from the others after it was restored, too.
@@ -243,13 +251,15 @@ class RayPool(Engine):
         """
         return await self._roster.apply(encode_step(step))
 
+    @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        """See `Engine.restore`; raises as `apply`. Engines that see no such file use the base."""
+        """Raises as `apply`. Engines that see no such file use the base."""
         path = None if snapshot is None else str(snapshot.absolute())
         return await self._roster.restore([encode_step(step) for step in steps], path)
 
+    @override
     async def save(self, path: Path) -> None:
-        """See `Engine.save`; an engine writes it, so engines elsewhere need a shared directory."""
+        """An engine writes it, so engines elsewhere need a shared directory."""
         member = self._roster.least_busy()
         await member.save(str(path.absolute()))
         if not path.exists():
@@ -258,6 +268,7 @@ class RayPool(Engine):
                 "this machine; give a path in a directory that both share"
             )
 
+    @override
     def stats(self) -> Mapping[str, float]:
         """Counters.
 
@@ -274,8 +285,8 @@ class RayPool(Engine):
             "question_bytes": traffic.question_bytes,
         }
 
+    @override
     async def close(self) -> None:
-        """See `Engine.close`."""
         await self._roster.close()
 
     async def _ask(self, request: Request) -> Action | list[float]:
@@ -306,19 +317,19 @@ class _LentHost(Host):
         self._genomes = b""
         self._going = anyio.Lock()
 
+    @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """See `Host.load`."""
         self._genomes = encode_genomes(genomes_G)
         with suppress(EngineLostError):
             await self.member.load(self._genomes)
         await self._go_on()
 
+    @override
     async def sample(self, request: SampleRequest) -> Action:
-        """See `Host.sample`."""
         return cast(Action, await self._ask(request))
 
+    @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        """See `Host.logprobs`."""
         return cast("list[float]", await self._ask(request))
 
     async def _ask(self, request: Request) -> Action | list[float]:

@@ -34,7 +34,7 @@ _PATIENCE = 10.0
 
 
 class Roster:
-    """See the module's text. Empty until `add`.
+    """The engines of a pool: who is in, lent or lost. Empty until `add`.
 
     Args:
         settings: how engines are made.

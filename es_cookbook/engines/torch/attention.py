@@ -11,6 +11,7 @@ import dataclasses
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 LENGTH_STEP = 8
 """Prompts are padded to a multiple of this many tokens, and cache views are as long."""
@@ -123,7 +124,7 @@ def _probabilities(
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
 
 
-class DecodeRows:
+class DecodeRows(AttentionRows):
     """One row a slot: row i is slot i's newest token, at its own position."""
 
     def __init__(self, cache: SlotCache, positions_S: torch.Tensor) -> None:
@@ -133,10 +134,10 @@ class DecodeRows:
         self._rows: dict[int, torch.Tensor] = {}
         self._masks: dict[tuple[int | None, int, int, int], torch.Tensor] = {}
 
+    @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        """See `AttentionRows.attend`."""
         num_rows, heads, width = q_T.shape
         kv_heads, value_width = v_T.shape[1:]
         keys, values = self.cache.layer(layer.index, k_T, v_T)
@@ -186,7 +187,7 @@ class _SameLength:
     valid_rows: torch.Tensor
 
 
-class PrefillRows:
+class PrefillRows(AttentionRows):
     """Whole prompts, ragged, one after the other; a token sees its own prompt up to itself.
 
     Args:
@@ -232,10 +233,10 @@ class PrefillRows:
             self._positions = torch.cat(spans).to(device)
             self._slots = torch.tensor(slots).repeat_interleave(torch.tensor(lengths)).to(device)
 
+    @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        """See `AttentionRows.attend`."""
         heads, (kv_heads, value_width) = q_T.shape[1], v_T.shape[1:]
         if self._cache is not None:
             self._write(self._cache, layer.index, k_T, v_T)

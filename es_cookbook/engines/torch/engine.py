@@ -22,6 +22,7 @@ from typing import Literal, cast
 import chz
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import override
 
 from es_cookbook.checkpoints.models import (
     end_of_sequence_ids,
@@ -30,6 +31,7 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.checkpoints.snapshots import starting_point
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
@@ -80,20 +82,11 @@ class TorchEngineBuilder(EngineBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in (
-            "max_batch_size",
-            "prefill_tokens",
-            "kv_cache_gib",
-            "memory_gib",
-            "max_model_len",
-            "num_lanes",
-        ):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"engine.{name} must be positive, found {value}")
+        counts = ("max_batch_size", "prefill_tokens", "max_model_len", "num_lanes")
+        check_range(self, *counts, "kv_cache_gib", "memory_gib", above=0, prefix="engine.")
 
+    @override
     async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "TorchEngine":
-        """See `EngineBuilder`."""
         return await asyncio.to_thread(self._build, model_name, search_space)
 
     def _build(self, model_name: str, search_space: SearchSpaceBuilder) -> "TorchEngine":
@@ -120,7 +113,7 @@ def _device(name: str) -> torch.device:
 
 
 class TorchEngine(Engine):
-    """See the module's text.
+    """The engine that runs a Hugging Face model in this process.
 
     Args:
         model: holds the base weights, which it keeps.
@@ -190,37 +183,39 @@ class TorchEngine(Engine):
             thread.start()
 
     @property
+    @override
     def capacity(self) -> int:
         """How many genomes `memory_gib` holds."""
         return self._weights.capacity
 
     @property
+    @override
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's own tokenizer."""
         return self._tokenizer
 
     @property
+    @override
     def context_length(self) -> int:
-        """Most tokens of prompt and action together."""
         return self._context_length
 
     @property
+    @override
     def space(self) -> SearchSpace:
-        """See `Engine.space`."""
         return self._space
 
     @property
+    @override
     def base_dtype(self) -> str:
-        """See `Engine.base_dtype`."""
         return self._base_dtype
 
+    @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """See `Engine.load`. Low rank: fills tables. Dense: a set of weights a genome."""
+        """Low rank: fills tables. Dense: a set of weights a genome."""
         with self._usage.changing("load genomes"):
             await asyncio.to_thread(self._weights.load, genomes_G)
 
+    @override
     async def sample(self, request: SampleRequest) -> Action:
-        """See `Engine.sample`."""
         check_sample(request, self._context_length, self._vocabulary_size)
         prompt = len(request.observation.tokens_T)
         limit = min(request.params.max_tokens, self._context_length - prompt)
@@ -229,20 +224,20 @@ class TorchEngine(Engine):
         reason = "stop" if result.stopped else "length"
         return Action(result.tokens_T, result.text, reason, result.logprobs_T)
 
+    @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        """See `Engine.logprobs`."""
         check_logprobs(request, self._context_length, self._vocabulary_size)
         result = await self._submit(request, limit=0)
         assert isinstance(result, list)
         return result
 
+    @override
     async def apply(self, step: Step) -> int:
-        """See `Engine.apply`."""
         with self._usage.changing("move the centre"):
             return await asyncio.to_thread(self._weights.move, lambda centre: centre.apply(step))
 
+    @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        """See `Engine.restore`."""
         with self._usage.changing("restore the centre"):
             return await asyncio.to_thread(
                 self._weights.move,
@@ -251,17 +246,18 @@ class TorchEngine(Engine):
                 ),
             )
 
+    @override
     async def save(self, path: Path) -> None:
-        """See `Engine.save`."""
         with self._usage.changing("save the centre"):
             await asyncio.to_thread(self._weights.save, path, self._tokenizer)
 
+    @override
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled and `requests` taken."""
         return {"tokens": sum(lane.num_tokens for lane in self._lanes), "requests": self._requests}
 
+    @override
     async def close(self) -> None:
-        """See `Engine.close`."""
         if self._usage.closed:
             return
         self._usage.closed = True

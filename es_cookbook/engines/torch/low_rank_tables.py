@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
+from typing_extensions import override
 
 from es_cookbook.engines.genome_terms import GenomeTerms
 from es_cookbook.engines.torch.population_layers import (
@@ -104,8 +105,8 @@ class LowRankTables(GenomeTables):
         super().__init__(model, list(space.shapes), space.rank, num_threads)
         self._space = space
 
+    @override
     def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
-        """See `GenomeTables.fill`."""
         terms = GenomeTerms(genomes_G, self._space, self._device)
         if terms.num_terms == 0:
             return None
@@ -128,8 +129,8 @@ class AdapterTables(GenomeTables):
         self._space = space
         self._centre = centre
 
+    @override
     def fill(self, genomes_G: Sequence[Genome]) -> Tables:
-        """See `GenomeTables.fill`."""
         rows = [*genomes_G, Genome()]
 
         def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:

@@ -108,7 +108,7 @@ _current = _Current()
 
 def _batch() -> Batch:
     if _current.batch is None:
-        raise RuntimeError("a population layer ran outside `forward_batch`")
+        raise RuntimeError("a population layer ran outside `PopulationModel.forward`")
     return _current.batch
 
 

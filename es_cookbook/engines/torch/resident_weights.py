@@ -34,7 +34,7 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 
 
 class ResidentWeights:
-    """See the module's text. None of it may change while requests are in flight.
+    """Base, centre and resident genomes. None of it may change while requests are in flight.
 
     Args:
         base: the model as loaded; kept, never written.

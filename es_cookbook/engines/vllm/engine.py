@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import chz
 import torch
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from es_cookbook.checkpoints.models import (
     end_of_sequence_ids,
@@ -22,6 +23,7 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
     parameter_infos,
 )
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, nearest
 from es_cookbook.engines.base import EngineBuilder
@@ -90,24 +92,12 @@ class VLLMEngineBuilder(EngineBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in (
-            "max_model_len",
-            "max_genomes",
-            "terms_per_genome",
-            "kv_cache_gib",
-            "tensor_parallel_size",
-        ):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"engine.{name} must be positive, found {value}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                "engine.gpu_memory_utilization must be above 0 and at most 1, found "
-                f"{self.gpu_memory_utilization}"
-            )
+        counts = ("max_model_len", "max_genomes", "terms_per_genome", "tensor_parallel_size")
+        check_range(self, *counts, "kv_cache_gib", above=0, prefix="engine.")
+        check_range(self, "gpu_memory_utilization", above=0, at_most=1, prefix="engine.")
 
+    @override
     async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "VLLMEngine":
-        """See `EngineBuilder`."""
         engine = await asyncio.to_thread(self._build, model_name, search_space)
         try:
             await engine.open()

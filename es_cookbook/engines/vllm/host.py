@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import override
 
 from es_cookbook.checkpoints.models import load_causal_lm, save_model
 from es_cookbook.common import errors
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class VLLMEngine(Engine):
-    """See the module's text; call `open` before anything else.
+    """The engine that runs a model in vLLM; call `open` before anything else.
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
@@ -124,37 +125,39 @@ class VLLMEngine(Engine):
         return merge_fingerprints(pieces, self._space.shapes)
 
     @property
+    @override
     def capacity(self) -> int:
         """As many genomes as there are slots for them; one dense genome."""
         return self._max_genomes
 
     @property
+    @override
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's own tokenizer."""
         return self._tokenizer
 
     @property
+    @override
     def context_length(self) -> int:
-        """Most tokens of prompt and action together."""
         return self._context_length
 
     @property
+    @override
     def space(self) -> SearchSpace:
-        """See `Engine.space`."""
         return self._space
 
     @property
+    @override
     def base_dtype(self) -> str:
-        """See `Engine.base_dtype`."""
         return self._base_dtype
 
     @property
+    @override
     def max_terms(self) -> int | None:
-        """See `Engine.max_terms`."""
         return self._max_terms
 
+    @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """See `Engine.load`. Low rank: writes slots. Dense: weights change when requests come."""
+        """Low rank: writes slots. Dense: weights change when requests come."""
         with self._usage.changing("load genomes"):
             if len(genomes_G) > self.capacity:
                 raise EngineError(
@@ -165,8 +168,8 @@ class VLLMEngine(Engine):
             self._num_loaded = len(genomes_G)
             self._version += 1
 
+    @override
     async def sample(self, request: SampleRequest) -> Action:
-        """See `Engine.sample`."""
         check_sample(request, self._context_length, self._vocabulary_size)
         observation, params = request.observation, request.params
         room = self._context_length - len(observation.tokens_T)
@@ -192,8 +195,8 @@ class VLLMEngine(Engine):
         reason = "length" if answer.finish_reason == "length" else "stop"
         return Action(tokens_T, text, reason, logprobs_T)
 
+    @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        """See `Engine.logprobs`."""
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -225,26 +228,28 @@ class VLLMEngine(Engine):
         of_continuation = [of_sent[i][sent_T[i]] for i in range(len(request.prompt_T), len(sent_T))]
         return [found.logprob for found in (*of_continuation, of_sampled[0][last])]
 
+    @override
     async def apply(self, step: Step) -> int:
-        """See `Engine.apply`."""
         with self._usage.changing("move the centre"):
             fingerprint = await self._move("genomes_apply", encode_step(step))
             self._steps.append(step)
             return fingerprint
 
+    @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        """See `Engine.restore`."""
         with self._usage.changing("restore the centre"):
             self._steps = list(steps)
             plain = b"".join(map(encode_step, self._steps))
             path = None if snapshot is None else str(snapshot.absolute())
             return await self._move("genomes_restore", plain, path)
 
+    @override
     async def save(self, path: Path) -> None:
-        """See `Engine.save`. Made anew from the base model and the steps: weights never travel."""
+        """Made anew from the base model and the steps: weights never travel."""
         with self._usage.changing("save the centre"):
             await asyncio.to_thread(self._save, path)
 
+    @override
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled, `requests` taken, `cached_tokens` that were in the cache."""
         return {
@@ -253,8 +258,8 @@ class VLLMEngine(Engine):
             "cached_tokens": self._num_cached_tokens,
         }
 
+    @override
     async def close(self) -> None:
-        """See `Engine.close`."""
         self._usage.closed = True
         llm, self._llm = self._llm, None
         if llm is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
+from typing_extensions import override
 
 from es_cookbook.checkpoints.snapshots import starting_point
 from es_cookbook.common.errors import EngineError, ModelError
@@ -99,12 +100,13 @@ class DenseGenomes(RankGenomes):
         super().__init__(centre, space.shapes)
         self._genomes_G: Sequence[Genome] = ()
 
+    @override
     def load(self, genomes_G: Sequence[Genome]) -> None:
-        """See `RankGenomes.load`; their weights are made when they are used."""
+        """Their weights are made when they are used."""
         self._genomes_G = genomes_G
 
+    @override
     def use(self, weights: int | Literal["centre", "base"]) -> None:
-        """See `RankGenomes.use`."""
         for name, place in self._placements.items():
             if weights == "base":
                 place.write(self._base[name])
@@ -125,8 +127,8 @@ class LowRankGenomes(DenseGenomes):
         self._slots = _slots_for(model, space.shapes)
         self._device = _noise_device(model)
 
+    @override
     def load(self, genomes_G: Sequence[Genome]) -> None:
-        """See `RankGenomes.load`."""
         terms = GenomeTerms(genomes_G, self._space, self._device)
         _check_room(self._slots, terms.num_genomes, 1, self._space.rank * terms.num_terms)
         for name, slots in self._slots.items():
@@ -145,8 +147,9 @@ class AdapterGenomes(RankGenomes):
         self._space = space
         self._slots = _slots_for(model, space.targets)
 
+    @override
     def load(self, genomes_G: Sequence[Genome]) -> None:
-        """See `RankGenomes.load`; the centre's slot is written too."""
+        """The centre's slot is written too."""
         _check_room(self._slots, len(genomes_G), 2, self._space.rank)
         values_G = [partial(self.centre.perturbed, genome) for genome in [*genomes_G, Genome()]]
         for name, slots in self._slots.items():
@@ -158,6 +161,7 @@ class AdapterGenomes(RankGenomes):
                 slots.a[slot, ranks] = of_a[:, slots.columns].to(slots.a)
                 slots.b[slot, :, ranks] = (of_b[slots.rows] * self._space.scaling).to(slots.b)
 
+    @override
     def use(self, weights: int | Literal["centre", "base"]) -> None:
         """Every target has a slot; there is nothing to write."""
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class Turnstile:
-    """See the module's text. For the tasks of one event loop.
+    """Lets in together those who need the same set of weights. For the tasks of one event loop.
 
     Args:
         switch: brings in a set of weights; called when nobody is inside.

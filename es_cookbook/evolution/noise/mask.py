@@ -18,7 +18,7 @@ LANE_VALUES = 2**16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mask:
-    """See the module's text.
+    """A random subset of a parameter's elements, given by a seed.
 
     Attributes:
         seed: 0 ... 2⁶³ - 1.

@@ -28,14 +28,15 @@ from typing import Literal
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.window import (
     WindowedES,
     WindowOptimizer,
     average_weights,
-    check_decay,
     mean_square,
     scaled,
 )
@@ -56,17 +57,15 @@ class Adam(WindowedES):
 
     @chz.validate
     def _moments(self) -> None:
-        check_decay("beta1", self.beta1)
-        check_decay("beta2", self.beta2)
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ConfigError(f"epsilon must be above 0, found {self.epsilon}")
+        check_range(self, "beta1", "beta2", at_least=0, below=1)
+        check_range(self, "epsilon", above=0)
         if self.moments not in ("element", "block"):
             raise ConfigError(f"moments must be element or block, found {self.moments!r}")
 
+    @override
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "AdamOptimizer":
-        """Build it."""
         del space
         return AdamOptimizer(self, run_seed, num_generations)
 
@@ -79,7 +78,7 @@ class RMSProp(Adam):
 
 
 class AdamOptimizer(WindowOptimizer):
-    """See the module's text."""
+    """Divides the mean gradient by the root of the mean squared gradient."""
 
     def __init__(self, config: Adam, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

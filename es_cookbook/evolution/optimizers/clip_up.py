@@ -23,13 +23,13 @@ from collections.abc import Sequence
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.window import (
     WindowedES,
     WindowOptimizer,
-    check_decay,
     mean_square,
     scaled,
 )
@@ -47,20 +47,19 @@ class ClipUp(WindowedES):
 
     @chz.validate
     def _speed(self) -> None:
-        check_decay("momentum", self.momentum)
-        if not (math.isfinite(self.max_speed) and self.max_speed > 0):
-            raise ConfigError(f"max_speed must be above 0, found {self.max_speed}")
+        check_range(self, "momentum", at_least=0, below=1)
+        check_range(self, "max_speed", above=0)
 
+    @override
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "ClipUpOptimizer":
-        """Build it."""
         del space
         return ClipUpOptimizer(self, run_seed, num_generations)
 
 
 class ClipUpOptimizer(WindowOptimizer):
-    """See the module's text."""
+    """Adds to the velocity, clips it, and moves the centre by it."""
 
     def __init__(self, config: ClipUp, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

@@ -25,7 +25,9 @@ from typing import Protocol, cast
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.offsets import (
@@ -50,8 +52,7 @@ class CMA(OffsetsBuilder):
 
     @chz.validate
     def _max_dimension(self) -> None:
-        if self.max_dimension < 1:
-            raise ConfigError(f"max_dimension must be at least 1, found {self.max_dimension}")
+        check_range(self, "max_dimension", at_least=1)
 
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
@@ -84,15 +85,15 @@ class _Strategy(Protocol):
 
 
 class CMAOptimizer(OffsetsOptimizer):
-    """See the module's text."""
+    """Samples and updates with the `cma` package."""
 
     def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
         self._config = config
         self._seed, self._draws = 0, 0
         super().__init__(config, run_seed, dimension)
 
+    @override
     def start(self, mean: NDArray[np.float64]) -> None:
-        """See `OffsetsOptimizer.start`."""
         with quiet():
             from cma import CMAEvolutionStrategy
             from cma.sigma_adaptation import CMAAdaptSigmaCSA
@@ -107,19 +108,19 @@ class CMAOptimizer(OffsetsOptimizer):
             strategy = CMAEvolutionStrategy(mean.copy(), self._config.sigma, options)
         self._strategy = cast(_Strategy, strategy)
 
+    @override
     def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
-        """See `OffsetsOptimizer.sample`."""
         self._seed, self._draws = seed, 0
         with quiet():
             return self._strategy.ask()
 
+    @override
     def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
-        """See `OffsetsOptimizer.update`."""
         with quiet():
             self._strategy.tell(points_G, [float(rank) for rank in ranks_G])
 
+    @override
     def mean(self) -> NDArray[np.float64]:
-        """See `OffsetsOptimizer.mean`."""
         return np.array(self._strategy.mean)
 
     def _normals(self, *shape: int) -> NDArray[np.float64]:

@@ -33,6 +33,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
@@ -59,10 +60,8 @@ class AdaptiveSigma:
 
     @chz.validate
     def _fields(self) -> None:
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError(f"adaptive_sigma.rate must be above 0, found {self.rate}")
-        if not math.isfinite(self.target):
-            raise ConfigError(f"adaptive_sigma.target must be finite, found {self.target}")
+        check_range(self, "rate", above=0, prefix="adaptive_sigma.")
+        check_range(self, "target", prefix="adaptive_sigma.")
         if not 0 < self.smallest <= 1 <= self.largest < math.inf:
             raise ConfigError(
                 "adaptive_sigma.smallest must be in (0, 1] and largest 1 or more, found "
@@ -118,23 +117,15 @@ class ES(OptimizerBuilder):
 
     @chz.validate
     def _fields(self) -> None:
-        if self.population_size < 1:
-            raise ConfigError(f"population_size must be at least 1, found {self.population_size}")
+        check_range(self, "population_size", at_least=1)
         if self.antithetic and self.population_size % 2:
             raise ConfigError(
                 "population_size must be even when antithetic is on, because genomes come in "
                 f"mirrored pairs; found {self.population_size}"
             )
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ConfigError(f"sigma must be above 0, found {self.sigma}")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate >= 0):
-            raise ConfigError(f"learning_rate must be 0 or more, found {self.learning_rate}")
-        if self.warmup_generations < 0:
-            raise ConfigError(
-                f"warmup_generations must be 0 or more, found {self.warmup_generations}"
-            )
-        if not 0 <= self.weight_decay < 1:
-            raise ConfigError(f"weight_decay must be in [0, 1), found {self.weight_decay}")
+        check_range(self, "sigma", above=0)
+        check_range(self, "learning_rate", "warmup_generations", at_least=0)
+        check_range(self, "weight_decay", at_least=0, below=1)
         if self.adaptive_sigma is not None and not self.evaluate_centre:
             raise ConfigError(
                 "adaptive_sigma compares the centre with its genomes: set evaluate_centre=True"

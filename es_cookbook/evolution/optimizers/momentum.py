@@ -15,13 +15,14 @@ from collections.abc import Sequence
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.window import (
     WindowedES,
     WindowOptimizer,
     average_weights,
-    check_decay,
     scaled,
 )
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -35,18 +36,18 @@ class Momentum(WindowedES):
 
     @chz.validate
     def _momentum(self) -> None:
-        check_decay("momentum", self.momentum)
+        check_range(self, "momentum", at_least=0, below=1)
 
+    @override
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "MomentumOptimizer":
-        """Build it."""
         del space
         return MomentumOptimizer(self, run_seed, num_generations)
 
 
 class MomentumOptimizer(WindowOptimizer):
-    """See the module's text."""
+    """Moves the centre by the average gradient of the window."""
 
     def __init__(self, config: Momentum, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

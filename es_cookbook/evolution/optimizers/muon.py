@@ -26,6 +26,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.momentum import Momentum, MomentumOptimizer
@@ -41,8 +42,7 @@ class Muon(Momentum):
 
     @chz.validate
     def _iterations(self) -> None:
-        if self.iterations < 1:
-            raise ConfigError(f"iterations must be at least 1, found {self.iterations}")
+        check_range(self, "iterations", at_least=1)
 
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
@@ -61,7 +61,7 @@ class Muon(Momentum):
 
 
 class MuonOptimizer(MomentumOptimizer):
-    """See the module's text."""
+    """Orthogonalises the averaged gradient of each matrix."""
 
     def __init__(self, config: Muon, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)

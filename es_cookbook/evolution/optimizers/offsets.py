@@ -29,8 +29,10 @@ from contextlib import contextmanager
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
@@ -56,8 +58,7 @@ class OffsetsBuilder(OptimizerBuilder):
                 f"population_size must be at least {_SMALLEST_POPULATION} for CMA-ES to recombine "
                 f"the better half of it, found {self.population_size}; 24 to 96 are usual"
             )
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ConfigError(f"sigma must be above 0, found {self.sigma}")
+        check_range(self, "sigma", above=0)
 
     def dimension_of(self, name: str, space: SearchSpace) -> int:
         """Parameters of a space that genomes with coordinates can live in.
@@ -118,8 +119,9 @@ class OffsetsOptimizer(Optimizer):
     def mean(self) -> NDArray[np.float64]:
         """Of the present distribution; a copy."""
 
+    @override
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """See `Optimizer.begin_after`; the last step that moves has to name the centre."""
+        """The last step that moves has to name the centre."""
         moving = [step for step in steps if step.terms or step.decay or step.rule]
         if not moving:
             return
@@ -132,6 +134,7 @@ class OffsetsOptimizer(Optimizer):
         self._mean = rule.offsets.array.astype(np.float64)
         self.start(self._mean)
 
+    @override
     def ask(self, generation: int) -> list[Genome]:
         """A population around the mean, none of it the mean itself."""
         if self._asked != generation:
@@ -141,6 +144,7 @@ class OffsetsOptimizer(Optimizer):
             self._sigma = math.sqrt(math.fsum(squares_G) / len(squares_G))
         return [Genome(offsets=Offsets.of(point)) for point in self._points_G]
 
+    @override
     def tell(
         self,
         generation: int,
@@ -167,6 +171,7 @@ class OffsetsOptimizer(Optimizer):
         moved = math.sqrt(float(np.mean((self._mean - before) ** 2)))
         return Step(rule=OffsetsRule(Offsets.of(self._mean), moved))
 
+    @override
     def sigma(self, generation: int) -> float:
         """RMS distance of the population from the mean, per parameter."""
         del generation
@@ -183,10 +188,8 @@ def need(package: str, optimizer: str) -> None:
         with quiet():
             importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(
-            f"optimizer={optimizer} needs the package {package}, which is not installed: "
-            "pip install 'es-cookbook[cma]'"
-        ) from error
+        what = f"optimizer={optimizer}"
+        raise not_installed(what, f"the package {package}", "es-cookbook[cma]") from error
 
 
 @contextmanager

@@ -39,10 +39,11 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ESOptimizer, weighted_sum
-from es_cookbook.evolution.optimizers.window import WindowedES, check_decay
+from es_cookbook.evolution.optimizers.window import WindowedES
 from es_cookbook.evolution.rules import ErrorFeedbackRule
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
@@ -67,7 +68,7 @@ class QES(WindowedES):
 
     @chz.validate
     def _residual(self) -> None:
-        check_decay("residual_decay", self.residual_decay)
+        check_range(self, "residual_decay", at_least=0, below=1)
         if self.weight_decay:
             raise ConfigError(
                 f"weight_decay must be 0 with qes, found {self.weight_decay}: codes are whole "
@@ -87,7 +88,7 @@ class QES(WindowedES):
 
 
 class QESOptimizer(ESOptimizer):
-    """See the module's text."""
+    """Moves codes by whole numbers and carries the rounding error on."""
 
     def __init__(self, config: QES, run_seed: int, num_generations: int, highest: int) -> None:
         super().__init__(config, run_seed, num_generations)

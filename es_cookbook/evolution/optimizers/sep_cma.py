@@ -18,6 +18,7 @@ from typing import Protocol, cast
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder, OffsetsOptimizer, need
@@ -62,14 +63,14 @@ class _Strategy(Protocol):
 
 
 class SepCMAOptimizer(OffsetsOptimizer):
-    """See the module's text."""
+    """Samples and updates with the `cmaes` package."""
 
     def __init__(self, config: SepCMA, run_seed: int, dimension: int) -> None:
         self._config = config
         super().__init__(config, run_seed, dimension)
 
+    @override
     def start(self, mean: NDArray[np.float64]) -> None:
-        """See `OffsetsOptimizer.start`."""
         import cmaes
 
         strategy = cmaes.SepCMA(
@@ -80,15 +81,15 @@ class SepCMAOptimizer(OffsetsOptimizer):
         )
         self._strategy = cast(_Strategy, strategy)
 
+    @override
     def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
-        """See `OffsetsOptimizer.sample`."""
         self._strategy.reseed_rng(seed % 2**32)
         return [self._strategy.ask() for _ in range(self._config.population_size)]
 
+    @override
     def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
-        """See `OffsetsOptimizer.update`."""
         self._strategy.tell(list(zip(points_G, map(float, ranks_G), strict=True)))
 
+    @override
     def mean(self) -> NDArray[np.float64]:
-        """See `OffsetsOptimizer.mean`."""
         return self._strategy.mean.copy()

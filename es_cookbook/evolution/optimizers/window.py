@@ -23,7 +23,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer, weighted_sum
 
@@ -41,8 +41,7 @@ class WindowedES(ES):
 
     @chz.validate
     def _window(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"window must be at least 1, found {self.window}")
+        check_range(self, "window", at_least=1)
 
 
 class WindowOptimizer(ESOptimizer):
@@ -87,13 +86,3 @@ def scaled(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
 def mean_square(gradient: Gradient) -> float:
     """Of a gradient's elements: noise has unit variance, and seeds are independent."""
     return math.fsum(term.coefficient**2 for term in gradient)
-
-
-def check_decay(name: str, value: float) -> None:
-    """Refuse what is no share.
-
-    Raises:
-        ConfigError: Not in [0, 1).
-    """
-    if not 0 <= value < 1:
-        raise ConfigError(f"{name} must be in [0, 1), found {value}")

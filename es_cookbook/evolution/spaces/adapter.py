@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import chz
 import numpy as np
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.evolution.noise import noise
@@ -93,10 +94,8 @@ class Adapter(DenseBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"search_space.rank must be at least 1, found {self.rank}")
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ConfigError(f"search_space.alpha must be above 0, found {self.alpha}")
+        check_range(self, "rank", at_least=1, prefix="search_space.")
+        check_range(self, "alpha", above=0, prefix="search_space.")
         if not 0 <= self.init_seed <= MAX_SEED:
             raise ConfigError(
                 f"search_space.init_seed must be from 0 to 2**63 - 1, found {self.init_seed}"

@@ -23,6 +23,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
@@ -169,10 +170,7 @@ class SearchSpaceBuilder(ABC):
                     f"search_space.sigma_factors must be above 0 and finite, found {factor}; to "
                     "leave parameters as they are, name them in search_space.exclude"
                 )
-        if self.num_blocks < 1:
-            raise ConfigError(
-                f"search_space.num_blocks must be at least 1, found {self.num_blocks}"
-            )
+        check_range(self, "num_blocks", at_least=1, prefix="search_space.")
 
     @property
     def moves_quantised(self) -> bool:

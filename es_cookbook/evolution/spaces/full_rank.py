@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import MAX_SEED, Term
@@ -101,6 +102,7 @@ class FullRankSpace(SearchSpace):
     shares: Shares = dataclasses.field(default_factory=Shares)
     mask: Mask | None = None
 
+    @override
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
@@ -125,8 +127,8 @@ class FullRankSpace(SearchSpace):
                     np.add(piece, product, out=piece, where=inside)
                 done += piece.size
 
+    @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        """See `SearchSpace.device_adder`."""
         from es_cookbook.evolution.noise.triton.kernels import add_dense_, dense_terms
 
         there = {

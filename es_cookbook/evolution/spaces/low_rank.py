@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise_of_seeds
 from es_cookbook.evolution.noise.part import Part
@@ -56,8 +57,7 @@ class LowRank(SearchSpaceBuilder):
 
     @chz.validate
     def _rank(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"search_space.rank must be at least 1, found {self.rank}")
+        check_range(self, "rank", at_least=1, prefix="search_space.")
 
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "LowRankSpace":
         """Build the space over the linear weights among the selected parameters."""
@@ -83,6 +83,7 @@ class LowRankSpace(SearchSpace):
     shares: Shares = dataclasses.field(default_factory=Shares)
 
     @property
+    @override
     def hosts_offsets(self) -> bool:
         """A genome is factors beside the centre's weights, which all genomes share."""
         return False
@@ -105,6 +106,7 @@ class LowRankSpace(SearchSpace):
         """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
         return np.float32(coefficient / math.sqrt(self.rank))
 
+    @override
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
@@ -117,8 +119,8 @@ class LowRankSpace(SearchSpace):
             scales_S, seeds_S = zip(*present[i : i + _TERMS_AT_ONCE], strict=True)
             self._add_updates(name, array, np.array(scales_S), seeds_S, part)
 
+    @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        """See `SearchSpace.device_adder`."""
         from es_cookbook.evolution.noise.triton.kernels import add_low_rank_, low_rank_terms
 
         there = {

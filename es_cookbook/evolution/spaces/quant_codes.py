@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise_range
@@ -91,6 +92,7 @@ class QuantCodesSpace(SearchSpace):
     shares: Shares = dataclasses.field(default_factory=Shares)
 
     @property
+    @override
     def hosts_offsets(self) -> bool:
         """Codes are whole numbers; coordinates are not."""
         return False
@@ -103,6 +105,7 @@ class QuantCodesSpace(SearchSpace):
         np.floor(change, out=change)
         return np.negative(change, out=change) if term.coefficient < 0 else change
 
+    @override
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
@@ -119,8 +122,9 @@ class QuantCodesSpace(SearchSpace):
                     np.add(piece, self.change(name, term, start, stop), out=piece)
                 done += piece.size
 
+    @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        """See `SearchSpace.device_adder`; made on the CPU and sent, bit for bit the same."""
+        """Made on the CPU and sent, bit for bit the same."""
         del device
 
         def add(name: str, weight: "torch.Tensor", part: Part | None) -> None:

@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
+from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.spaces.adapter import Adapter, AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
@@ -50,10 +52,7 @@ class SingularValues(SearchSpaceBuilder):
 
     @chz.validate
     def _fraction(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(
-                f"search_space.fraction must be above 0 and at most 1, found {self.fraction}"
-            )
+        check_range(self, "fraction", above=0, at_most=1, prefix="search_space.")
 
     def __call__(self, parameters: Sequence[ParameterInfo]) -> "SingularValuesSpace":
         """Build the space over the adapter's factors; it has to fit include and exclude."""
@@ -97,6 +96,7 @@ class SingularValuesSpace(AdapterSpace):
 
     adapter: AdapterSpace = dataclasses.field(default_factory=lambda: AdapterSpace({}))
 
+    @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """Zeros.
 
@@ -115,10 +115,10 @@ class SingularValuesSpace(AdapterSpace):
                 )
         return {name: torch.zeros(shape) for name, shape in self.shapes.items()}
 
+    @override
     def factors(
         self, name: str, values_G: Sequence[Callable[[str], "torch.Tensor"]]
     ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
-        """See `AdapterSpace.factors`."""
         of_a, of_b = self.targets[name]
         a, b = (self._decomposed[factor] for factor in self.adapter.targets[name])
         for value in values_G:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.env import CountdownEnv, PromptStyle, question
 from es_cookbook.recipes.countdown.problems import (
@@ -65,11 +66,9 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("num_train", "problems_per_generation", "max_number", "max_target"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, found {value}")
-        if self.num_test < 0:
-            raise ConfigError(f"num_test must be 0 (no test) or more, found {self.num_test}")
+        counts = ("num_train", "problems_per_generation", "max_number", "max_target")
+        check_range(self, *counts, at_least=1)
+        check_range(self, "num_test", at_least=0)
         if not self.num_numbers or not all(2 <= count <= 4 for count in self.num_numbers):
             found = self.num_numbers
             raise ConfigError(f"num_numbers must be one or more of 2, 3 and 4, found {found}")

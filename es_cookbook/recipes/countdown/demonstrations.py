@@ -14,6 +14,7 @@ from pathlib import Path
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown.env import question
@@ -31,8 +32,7 @@ class Demonstrations:
 
     @chz.validate
     def _num_problems(self) -> None:
-        if self.num_problems < 1:
-            raise ConfigError(f"num_problems must be at least 1, found {self.num_problems}")
+        check_range(self, "num_problems", at_least=1)
 
 
 def main(config: Demonstrations) -> None:

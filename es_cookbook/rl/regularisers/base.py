@@ -14,14 +14,13 @@ know nothing about them.
 Left out: an objective over the attempts at them. They count by their mean reward.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import chz
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
 from es_cookbook.rl.types import EnvGroupBuilder
 
 if TYPE_CHECKING:
@@ -42,12 +41,8 @@ class Regulariser(ABC):
 
     @chz.validate
     def _of_all(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight >= 0):
-            raise ConfigError(f"weight must be finite and not negative, found {self.weight}")
-        if self.problems_per_generation < 1:
-            raise ConfigError(
-                f"problems_per_generation must be at least 1, found {self.problems_per_generation}"
-            )
+        check_range(self, "weight", at_least=0)
+        check_range(self, "problems_per_generation", at_least=1)
 
     @abstractmethod
     def __call__(

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 import chz
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.data.rows import load_rows
@@ -144,8 +145,7 @@ class KLToBase(Regulariser):
 
     @chz.validate
     def _ranges(self) -> None:
-        if self.max_tokens < 1:
-            raise ConfigError(f"max_tokens must be at least 1, found {self.max_tokens}")
+        check_range(self, "max_tokens", at_least=1)
 
     def __call__(
         self, tokenizer: "PreTrainedTokenizerBase", context_length: int, run_seed: int

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, cast
 
 import chz
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.data.rows import Row, load_rows
@@ -153,8 +154,7 @@ class PreferencePairs(Regulariser):
 
     @chz.validate
     def _ranges(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise ConfigError(f"beta must be finite and above 0, found {self.beta}")
+        check_range(self, "beta", above=0)
 
     def __call__(
         self, tokenizer: "PreTrainedTokenizerBase", context_length: int, run_seed: int

@@ -15,7 +15,6 @@ purpose: powers, floor division, decimal points and names, which the task does n
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -23,7 +22,7 @@ from typing import Literal, TypeAlias
 
 import chz
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
 from es_cookbook.rl.rewards.format import (
     extract_answer,
     paper_format_reward,
@@ -154,9 +153,7 @@ class CountdownReward:
 
     @chz.validate
     def _finite(self) -> None:
-        for name in ("answer_weight", "format_weight"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ConfigError(f"{name} must be 0 or more and finite, found {value}")
+        check_range(self, "answer_weight", "format_weight", at_least=0)
 
     @property
     def full(self) -> float:

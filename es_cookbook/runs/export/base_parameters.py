@@ -16,7 +16,7 @@ from es_cookbook.checkpoints.weights import WeightFiles, weight_files
 
 
 class BaseParameters(Mapping[str, torch.Tensor]):
-    """See the module's text. Threads may share it.
+    """The base model's parameters by name, read when asked for. Threads may share it.
 
     Args:
         model_name: directory or Hub name.

@@ -17,6 +17,7 @@ import chz
 
 import es_cookbook
 from es_cookbook.checkpoints.models import BaseIdentity, whole_directory
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
@@ -54,10 +55,8 @@ class ExportConfig:
 
     @chz.validate
     def _ranges(self) -> None:
-        if self.rank is not None and self.rank < 1:
-            raise ConfigError(f"rank must be at least 1, found {self.rank}")
-        if self.generation is not None and self.generation < 0:
-            raise ConfigError(f"generation must be 0 or more, found {self.generation}")
+        check_range(self, "rank", at_least=1)
+        check_range(self, "generation", at_least=0)
 
 
 def export(config: ExportConfig) -> str:

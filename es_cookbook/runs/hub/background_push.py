@@ -24,13 +24,13 @@ from pathlib import Path
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.runs.hub.client import (
     MAIN,
     RUN_FILES,
     TOKEN,
     check_repo_id,
-    check_timeout,
     no_token,
 )
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
@@ -61,9 +61,8 @@ class HubPush(TrackerBuilder):
     @chz.validate
     def _ranges(self) -> None:
         check_repo_id(self.repo_id)
-        check_timeout(self.timeout)
-        if self.every < 1:
-            raise ConfigError(f"every must be at least 1, found {self.every}")
+        check_range(self, "timeout", above=0, finite=False)
+        check_range(self, "every", at_least=1)
         try:
             self.revision_of(0)
         except (ValueError, LookupError, AttributeError) as error:
@@ -90,7 +89,7 @@ class _Wanted:
 
 
 class BackgroundPush(Tracker):
-    """Pushes copies of a run, by processes of their own.
+    """Copies a run's files and pushes the copy in a process of its own.
 
     Args:
         config: where to, and how often.

@@ -48,16 +48,6 @@ def check_repo_id(repo_id: str) -> None:
         )
 
 
-def check_timeout(timeout: float | None) -> None:
-    """Refuse a time in which nothing could be pushed.
-
-    Raises:
-        ConfigError: It is not positive.
-    """
-    if timeout is not None and not timeout > 0:
-        raise ConfigError(f"timeout must be above 0 seconds, found {timeout}")
-
-
 def no_token() -> HubError:
     """The error of a push for which no token is set."""
     return HubError(

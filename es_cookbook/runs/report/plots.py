@@ -16,14 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import not_installed
 from es_cookbook.runs.files import replace_file
 
 _COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#8B8B8B")
 _MARKERS = "osD^vPX*"
-_NO_MATPLOTLIB = (
-    "drawing needs matplotlib, which is not installed: pip install 'es-cookbook[plots]'"
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ def require_matplotlib() -> None:
         ConfigError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(_NO_MATPLOTLIB)
+        raise not_installed("drawing", "matplotlib", "es-cookbook[plots]")
 
 
 def draw(

@@ -14,6 +14,7 @@ from typing import cast
 
 import chz
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.rl.types import LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
@@ -42,13 +43,8 @@ class JsonlTrackerBuilder(TrackerBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        if self.rollouts_per_generation < 0:
-            raise ValueError(
-                "rollouts_per_generation must not be negative, found "
-                f"{self.rollouts_per_generation}"
-            )
-        if self.max_text_chars < 1:
-            raise ValueError(f"max_text_chars must be at least 1, found {self.max_text_chars}")
+        check_range(self, "rollouts_per_generation", at_least=0)
+        check_range(self, "max_text_chars", at_least=1)
 
     def __call__(self, run: RunInfo) -> Tracker:
         """Open both files for appending."""

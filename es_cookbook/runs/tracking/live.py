@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.plain_text import printable
 from es_cookbook.runs.tracking.base import (
@@ -50,8 +51,7 @@ class LiveTrackerBuilder(TrackerBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        if self.rollout_lines < 0:
-            raise ValueError(f"rollout_lines must not be negative, found {self.rollout_lines}")
+        check_range(self, "rollout_lines", at_least=0)
 
     def __call__(self, run: RunInfo) -> Tracker:
         """A screen on a terminal that can move its cursor, plain lines otherwise."""

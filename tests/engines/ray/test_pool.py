@@ -342,9 +342,9 @@ async def test_closing_ends_requests_in_flight_and_twice_is_harmless() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"num_engines": 0}, "engine.num_engines must be positive, found 0"),
-        ({"num_cpus": -1.0}, "engine.num_cpus must be positive, found -1.0"),
-        ({"request_timeout": 0.0}, "engine.request_timeout must be positive, found 0.0"),
+        ({"num_engines": 0}, "engine.num_engines must be above 0, found 0"),
+        ({"num_cpus": -1.0}, "engine.num_cpus must be above 0, found -1.0"),
+        ({"request_timeout": 0.0}, "engine.request_timeout must be above 0, found 0.0"),
         ({"max_restarts": -1}, "engine.max_restarts must be 0 or more, found -1"),
         (
             {"num_engines": 3, "max_engines": 2},

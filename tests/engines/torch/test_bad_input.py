@@ -178,5 +178,5 @@ async def test_a_device_that_is_not_there_is_refused(
 )
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_that_are_not_positive_are_refused(field: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"engine.{field} must be positive, found {value}"):
+    with pytest.raises(ConfigError, match=f"engine.{field} must be above 0, found {value}"):
         TorchEngineBuilder(**{field: value})

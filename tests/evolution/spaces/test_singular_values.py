@@ -124,7 +124,7 @@ def test_the_optimizer_knows_how_many_there_are(tmp_path: Path) -> None:
 
 def test_bad_input(tmp_path: Path) -> None:
     for fraction in (0.0, 1.1, float("nan")):
-        with pytest.raises(ConfigError, match="fraction must be above 0 and at most 1"):
+        with pytest.raises(ConfigError, match=r"fraction must be in \(0, 1\]"):
             SingularValues(start="x", fraction=fraction)
     with pytest.raises(ConfigError, match=r"needs search_space\.start.*baselines\.sft"):
         SingularValues()(PARAMETERS)

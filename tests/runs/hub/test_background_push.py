@@ -228,7 +228,7 @@ def children_of(pid: int) -> list[int]:
     ("fields", "sentence"),
     [
         ({"every": 0}, "every must be at least 1, found 0"),
-        ({"timeout": 0}, "timeout must be above 0 seconds, found 0"),
+        ({"timeout": 0}, "timeout must be above 0, found 0"),
         ({"revision": "{generations}"}, "revision must be a branch, in which {generation} may"),
         ({"revision": "{"}, "revision must be a branch, in which {generation} may"),
         ({"repo_id": "run"}, "repo_id must be owner/name in letters"),

@@ -53,6 +53,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step
@@ -135,25 +136,22 @@ class Genetic(OptimizerBuilder):
 
     @chz.validate
     def _fields(self) -> None:
-        if self.merge_every < 0:
-            raise ConfigError(f"merge_every must be 0 or more, found {self.merge_every}")
-        for name in ("tournament_size", "max_terms", "num_islands", "migration_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, found {value}")
-        if self.num_elites < 0:
-            raise ConfigError(f"num_elites must be 0 or more, found {self.num_elites}")
+        counts = ("tournament_size", "max_terms", "num_islands", "migration_every")
+        check_range(self, *counts, at_least=1)
+        not_negative = ("merge_every", "num_elites", "species_distance", "es_weight")
+        check_range(self, *not_negative, at_least=0)
+        check_range(self, "sigma", above=0)
+        check_range(self, "truncation", above=0, at_most=1)
+        check_range(self, "crossover_rate", at_least=0, at_most=1)
         if self.species_by not in DISTANCES:
             raise ConfigError(
                 f"species_by must be {' or '.join(DISTANCES)}, found {self.species_by!r}"
             )
-        if (apart := self.species_distance) is None:
-            if self.species_by != "seeds":
-                raise ConfigError(
-                    f"species_by={self.species_by} needs species_distance: how much a member's "
-                    "rewards may differ from those of its species' best, 0.1 for example"
-                )
-        elif not (math.isfinite(apart) and apart >= 0):
-            raise ConfigError(f"species_distance must be 0 or more, found {apart}")
+        if self.species_distance is None and self.species_by != "seeds":
+            raise ConfigError(
+                f"species_by={self.species_by} needs species_distance: how much a member's "
+                "rewards may differ from those of its species' best, 0.1 for example"
+            )
         smallest = self.num_islands * max(self.num_elites + 1, self.tournament_size)
         if self.population_size < smallest:
             raise ConfigError(
@@ -161,14 +159,6 @@ class Genetic(OptimizerBuilder):
                 f"num_elites={self.num_elites} and tournament_size={self.tournament_size}, found "
                 f"{self.population_size}"
             )
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ConfigError(f"sigma must be above 0, found {self.sigma}")
-        if not (math.isfinite(self.es_weight) and self.es_weight >= 0):
-            raise ConfigError(f"es_weight must be 0 or more, found {self.es_weight}")
-        if not 0 < self.truncation <= 1:
-            raise ConfigError(f"truncation must be above 0 and at most 1, found {self.truncation}")
-        if not 0 <= self.crossover_rate <= 1:
-            raise ConfigError(f"crossover_rate must be in [0, 1], found {self.crossover_rate}")
         if self.crossover not in ("uniform", "union"):
             raise ConfigError(f"crossover must be uniform or union, found {self.crossover!r}")
 

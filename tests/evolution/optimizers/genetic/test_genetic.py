@@ -643,7 +643,7 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
         ({"es_weight": -1.0}, "es_weight must be 0 or more"),
         ({"merge_every": -1}, "merge_every must be 0 or more, found -1"),
         ({"es_weight": NAN}, "es_weight must be 0 or more, found nan"),
-        ({"truncation": 0.0}, "truncation must be above 0 and at most 1"),
+        ({"truncation": 0.0}, r"truncation must be in \(0, 1\]"),
         ({"crossover_rate": 1.5}, r"crossover_rate must be in \[0, 1\], found 1.5"),
         ({"crossover": "both"}, "crossover must be uniform or union, found 'both'"),
     ],

@@ -1,0 +1,53 @@
+"""Range checks for the fields of a config, all in the same words."""
+
+import math
+
+from es_cookbook.common.errors import ConfigError
+
+
+def check_range(
+    config: object,
+    *names: str,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    finite: bool = True,
+    prefix: str = "",
+) -> None:
+    """Refuse fields of a config that are out of range.
+
+    None is accepted and NaN is not. Infinity is refused too, unless `finite` is False.
+
+    Args:
+        config: object whose fields are checked.
+        names: the fields.
+        at_least: inclusive lower limit.
+        above: exclusive lower limit.
+        at_most: inclusive upper limit.
+        below: exclusive upper limit; an upper limit needs a lower one.
+        finite: whether infinity is out of range.
+        prefix: comes before the field's name in the error.
+
+    Raises:
+        ConfigError: Names the field, the range and the value.
+    """
+    lower = at_least if above is None else above
+    upper = at_most if below is None else below
+    if upper is not None:
+        left, right = "[" if above is None else "(", "]" if below is None else ")"
+        accepted = f"in {left}{lower}, {upper}{right}"
+    elif above is not None:
+        accepted = f"above {above}"
+    elif at_least is not None:
+        accepted = f"at least {at_least}" if at_least else "0 or more"
+    else:
+        accepted = "finite"
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (
+            (lower is None or value > lower or value == at_least)
+            and (upper is None or value < upper or value == at_most)
+            and (not finite or abs(value) < math.inf)
+        ):
+            raise ConfigError(f"{prefix}{name} must be {accepted}, found {value}")

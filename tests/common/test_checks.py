@@ -1,0 +1,48 @@
+import dataclasses
+import math
+
+import pytest
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float | None = None
+    size: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("limits", "inside", "outside", "accepted"),
+    [
+        ({"at_least": 0}, [0, 2.5], [-1], "0 or more"),
+        ({"at_least": 2}, [2, 1e300], [1.9], "at least 2"),
+        ({"above": 0}, [1e-300, 10**400], [0, -1], "above 0"),
+        ({"at_least": 0, "at_most": 1}, [0, 1], [-0.1, 1.1], "in [0, 1]"),
+        ({"at_least": 0, "below": 1}, [0, 0.99], [-0.1, 1], "in [0, 1)"),
+        ({"above": 0, "at_most": 1}, [0.01, 1], [0, 1.1], "in (0, 1]"),
+        ({"above": 0, "below": 1}, [0.5], [0, 1], "in (0, 1)"),
+        ({}, [-1.0, 0], [], "finite"),
+    ],
+)
+def test_range_is_checked_and_named(
+    limits: dict[str, float], inside: list[float], outside: list[float], accepted: str
+) -> None:
+    for value in [None, *inside]:
+        check_range(Settings(rate=value), "rate", **limits)
+    for value in [*outside, math.nan, math.inf, -math.inf]:
+        with pytest.raises(ConfigError) as raised:
+            check_range(Settings(rate=value), "rate", **limits)
+        assert str(raised.value) == f"rate must be {accepted}, found {value}"
+
+
+def test_first_of_several_names_out_of_range_is_reported_with_its_prefix() -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.size must be above 0, found -2$"):
+        check_range(Settings(rate=1.0, size=-2), "rate", "size", above=0, prefix="engine.")
+
+
+def test_infinity_may_be_accepted_but_never_nan() -> None:
+    check_range(Settings(rate=math.inf), "rate", above=0, finite=False)
+    with pytest.raises(ConfigError, match="rate must be above 0, found nan"):
+        check_range(Settings(rate=math.nan), "rate", above=0, finite=False)
