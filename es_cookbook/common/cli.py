@@ -38,6 +38,7 @@ from chz.util import MISSING
 
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ESCookbookError, nearest
+from es_cookbook.common.terminal import program, until_stdout_closes
 
 # chz tells a field's default and doc to no one but itself; pyproject bounds chz for that.
 # pyright: reportPrivateUsage=false
@@ -73,10 +74,11 @@ def run_cli(
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         given = _parse([argument for argument in arguments if argument not in _HELP])
-        if any(argument in _HELP for argument in arguments):
-            print(help_page(config_class, given) + more_help)
-        else:
-            main(_build(config_class, given))
+        with until_stdout_closes():
+            if any(argument in _HELP for argument in arguments):
+                print(help_page(config_class, given) + more_help)
+            else:
+                main(_build(config_class, given))
     except _OptionError as error:
         _exit(str(error), 2)
     except ESCookbookError as error:
@@ -125,7 +127,7 @@ def help_page(config_class: type, given: Mapping[str, str]) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
-        f"usage: {_program()} [name=value ...]",
+        f"usage: {program()} [name=value ...]",
         "",
         *textwrap.wrap(" ".join(summary.split()), width),
         "",
@@ -372,11 +374,6 @@ def _hint(path: str, options: Mapping[str, object]) -> str:
     by_path = difflib.get_close_matches(path, options, n=1, cutoff=0.6)
     nearest_option = by_path[0] if by_path else names[by_name[0]] if by_name else None
     return f"; did you mean {nearest_option!r}?" if nearest_option else ";"
-
-
-def _program() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name}" if spec is not None else Path(sys.argv[0]).name
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
