@@ -1,4 +1,4 @@
-"""`es-cookbook COMMAND` and `python -m es_cookbook COMMAND`: which there are, and what calls them."""
+"""`es-cookbook COMMAND` and `python -m es_cookbook COMMAND`: what there is, and its names."""
 
 import os
 import subprocess
