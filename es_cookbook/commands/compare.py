@@ -19,7 +19,7 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -27,8 +27,8 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import changed, run_cli, split_options
-from es_cookbook.common.configs import did_you_mean, resolve
-from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.configs import resolve
+from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.comparison import is_share, summarise, table
@@ -89,7 +89,7 @@ class Compare:
         return [(label if colon else name, name) for label, colon, name in parts]
 
     @property
-    def config_class(self) -> type[train.Config]:
+    def config_class(self) -> Callable[..., train.Config]:
         """The config of the recipe's command.
 
         Raises:
@@ -100,7 +100,7 @@ class Compare:
         if self.recipe not in recipes:
             raise ConfigError(f"unknown recipe {self.recipe!r}: {nearest(self.recipe, recipes)}")
         found = resolve(f"{_RECIPES}.{self.recipe}.train_cli:CLIConfig")
-        return cast("type[train.Config]", found)
+        return cast("Callable[..., train.Config]", found)
 
     @property
     def taken(self) -> list[str]:
