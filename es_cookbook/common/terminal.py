@@ -7,7 +7,7 @@ import contextlib
 import os
 import select
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 
@@ -43,20 +43,21 @@ def until_stdout_closes() -> Generator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def choose(question: str, answers: Mapping[str, str], at_end: str) -> str:
-    """Ask until the answer is one of these; its first letter is enough.
+def choose(question: str, answers: Sequence[str], at_end: str) -> str:
+    """Ask until the answer is one of these, of which the first letter is enough.
 
     Args:
         question: printed first.
-        answers: letter -> the word that it stands for and begins.
+        answers: words that begin with different letters.
         at_end: the answer where the input ends.
     """
     print(question)
-    prompt = ", ".join(f"[{letter}]{word[1:]}" for letter, word in answers.items()) + "? "
-    letter = ""
-    while letter not in answers:
+    prompt = ", ".join(f"[{word[0]}]{word[1:]}" for word in answers) + "? "
+    by_letter = {word[0]: word for word in answers}
+    while True:
         try:
             letter = input(prompt).strip().lower()[:1]
         except EOFError:
             return at_end
-    return answers[letter]
+        if letter in by_letter:
+            return by_letter[letter]
