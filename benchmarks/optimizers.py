@@ -35,6 +35,7 @@ from benchmarks.harness import Row, interleaved, ratios, report, row, table
 from benchmarks.history import centre_of, in_fresh_process, own_bytes
 from es_cookbook import train
 from es_cookbook.checkpoints.models import load_architecture, parameter_infos
+from es_cookbook.common.cli import changed
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
@@ -44,7 +45,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig, recommended
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
@@ -80,7 +81,8 @@ class Driven:
 
 def drive(name: str, num_generations: int = GENERATIONS) -> Driven:
     """Ask and tell for so many generations, unless it takes too long."""
-    builder = chz.replace(recommended(name), population_size=GENOMES)
+    recommended = changed(CLIConfig(), {"optimizer": name}).optimizer
+    builder = chz.replace(recommended, population_size=GENOMES)
     space = space_of(name)(parameter_infos(load_architecture(str(BUNDLED_MODEL))))
     optimizer = builder(run_seed=0, num_generations=num_generations, space=space)
     chooser = random.Random(0)

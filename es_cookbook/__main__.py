@@ -3,22 +3,46 @@
 import importlib
 import sys
 
+from es_cookbook.common.errors import nearest
+from es_cookbook.common.terminal import program, until_stdout_closes
+
 COMMANDS = {
-    "resume": "es_cookbook.commands.resume",
-    "fork": "es_cookbook.commands.fork",
-    "rewind": "es_cookbook.commands.rewind",
-    "play": "es_cookbook.commands.play",
-    "export": "es_cookbook.commands.export",
-    "hub": "es_cookbook.commands.hub",
-    "plan": "es_cookbook.commands.plan",
+    "resume": ("es_cookbook.commands.resume", "go on with a run, from its directory alone"),
+    "fork": ("es_cookbook.commands.fork", "begin a new run with the first generations of another"),
+    "rewind": ("es_cookbook.commands.rewind", "cut a run back to an earlier generation, in place"),
+    "play": ("es_cookbook.commands.play", "talk to a run: its centre, its base, or any genome"),
+    "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
+    "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
+    "plan": ("es_cookbook.commands.plan", "print what a run needs of its GPUs"),
+    "hub": ("es_cookbook.commands.hub", "push an export or a run to the Hugging Face Hub"),
+}
+RECIPES = {
+    "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
 }
 
 
 def main() -> None:
-    """Run the command that is named first."""
-    _, command, *options = sys.argv
-    sys.argv = [f"es-cookbook {command}", *options]
-    importlib.import_module(COMMANDS[command]).cli()
+    """Run the command or the recipe that is named first; without one, list them."""
+    known = COMMANDS | RECIPES
+    name, *options = sys.argv[1:] or ["--help"]
+    if name in ("--help", "-h"):
+        with until_stdout_closes():
+            print(_overview())
+    elif name in known:
+        sys.argv = [f"{sys.argv[0]} {name}", *options]
+        importlib.import_module(known[name][0]).cli()
+    else:
+        print(f"unknown command {name!r}: {nearest(name, known)}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _overview() -> str:
+    lines = [f"usage: {program()} COMMAND [name=value ...]", ""]
+    for title, entries in (("Commands", COMMANDS), ("Recipes", RECIPES)):
+        lines += [f"{title}:", ""]
+        lines += [f"  {name:<12}{what}" for name, (_, what) in entries.items()]
+        lines += [""]
+    return "\n".join([*lines, "COMMAND --help lists its options, with their values."])
 
 
 if __name__ == "__main__":

@@ -130,5 +130,10 @@ def _check_targets(config: SFTConfig, names: set[str]) -> None:
             raise ConfigError(f"targets: {config.model_name} has no layer {target!r}: {hint}")
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """The console entry point."""
     run_cli(main, SFTConfig)
+
+
+if __name__ == "__main__":
+    cli()

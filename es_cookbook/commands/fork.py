@@ -17,6 +17,7 @@ from es_cookbook import train
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import command
 from es_cookbook.runs.history.branches import fork_run
 
 _REFUSED = ("model_name", "search_space")
@@ -57,13 +58,12 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
         config_to_json(config),
         recorded.model_name,
     )
-    print(
-        f"{fork.output} begins with generations 1 to {taken} of {fork.log_path}; to go on: python "
-        f"-m es_cookbook resume log_path={fork.output}"
+    begins = (
+        f"with generations 1 to {taken} of {fork.log_path}; to go on"
         if taken
-        else f"{fork.output} begins like {fork.log_path}, with no generation of it; to start: "
-        f"python -m es_cookbook resume log_path={fork.output}"
+        else f"like {fork.log_path}, with no generation of it; to start"
     )
+    print(f"{fork.output} begins {begins}: {command('resume')} log_path={fork.output}")
 
 
 def cli() -> None:

@@ -15,7 +15,6 @@ The run directory is only read; the run may be going on.
 """
 
 import contextlib
-import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
@@ -280,17 +279,14 @@ def main(config: PlayConfig) -> None:
         session = Session(config, rebuilt, portal, console)
         session.go_to(config.generation)
         session.answer_as(config.genome)
-        try:
-            if config.problem is not None:
-                session.play(config.split, config.problem)
-                return
-            console.say(
-                f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
-                "A line is a prompt; /help lists commands."
-            )
-            session.run()
-        except BrokenPipeError:  # Whoever read the answers has read enough, `head` for example.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if config.problem is not None:
+            session.play(config.split, config.problem)
+            return
+        console.say(
+            f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
+            "A line is a prompt; /help lists commands."
+        )
+        session.run()
 
 
 def cli() -> None:

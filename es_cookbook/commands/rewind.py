@@ -4,7 +4,7 @@
     python -m es_cookbook resume log_path=runs/a
 
 The run as it stood is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
-`es_cookbook.commands.fork` begins a new run from it.
+`fork` begins a new run from it.
 """
 
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.terminal import command
 from es_cookbook.runs.history.branches import rewind_run
 
 
@@ -28,7 +29,7 @@ def main(rewind: Rewind) -> None:
     kept = rewind_run(Path(rewind.log_path), rewind.generation)
     print(
         f"{rewind.log_path} holds {rewind.generation} generations now, and {kept} the run as it "
-        f"stood; to go on: python -m es_cookbook resume log_path={rewind.log_path}"
+        f"stood; to go on: {command('resume')} log_path={rewind.log_path}"
     )
 
 

@@ -10,9 +10,9 @@ one, 130 Ctrl-C. An error nobody foresaw keeps its traceback: that is a bug.
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
+import itertools
 import re
 import shutil
 import sys
@@ -25,31 +25,24 @@ from typing import NoReturn, TypeVar, cast
 
 import chz
 import chz.factories
-from chz.blueprint import (
-    Castable,
-    ConstructionException,
-    ExtraneousBlueprintArg,
-    InvalidBlueprintArg,
-    MissingBlueprintArg,
+
+from es_cookbook.common.chz_fields import (
+    CHZ_ERRORS,
+    MISSING,
+    CastError,
+    Field,
+    Reference,
+    cast_text,
+    default_of,
+    doc_of,
+    type_repr,
 )
-from chz.field import Field
-from chz.tiepin import CastError, type_repr
-from chz.util import MISSING
-
 from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import ConfigError, ESCookbookError, nearest
-
-# chz tells a field's default and doc to no one but itself; pyproject bounds chz for that.
-# pyright: reportPrivateUsage=false
+from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, nearest
+from es_cookbook.common.terminal import program, until_stdout_closes
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
-_CHZ_ERRORS = (
-    ConstructionException,
-    ExtraneousBlueprintArg,
-    InvalidBlueprintArg,
-    MissingBlueprintArg,
-)
 _DOC_COLUMN = 46
 
 
@@ -73,22 +66,18 @@ def run_cli(
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         given = _parse([argument for argument in arguments if argument not in _HELP])
-        if any(argument in _HELP for argument in arguments):
-            print(help_page(config_class, given) + more_help)
-        else:
-            main(_build(config_class, given))
-    except _OptionError as error:
-        _exit(str(error), 2)
-    except ESCookbookError as error:
-        _exit(str(error), 1)
-    except KeyboardInterrupt as error:
-        _exit(str(error) or "interrupted", 130)
-    except BaseExceptionGroup as group:  # How structured concurrency wraps what its tasks raise.
-        leaves = list(_leaves(group))
-        if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
-            _exit("interrupted", 130)
+        with until_stdout_closes():
+            if any(argument in _HELP for argument in arguments):
+                print(help_page(config_class, given) + more_help)
+            else:
+                main(_build(config_class, given))
+    except BaseException as error:
+        leaves = list(_leaves(error))
+        for leaf in leaves:
+            if isinstance(leaf, KeyboardInterrupt):
+                _exit(str(leaf) or "interrupted", 130)
         if all(isinstance(leaf, ESCookbookError) for leaf in leaves):
-            _exit(str(leaves[0]), 1)
+            _exit(str(leaves[0]), 2 if isinstance(leaves[0], _OptionError) else 1)
         raise
 
 
@@ -112,12 +101,10 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
 
     A part keeps its class unless that is what changes; a new class has its own defaults.
     """
-    config_class = type(config)
     for path in given:
-        if "..." in path or path.endswith("@"):
+        if _is_for_chz(path):
             raise _OptionError(f"{path}: a change is given by the option's whole name")
-    _check(config_class, given, _values(config), kept=True)
-    return _make(config_class, _kept(config, "", given), given)
+    return _build(type(config), given, config)
 
 
 def help_page(config_class: type, given: Mapping[str, str]) -> str:
@@ -125,7 +112,7 @@ def help_page(config_class: type, given: Mapping[str, str]) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
-        f"usage: {_program()} [name=value ...]",
+        f"usage: {program()} [name=value ...]",
         "",
         *textwrap.wrap(" ".join(summary.split()), width),
         "",
@@ -135,22 +122,20 @@ def help_page(config_class: type, given: Mapping[str, str]) -> str:
     for option in _options(config_class, "", given, {}):
         left = f"  {option.path}={'(required)' if option.value is None else option.value}"
         right = textwrap.wrap(
-            f"{option.doc} [{option.accepts}]".strip(),
+            f"{doc_of(option.field)} [{option.accepts}]".strip(),
             width=max(width - _DOC_COLUMN, 30),
             break_long_words=False,
             break_on_hyphens=False,
         )
         if len(left) > _DOC_COLUMN - 2:
-            lines.append(left)
-            left = ""
-        for line in right:
-            lines.append(left.ljust(_DOC_COLUMN) + line)
-            left = ""
+            right.insert(0, "")
+        pairs = itertools.zip_longest([left], right, fillvalue="")
+        lines += [f"{start:<{_DOC_COLUMN}}{end}".rstrip() for start, end in pairs]
     return "\n".join(lines)
 
 
-class _OptionError(Exception):
-    """An option that is not one; its argument is the sentence."""
+class _OptionError(ESCookbookError):
+    """An option that is not one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,20 +146,24 @@ class _Option:
         path: its whole name.
         field: chz's description of it.
         value: what a user would type for the value that it has now; None when it must be given.
-        accepts: what it accepts, in brackets on the help page.
         part: whether the value is the name of a class with options of its own.
     """
 
     path: str
     field: Field
     value: str | None
-    accepts: str
     part: bool
 
     @property
-    def doc(self) -> str:
-        """Its one line of documentation."""
-        return self.field._doc
+    def accepts(self) -> str:
+        """What it accepts, in brackets on the help page."""
+        if isinstance(self.field.meta_factory, Names):
+            return "|".join(self.field.meta_factory.accepted)
+        if literals := _literals(self.field):
+            return "|".join(literals)
+        if self.field.x_type is bool:
+            return "True|False"
+        return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(self.field.x_type))  # Without its modules.
 
 
 def _parse(arguments: Sequence[str]) -> dict[str, str]:
@@ -189,42 +178,42 @@ def _parse(arguments: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _build(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
-    """Check every option by name and by value, then let chz build the config."""
-    _check(config_class, given, {}, kept=False)
-    return _make(config_class, {}, given)
+def _is_for_chz(path: str) -> bool:
+    """Whether it is one of chz's wildcards or references, which chz explains itself."""
+    return "..." in path or path.endswith("@")
 
 
-def _check(
-    config_class: type, given: Mapping[str, str], values: Mapping[str, object], kept: bool
-) -> None:
-    options = {option.path: option for option in _options(config_class, "", given, values, kept)}
-    for path, text in given.items():
-        if "..." in path or path.endswith("@"):
-            continue  # chz's wildcards and references; chz explains them itself.
-        if path not in options:
-            raise _OptionError(f"unknown option {path!r}{_hint(path, options)} --help lists all")
-        _check_value(options[path], text)
-    missing = [path for path, option in options.items() if option.value is None]
-    if missing and not any("..." in path for path in given):
-        raise _OptionError(
-            f"missing {', '.join(f'{path}=...' for path in missing)}; --help lists all options"
-        )
-
-
-def _make(
-    config_class: type[_Config], kept: Mapping[str, object], given: Mapping[str, str]
+def _build(
+    config_class: type[_Config], given: Mapping[str, str], config: _Config | None = None
 ) -> _Config:
-    blueprint = chz.Blueprint(config_class).apply(dict(kept), layer_name="as it was")
-    values: dict[str, object] = {
-        path.removesuffix("@"): chz.blueprint.Reference(text)
-        if path.endswith("@")
-        else Castable(text)
+    """Check every option by name and by value, then let chz build the config.
+
+    Args:
+        config_class: the class to build.
+        given: options that the user gave.
+        config: what else is in the config; the class's defaults if None.
+    """
+    values = {} if config is None else _values(config)
+    found = _options(config_class, "", given, values, kept=config is not None)
+    options = {option.path: option for option in found}
+    for path, text in given.items():
+        if path in options:
+            _check_value(options[path], text)
+        elif not _is_for_chz(path):
+            hint = did_you_mean(path, options) or ";"
+            raise _OptionError(f"unknown option {path!r}{hint} --help lists all")
+    missing = [f"{path}=..." for path, option in options.items() if option.value is None]
+    if missing and not any("..." in path for path in given):
+        raise _OptionError(f"missing {', '.join(missing)}; --help lists all options")
+    kept = {} if config is None else _kept(config, "", given)
+    typed = {
+        path.removesuffix("@"): Reference(text) if path.endswith("@") else chz.Castable(text)
         for path, text in given.items()
     }
+    blueprint = chz.Blueprint(config_class).apply(kept, layer_name="as it was")
     try:
-        return blueprint.apply(values, layer_name="command line").make()
-    except _CHZ_ERRORS as error:
+        return blueprint.apply(typed, layer_name="command line").make()
+    except CHZ_ERRORS as error:
         raise _OptionError(" ".join(str(error).split())) from error
     except ESCookbookError:
         raise
@@ -239,11 +228,16 @@ def _kept(part: object, prefix: str, given: Mapping[str, str]) -> dict[str, obje
         path = prefix + name
         if path in given:
             continue
-        if not any(key.startswith(path + ".") for key in given):
+        if not _is_inside(path, given):
             values[path] = value
         elif chz.is_chz(value):
             values |= {path: type(value), **_kept(value, path + ".", given)}
     return values
+
+
+def _is_inside(path: str, given: Mapping[str, str]) -> bool:
+    """Whether an option inside this one is given."""
+    return any(key.startswith(path + ".") for key in given)
 
 
 def _values(config: object) -> dict[str, object]:
@@ -268,20 +262,14 @@ def _options(
     """
     for name, field in chz.chz_fields(config_class).items():
         path = prefix + name
-        value = values[name] if name in values else _default(field)
+        value = values[name] if name in values else default_of(field)
         part, part_values = _part(field, path, given, value, kept)
         if part is None:
             text = given.get(path, None if value is MISSING else _text(value))
+            yield _Option(path, field, text, part=False)
         else:
-            text = _name_of(field, part)
-        yield _Option(path, field, text, _accepts(field), part is not None)
-        if part is not None:
+            yield _Option(path, field, _name_of(field, part), part=True)
             yield from _options(part, path + ".", given, part_values, kept)
-
-
-def _default(field: Field) -> object:
-    factory = field._default_factory
-    return field._default if factory is MISSING else cast("Callable[[], object]", factory)()
 
 
 def _part(
@@ -290,23 +278,12 @@ def _part(
     """The chz class that a field holds now, and where it differs from that class's defaults."""
     meta_factory = field.meta_factory
     factory: object = None
-    if meta_factory is not None and path in given:
-        try:
-            meta_factory.perform_cast(given[path])
-        except CastError:
-            if isinstance(meta_factory, Names) or _holds_chz(field):
-                try:
-                    factory = meta_factory.from_string(given[path])
-                except (chz.factories.MetaFromString, ConfigError) as error:
-                    raise _OptionError(f"{path}={given[path]}: {error}") from error
-    elif kept and chz.is_chz(value):
+    if path in given:
+        factory = _chosen(field, path, given[path])
+    elif chz.is_chz(value) and (kept or not _is_inside(path, given)):
         return type(value), _values(value)
-    elif meta_factory is not None and (
-        value is MISSING or any(key.startswith(path + ".") for key in given)
-    ):
+    elif meta_factory is not None and (value is MISSING or _is_inside(path, given)):
         factory = meta_factory.unspecified_factory()
-    elif chz.is_chz(value):
-        return type(value), _values(value)
     settings: Mapping[str, object] = {}
     if isinstance(factory, functools.partial):
         bound = cast("functools.partial[object]", factory)
@@ -315,35 +292,36 @@ def _part(
     return (cast(type, factory), settings) if is_part else (None, {})
 
 
-def _holds_chz(field: Field) -> bool:
-    """Whether a field without `Names` is typed as a chz class (or that or None)."""
+def _chosen(field: Field, path: str, text: str) -> Callable[..., object] | None:
+    """What a user's word builds; None where it is a value itself."""
+    meta_factory = field.meta_factory
     kinds = typing.get_args(field.x_type) or (field.x_type,)
-    return any(chz.is_chz(kind) for kind in kinds)
+    if isinstance(meta_factory, Names) or (meta_factory and any(map(chz.is_chz, kinds))):
+        try:
+            meta_factory.perform_cast(text)
+        except CastError:
+            try:
+                return meta_factory.from_string(text)
+            except (chz.factories.MetaFromString, ConfigError) as error:
+                raise _OptionError(f"{path}={text}: {error}") from error
+    return None
 
 
 def _check_value(option: _Option, text: str) -> None:
-    meta_factory = option.field.meta_factory
-    if option.part or meta_factory is None:
+    if option.part:
         return
     try:
-        (option.field._blueprint_cast or meta_factory.perform_cast)(text)
+        cast_text(option.field, text)
     except CastError as error:
-        literals = [str(value) for value in typing.get_args(option.field.x_type)]
-        if typing.get_origin(option.field.x_type) is typing.Literal:
-            accepted = nearest(text, literals)
-        else:
-            accepted = f"it must be {option.accepts}"
+        literals = _literals(option.field)
+        accepted = nearest(text, literals) if literals else f"it must be {option.accepts}"
         raise _OptionError(f"{option.path}={text}: {accepted}") from error
 
 
-def _accepts(field: Field) -> str:
-    if isinstance(field.meta_factory, Names):
-        return "|".join(field.meta_factory.accepted)
-    if typing.get_origin(field.x_type) is typing.Literal:
-        return "|".join(str(value) for value in typing.get_args(field.x_type))
-    if field.x_type is bool:
-        return "True|False"
-    return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(field.x_type))  # Without its modules.
+def _literals(field: Field) -> list[str]:
+    """The values of a field that is typed as a `Literal`."""
+    is_literal = typing.get_origin(field.x_type) is typing.Literal
+    return [str(value) for value in typing.get_args(field.x_type)] if is_literal else []
 
 
 def _name_of(field: Field, part: type) -> str:
@@ -361,30 +339,13 @@ def _text(value: object) -> str:
     return value.__qualname__ if isinstance(value, type | FunctionType) else repr(value)
 
 
-def _hint(path: str, options: Mapping[str, object]) -> str:
-    """The nearest option: the same name elsewhere in the tree, else the most similar spelling."""
-    name = path.rpartition(".")[2]
-    for option in options:
-        if option.rpartition(".")[2] == name:
-            return f"; did you mean {option!r}?"
-    names = {option.rpartition(".")[2]: option for option in reversed(list(options))}
-    by_name = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    by_path = difflib.get_close_matches(path, options, n=1, cutoff=0.6)
-    nearest_option = by_path[0] if by_path else names[by_name[0]] if by_name else None
-    return f"; did you mean {nearest_option!r}?" if nearest_option else ";"
-
-
-def _program() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name}" if spec is not None else Path(sys.argv[0]).name
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(cast("BaseExceptionGroup[BaseException]", error))
-        else:
-            yield error
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The error itself, or what structured concurrency has wrapped in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def _exit(sentence: str, code: int) -> NoReturn:

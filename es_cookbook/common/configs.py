@@ -10,23 +10,22 @@ it out in full, defaults included, so that a later change of a default does not 
 only when it is chosen. The command line around it is `es_cookbook.common.cli`.
 """
 
-import difflib
 import functools
 import importlib
 import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar, cast
 
 import chz
 import chz.factories
-from chz.tiepin import CastError
 
-from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.chz_fields import CastError
+from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
 
 _Loaded = TypeVar("_Loaded")
 _NO_SETTINGS: Mapping[str, Mapping[str, object]] = MappingProxyType({})
@@ -101,12 +100,9 @@ def reference(thing: Callable[..., object]) -> str:
         ConfigError: A lambda, a local or anything else that importing does not give back.
     """
     module = getattr(thing, "__module__", None)
-    name = getattr(thing, "__qualname__", None)
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    if module == "__main__" and spec is not None:
-        module = spec.name
-    text = f"{module}:{name}"
+    if module == "__main__":
+        module = _module_that_was_run() or module
+    text = f"{module}:{getattr(thing, '__qualname__', None)}"
     try:
         found = resolve(text)
     except ConfigError:
@@ -128,12 +124,8 @@ def resolve(text: str) -> Callable[..., object]:
     module_name, _, qualname = _MOVED.get(text, text).partition(":")
     if not module_name or not qualname:
         raise ConfigError(f"a class or function is written as module:name, found {text!r}")
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name == module_name:
-        module_name = (
-            "__main__"  # Run with `python -m`: importing it again would make second classes.
-        )
+    if module_name == _module_that_was_run():  # Importing it again would make second classes.
+        module_name = "__main__"
     try:
         found: object = importlib.import_module(module_name)
     except ImportError as error:
@@ -148,14 +140,10 @@ def resolve(text: str) -> Callable[..., object]:
     return found
 
 
-def did_you_mean(name: str, accepted: Iterable[str]) -> str:
-    """A clause to end a sentence with where listing all that is accepted would be too long.
-
-    >>> did_you_mean("sigme", ["sigma", "population_size"])
-    "; did you mean 'sigma'?"
-    """
-    close = difflib.get_close_matches(name, list(accepted), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _module_that_was_run() -> str | None:
+    """The real name of `__main__`, where it was run with `python -m`."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return None if spec is None else spec.name
 
 
 class Names(chz.factories.MetaFactory):

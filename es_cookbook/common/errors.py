@@ -11,7 +11,7 @@ it happens to surface).
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ESCookbookError(Exception):
@@ -74,6 +74,27 @@ def nearest(name: str, accepted: Iterable[str]) -> str:
     "did you mean 'fullrank'? Accepted: fullrank, lowrank"
     """
     options = sorted(accepted)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}{'A' if hint else 'a'}ccepted: {', '.join(options)}"
+    close = _closest(name, options)
+    return f"{f'did you mean {close!r}? A' if close else 'a'}ccepted: {', '.join(options)}"
+
+
+def did_you_mean(name: str, accepted: Iterable[str]) -> str:
+    """A clause to end a sentence with where listing all that is accepted would be too long.
+
+    >>> did_you_mean("sigma", ["seed", "optimizer.sigma"])
+    "; did you mean 'optimizer.sigma'?"
+    """
+    close = _closest(name, list(accepted))
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def _closest(name: str, options: Sequence[str]) -> str | None:
+    """The option that ends in the same name, wherever it stands, else the one most alike."""
+    by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
+    last = name.rpartition(".")[2]
+    if last in by_last:
+        return by_last[last]
+    if alike := difflib.get_close_matches(name, options, n=1, cutoff=0.6):
+        return alike[0]
+    alike = difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
+    return by_last[alike[0]] if alike else None

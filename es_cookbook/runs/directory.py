@@ -20,10 +20,11 @@ import shutil
 import sys
 from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
-from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.config_differences import differences
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.terminal import choose, command
 from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory, replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
@@ -59,13 +60,11 @@ class RunDirectory:
     Attributes:
         path: the directory.
         history: the run's history, open for appending.
-        resumed: True where a recorded run goes on.
         config_json: the Config of the run from now on.
     """
 
     path: Path
     history: HistoryStore
-    resumed: bool
     config_json: str
 
     def begin(self) -> tuple[str, ...]:
@@ -97,7 +96,7 @@ def locked(log_path: Path) -> Generator[None]:
             writing it (says who).
     """
     is_new = not log_path.exists()
-    _check_is_run_directory(log_path, _names(log_path))
+    _checked_names(log_path)
     lock = RunLock(log_path)
     try:
         yield
@@ -133,13 +132,12 @@ def open_run_directory(
             every field that differs), or a run is there and `behavior` refuses.
         HistoryError: The history is damaged, or began with another base.
     """
-    names = _names(log_path)
-    _check_is_run_directory(log_path, names)
+    names = _checked_names(log_path)
     history_path = log_path / HISTORY
-    resumed = False
-    if names and not _is_unused(log_path, names):
-        differences = _differences(log_path, config_json, may_differ)
-        decision = _ask(log_path, differences) if behavior == "ask" else behavior
+    resumes = bool(names) and not _is_unused(log_path, names)
+    if resumes:
+        differing = _differences(log_path, config_json, may_differ)
+        decision = _ask(log_path, differing) if behavior == "ask" else behavior
         if decision == "raise":
             raise RunDirectoryError(
                 f"log_path {log_path} already holds a run; give another log_path, or "
@@ -147,35 +145,36 @@ def open_run_directory(
             )
         if decision == "delete":
             _delete(log_path, names)
-        elif differences:
+            resumes = False
+        elif differing:
             raise RunDirectoryError(
-                f"log_path {log_path} holds a run with another Config: {'; '.join(differences)}; "
+                f"log_path {log_path} holds a run with another Config: {'; '.join(differing)}; "
                 f"give another log_path or the recorded values (what may differ on resuming: "
                 f"{', '.join(may_differ) or 'nothing'}), or begin another run with the first "
-                f"generations of this one: python -m es_cookbook fork log_path={log_path} "
-                "output=... FIELD=..."
+                f"generations of this one: {command('fork')} log_path={log_path} output=... "
+                "FIELD=..."
             )
-        else:
-            resumed = True
-    if resumed:
-        history = HistoryStore(history_path, header)
-        if num_generations < (recorded := history.next_generation):
-            history.close()
-            raise RunDirectoryError(
-                f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
-                f"many generations, found {num_generations}; to do some of them again: python -m "
-                f"es_cookbook rewind log_path={log_path} generation={num_generations}"
-            )
-    else:
+    if not resumes:
         if history_path.exists():
             replace_file(history_path, [])
         replace_file(log_path / CONFIG, [config_json.encode()])
-        history = HistoryStore(history_path, header)
-    return RunDirectory(log_path, history, resumed, config_json)
+    history = HistoryStore(history_path, header)
+    if num_generations < (recorded := history.next_generation):
+        history.close()
+        raise RunDirectoryError(
+            f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
+            f"many generations, found {num_generations}; to do some of them again: "
+            f"{command('rewind')} log_path={log_path} generation={num_generations}"
+        )
+    return RunDirectory(log_path, history, config_json)
 
 
-def _names(log_path: Path) -> set[str]:
-    """What is in the directory of a run, which is made where there is none."""
+def _checked_names(log_path: Path) -> set[str]:
+    """What is in the directory of a run, which is made where there is none.
+
+    Raises:
+        RunDirectoryError: It cannot be made or read, or holds other things than a run.
+    """
     try:
         log_path.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in log_path.iterdir()}
@@ -185,15 +184,13 @@ def _names(log_path: Path) -> set[str]:
         raise RunDirectoryError(
             f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
         ) from error
-    return {name for name in names if not name.endswith(PARTIAL_SUFFIX) and name != LOCK}
-
-
-def _check_is_run_directory(log_path: Path, names: set[str]) -> None:
+    names = {name for name in names if not name.endswith(PARTIAL_SUFFIX) and name != LOCK}
     if names and CONFIG not in names:
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "
             "so it is not a run directory; give a new or empty directory"
         )
+    return names
 
 
 def _is_unused(log_path: Path, names: set[str]) -> bool:
@@ -209,10 +206,10 @@ def _is_unused(log_path: Path, names: set[str]) -> bool:
         return False
 
 
-def _names_its_base(history: Path) -> bool:
+def _names_its_base(log_path: Path) -> bool:
     """Whether the history tells its base by more than the name that was typed."""
     try:
-        header = read_header(history)
+        header = read_header(log_path / HISTORY)
     except HistoryError:
         return False
     return header is not None and header.weights is not None
@@ -270,81 +267,32 @@ def _delete(log_path: Path, names: set[str]) -> None:
         ) from error
 
 
-def _ask(log_path: Path, differences: list[str]) -> Literal["resume", "delete"]:
+def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
     """Ask the person at the terminal."""
     if not sys.stdin.isatty():
         raise RunDirectoryError(
             f"log_path {log_path} already holds a run and there is no terminal to ask at; "
             "give another log_path, or behavior_if_log_dir_exists=resume, delete or raise"
         )
-    print(f"{log_path} already holds a run.")
-    answers = {"d": "delete", "a": "abort"}
-    if differences:
-        print(f"It cannot be resumed because its Config differs: {'; '.join(differences)}.")
-    else:
-        answers = {"r": "resume", **answers}
-    question = ", ".join(f"[{key}]{word[1:]}" for key, word in answers.items()) + "? "
-    answer = ""
-    while answer not in answers:
-        try:
-            answer = input(question).strip().lower()[:1]
-        except EOFError:
-            answer = "a"
-    if answer == "a":
+    question = f"{log_path} already holds a run."
+    answers = ["resume", "delete", "abort"]
+    if differing:
+        question += f"\nIt cannot be resumed because its Config differs: {'; '.join(differing)}."
+        answers.remove("resume")
+    answer = choose(question, answers, at_end="abort")
+    if answer == "abort":
         raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
-    return "resume" if answer == "r" else "delete"
+    return "resume" if answer == "resume" else "delete"
 
 
 def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) -> list[str]:
     """Every field that differs between the recorded Config and this one, in words."""
+    # Without its header nothing tells whether the base is the same but its name.
+    allowed = set(may_differ) - (set() if _names_its_base(log_path) else {"model_name"})
     try:
-        old = _flatten(json.loads(_with_new_fields((log_path / CONFIG).read_text("utf-8"))))
+        return differences((log_path / CONFIG).read_text("utf-8"), config_json, allowed)
     except (OSError, ValueError) as error:
         return [f"{CONFIG} cannot be read ({error})"]
-    new = _flatten(json.loads(config_json))
-    differences: list[str] = []
-    explained = list(may_differ)
-    if "model_name" in explained and not _names_its_base(log_path / HISTORY):
-        explained.remove("model_name")  # Nothing tells whether the base is the same but its name.
-    for path in sorted(old.keys() | new.keys()):
-        if old.get(path) == new.get(path) and (path in old) == (path in new):
-            continue
-        parents = tuple(start + end for start in explained for end in ".[")
-        if path in explained or "" in explained or path.startswith(parents):
-            continue
-        differences.append(f"{path or 'Config'} was {_show(old, path)}, is {_show(new, path)}")
-        explained.append(path)  # Another class at `engine` explains all of its fields.
-    return differences
-
-
-def _with_new_fields(recorded: str) -> str:
-    """A Config as it was written, with the fields that its classes have gained since."""
-    try:
-        return config_to_json(config_from_json(recorded))
-    except ConfigError:
-        return recorded
-
-
-def _flatten(value: object, path: str = "") -> dict[str, object]:
-    """Every leaf of a JSON value by dotted path; a `$class` stands at its object's own path."""
-    if isinstance(value, dict):
-        entries = cast("dict[str, object]", value)
-        flat: dict[str, object] = {} if entries else {path: entries}
-        for key, entry in entries.items():
-            inner = path if key.startswith("$") else f"{path}.{key}".removeprefix(".")
-            flat |= _flatten(entry, inner)
-        return flat
-    if isinstance(value, list):
-        items = cast("list[object]", value)
-        flat = {} if items else {path: items}
-        for i, item in enumerate(items):
-            flat |= _flatten(item, f"{path}[{i}]")
-        return flat
-    return {path: value}
-
-
-def _show(flat: dict[str, object], path: str) -> str:
-    return json.dumps(flat[path]) if path in flat else "not there"
 
 
 def _list(names: set[str]) -> str:

@@ -38,7 +38,7 @@ def opened(
     path: Path, config_json: str, behavior: Behavior, may_differ: Collection[str] = ()
 ) -> Opened:
     run = open_run_directory(path, config_json, HEADER, 10, behavior, may_differ)
-    return Opened(run.path, run.history, run.resumed, run.begin())
+    return Opened(run.path, run.history, run.history.next_generation > 0, run.begin())
 
 
 def changed(**fields: object) -> str:

@@ -60,5 +60,10 @@ def main(config: Demonstrations) -> None:
     print(f"{len(lines)} rows written to {output}")
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """The console entry point."""
     run_cli(main, Demonstrations)
+
+
+if __name__ == "__main__":
+    cli()

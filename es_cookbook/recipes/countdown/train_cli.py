@@ -16,7 +16,6 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 import chz
 
@@ -93,15 +92,6 @@ class CLIConfig(train.Config):
     log_path: str = chz.field(
         default="", doc="run directory; runs/countdown-<digest of the options> if empty"
     )
-
-
-def recommended(name: str) -> OptimizerBuilder:
-    """What `optimizer=<name>` stands for without further options.
-
-    Args:
-        name: of `OPTIMIZER_NAMES`.
-    """
-    return cast(OptimizerBuilder, _OPTIMIZERS.from_string(name)())
 
 
 def main(config: CLIConfig) -> None:

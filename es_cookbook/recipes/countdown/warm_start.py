@@ -342,5 +342,10 @@ def main(config: Config) -> None:
     print(f"written to {output}")
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """The console entry point."""
     run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from es_cookbook.common.configs import did_you_mean
-from es_cookbook.common.errors import DataError
+from es_cookbook.common.errors import DataError, did_you_mean
 
 Fields: TypeAlias = Mapping[str, object]
 

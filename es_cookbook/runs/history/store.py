@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.terminal import command
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import (
@@ -140,8 +141,8 @@ def _advice(path: Path, whole: int) -> str:
     if not whole:
         return "restore the file from a copy"
     return (
-        f"restore the file from a copy, or go on from what is before it: python -m "
-        f"es_cookbook fork log_path={path.parent} generation={whole} output=..."
+        f"restore the file from a copy, or go on from what is before it: "
+        f"{command('fork')} log_path={path.parent} generation={whole} output=..."
     )
 
 

@@ -109,14 +109,19 @@ def summarise(log_paths_R: Sequence[Path], metric: str) -> Summary:
     return Summary(curve, rollouts_R, seconds_R, share_R, terms_R)
 
 
+def is_share(metric: str) -> bool:
+    """Whether it is shown in percent, as the metrics of Envs are."""
+    return "env/" in metric
+
+
 def table(summaries: Mapping[str, Summary], metric: str) -> str:
     """The summaries as a Markdown table; `mean (lowest … highest)` over runs.
 
     Args:
         summaries: name -> its runs.
-        metric: what was measured; metrics of Envs are shares, and shown in percent.
+        metric: what was measured.
     """
-    share = "env/" in metric
+    share = is_share(metric)
     lines = [
         f"| | runs | {metric} at the end | over the run | rollouts | s a generation | "
         "ask + tell of it | terms a step |",

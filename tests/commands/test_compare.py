@@ -7,11 +7,13 @@ from pathlib import Path
 import chz
 import pytest
 
+from es_cookbook import recipes, train
+from es_cookbook.commands import compare
+from es_cookbook.commands.compare import METRIC, Compare
 from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.configs import Names
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.recipes.countdown import compare, train_cli
-from es_cookbook.recipes.countdown.compare import METRIC, Compare
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
 from es_cookbook.runs.report.comparison import summarise
 
@@ -28,7 +30,9 @@ TINY = (
 @pytest.fixture(autouse=True)
 def twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second optimizer, whatever others there are."""
-    for names in (OPTIMIZER_NAMES, train_cli._OPTIMIZERS.accepted):
+    of_recipe = chz.chz_fields(CLIConfig)["optimizer"].meta_factory
+    assert isinstance(of_recipe, Names)
+    for names in (OPTIMIZER_NAMES, of_recipe.accepted):
         monkeypatch.setitem(names, "twin", OPTIMIZER_NAMES["es"])
 
 
@@ -37,8 +41,8 @@ def run(*options: str) -> None:
     run_cli(functools.partial(compare.main, fields=fields), Compare, own)
 
 
-def runs_of(*options: str) -> dict[str, list[CLIConfig]]:
-    made: list[dict[str, list[CLIConfig]]] = []
+def runs_of(*options: str) -> dict[str, list[train.Config]]:
+    made: list[dict[str, list[train.Config]]] = []
 
     def keep(config: Compare, fields: Mapping[str, str]) -> None:
         made.append(compare.runs(config, fields))
@@ -96,6 +100,27 @@ def test_the_same_optimizer_may_be_compared_with_itself_under_labels() -> None:
     assert runs["calm"][0].log_path == str(Path("there/calm-seed1"))
 
 
+def test_a_recipe_needs_nothing_but_a_cli_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adding").mkdir()
+    (tmp_path / "adding" / "__init__.py").touch()
+    (tmp_path / "adding" / "train_cli.py").write_text(
+        "import chz\n"
+        "from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown\n"
+        "@chz.chz\n"
+        "class CLIConfig(Countdown):\n"
+        "    num_generations: int = 7\n"
+    )
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
+    (config,) = runs_of("optimizers=es", "recipe=adding", "seeds=3")["es"]
+    assert (type(config).__module__, config.num_generations) == (
+        "es_cookbook.recipes.adding.train_cli",
+        7,
+    )
+    assert config.log_path == str(Path("runs/compare-adding/es-seed3"))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -115,6 +140,7 @@ def test_the_same_optimizer_may_be_compared_with_itself_under_labels() -> None:
         (["optimizers=es", "twin.num_generations=7"], "an optimizer that is not compared"),
         (["optimizers=es", "es.optimizer.sigmo=7"], "did you mean 'optimizer.sigma'?"),
         (["optimizers=es", "num_generation=7"], "did you mean 'num_generations'?"),
+        (["optimizers=es", "recipe=count"], "unknown recipe 'count': did you mean 'countdown'?"),
         (["optimizers=es", "sedes=7"], "did you mean 'seeds'?"),
         (["optimizers=es", "seed=7"], "seed cannot be given: seeds=... says which"),
         (["optimizers=es", "es.log_path=x"], "es.log_path cannot be given"),

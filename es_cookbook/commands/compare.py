@@ -1,14 +1,14 @@
-"""Optimizers beside each other on Countdown: the same rollouts, several seeds, a table and a plot.
+"""Optimizers beside each other on a recipe: the same rollouts, several seeds, a table and a plot.
 
-    python -m es_cookbook.recipes.countdown.compare optimizers=es,momentum
+    python -m es_cookbook compare optimizers=es,momentum
     ... optimizers=es,genetic seeds=0,1 num_generations=30 genetic.optimizer.sigma=0.02
     ... optimizers=es,genetic genetic.optimizer.population_size=32 genetic.num_generations=100
     ... optimizers=es,decayed:es decayed.optimizer.weight_decay=0.03
 
-Each optimizer begins with the settings that `train_cli` recommends for it. An option of `train_cli`
-holds for every run; with an optimizer's name before it, for that optimizer's runs alone. With a
-label of its own, `label:optimizer`, the same optimizer is compared with itself. Whatever is
-changed, all must make the same number of rollouts.
+Each optimizer begins as `optimizer=<name>` does in the recipe's `train_cli`. An option of
+`train_cli` holds for every run; with an optimizer's name before it, for that optimizer's runs
+alone. With a label of its own, `label:optimizer`, the same optimizer is compared with itself.
+Whatever is changed, all must make the same number of rollouts.
 
 Runs are ordinary ones, in `<log_path>/<label>-seed<seed>`. Given again, the command goes on where
 it was interrupted, and what is complete is not run again; so another optimizer is added by naming
@@ -16,24 +16,28 @@ it. What comes out is printed, and written to `comparison.md`, `.png` and `.svg`
 """
 
 import functools
+import importlib
+import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import chz
 
+from es_cookbook import train
 from es_cookbook.common.cli import changed, run_cli, split_options
-from es_cookbook.common.configs import did_you_mean
-from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.configs import resolve
+from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
-from es_cookbook.recipes.countdown.train_cli import CLIConfig, recommended
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.report.comparison import summarise, table
+from es_cookbook.runs.report.comparison import is_share, summarise, table
 from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import refuse_unequal_rollouts, run_all
 
 METRIC = "test/env/all/correct"
+_RECIPES = "es_cookbook.recipes"
 _REFUSED = {
     "optimizer": "optimizers=... says which; its fields are optimizer.NAME or, for one of them, "
     "OPTIMIZER.optimizer.NAME",
@@ -46,7 +50,7 @@ _REFUSED = {
 
 @chz.chz
 class Compare:
-    """Compare optimizers on Countdown, at equal rollouts."""
+    """Compare optimizers on a recipe, at equal rollouts."""
 
     optimizers: tuple[str, ...] = chz.field(
         doc="names, with commas between them; label:name for the same one with other options"
@@ -54,14 +58,19 @@ class Compare:
     seeds: tuple[int, ...] = chz.field(
         default=(0, 1, 2), doc="of each optimizer's runs; the table has their mean and range"
     )
-    log_path: str = chz.field(default="runs/compare-countdown", doc="directory of all runs")
+    recipe: str = chz.field(default="countdown", doc="what they train on")
+    metric: str = chz.field(default=METRIC, doc="a held-out metric of the runs")
+    log_path: str = chz.field(
+        default="", doc="directory of all runs; runs/compare-<recipe> if empty"
+    )
 
     @chz.validate
     def _lists(self) -> None:
+        taken = self.taken
         for label, name in self.labelled:
             if name not in OPTIMIZER_NAMES:
                 raise ConfigError(f"unknown optimizer {name!r}: {nearest(name, OPTIMIZER_NAMES)}")
-            if label != name and (label in _TAKEN or not re.fullmatch(r"[\w-]+", label)):
+            if label != name and (label in taken or not re.fullmatch(r"[\w-]+", label)):
                 raise ConfigError(
                     f"label {label!r} of optimizer {name} must be of letters, digits, _ and -, and "
                     "no optimizer's or option's own name"
@@ -79,12 +88,32 @@ class Compare:
         parts = [entry.rpartition(":") for entry in self.optimizers]
         return [(label if colon else name, name) for label, colon, name in parts]
 
+    @property
+    def config_class(self) -> Callable[..., train.Config]:
+        """The config of the recipe's command.
 
-_TAKEN = (*chz.chz_fields(CLIConfig), *chz.chz_fields(Compare), *OPTIMIZER_NAMES)
-"""What stands before the dot of an option."""
+        Raises:
+            ConfigError: There is no such recipe.
+        """
+        package = importlib.import_module(_RECIPES)
+        recipes = [module.name for module in pkgutil.iter_modules(package.__path__)]
+        if self.recipe not in recipes:
+            raise ConfigError(f"unknown recipe {self.recipe!r}: {nearest(self.recipe, recipes)}")
+        found = resolve(f"{_RECIPES}.{self.recipe}.train_cli:CLIConfig")
+        return cast("Callable[..., train.Config]", found)
+
+    @property
+    def taken(self) -> list[str]:
+        """What stands before the dot of an option without a label."""
+        return [*chz.chz_fields(self.config_class), *chz.chz_fields(Compare), *OPTIMIZER_NAMES]
+
+    @property
+    def directory(self) -> Path:
+        """Of all runs."""
+        return Path(self.log_path or f"runs/compare-{self.recipe}")
 
 
-def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfig]]:
+def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[train.Config]]:
     """The Configs of every optimizer's runs, one a seed; only inside `run_cli`.
 
     Args:
@@ -111,24 +140,21 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[CLIConfi
         else:
             of_all[path] = value
     for label, own in of_one.items():
-        _check(f"{label}.", own, [])
-    _check("", of_all, list(of_one))
-    found: dict[str, list[CLIConfig]] = {}
+        _check(f"{label}.", own, compare.taken)
+    _check("", of_all, [*compare.taken, *of_one])
+    default = compare.config_class(trackers=JsonlTrackerBuilder())
+    found: dict[str, list[train.Config]] = {}
     for label, name in compare.labelled:
-        config = CLIConfig(optimizer=recommended(name), trackers=JsonlTrackerBuilder())
-        config = changed(config, of_all | of_one[label])
+        config = changed(default, {"optimizer": name, **of_all, **of_one[label]})
         found[label] = [
-            chz.replace(
-                config, seed=seed, log_path=str(Path(compare.log_path) / f"{label}-seed{seed}")
-            )
+            chz.replace(config, seed=seed, log_path=str(compare.directory / f"{label}-seed{seed}"))
             for seed in compare.seeds
         ]
     refuse_unequal_rollouts(found)
     return found
 
 
-def _check(prefix: str, fields: Mapping[str, str], labels: Sequence[str]) -> None:
-    known = [*_TAKEN, *labels]
+def _check(prefix: str, fields: Mapping[str, str], known: Sequence[str]) -> None:
     for path in fields:
         if path in _REFUSED:
             raise ConfigError(f"{prefix}{path} cannot be given: {_REFUSED[path]}")
@@ -150,23 +176,26 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
     require_matplotlib()
     run_all([config for configs in compared.values() for config in configs])
     summaries = {
-        name: summarise([Path(config.log_path) for config in configs], METRIC)
+        name: summarise([Path(config.log_path) for config in configs], compare.metric)
         for name, configs in compared.items()
     }
-    text = table(summaries, METRIC)
-    written = Path(compare.log_path) / "comparison"
+    text = table(summaries, compare.metric)
+    written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
+    in_percent = is_share(compare.metric)
     lines = {
-        name: Line(summary.curve.rollouts_M, 100 * summary.curve.values_R_M)
+        name: Line(summary.curve.rollouts_M, summary.curve.values_R_M * (100 if in_percent else 1))
         for name, summary in summaries.items()
     }
+    what = "held-out exact answers" if compare.metric == METRIC else compare.metric
     count = len(compare.seeds)
+    title = compare.recipe.capitalize()
     draw(
         written,
         lines,
-        title=f"Countdown, mean and range of {count} seeds" if count > 1 else "Countdown, one seed",
+        title=f"{title}, mean and range of {count} seeds" if count > 1 else f"{title}, one seed",
         x_label="training rollouts",
-        y_label="held-out exact answers (%)",
+        y_label=f"{what} (%)" if in_percent else what,
     )
     print(f"\n{text}\n\nwritten to {written}.md, and drawn in {written}.png and .svg")
 
@@ -181,7 +210,3 @@ def cli() -> None:
         f"optimizers: {', '.join(OPTIMIZER_NAMES)}"
     )
     run_cli(functools.partial(main, fields=fields), Compare, own, more_help)
-
-
-if __name__ == "__main__":
-    cli()

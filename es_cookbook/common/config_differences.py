@@ -1,0 +1,63 @@
+"""Which fields differ between the Config that a run recorded and the one that it is given now."""
+
+import json
+from collections.abc import Collection
+from typing import cast
+
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError
+
+
+def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[str]:
+    """Every field that differs between two Configs, in words.
+
+    Args:
+        recorded: a Config as text; fields that its classes have gained since have their defaults.
+        now: another one.
+        may_differ: fields, by dotted path, that do not count; a path stands for everything under
+            it.
+
+    Raises:
+        ValueError: The recorded text is not JSON.
+    """
+    old = _flatten(json.loads(_with_new_fields(recorded)))
+    new = _flatten(json.loads(now))
+    found: list[str] = []
+    explained = list(may_differ)
+    for path in sorted(old.keys() | new.keys()):
+        if old.get(path) == new.get(path) and (path in old) == (path in new):
+            continue
+        parents = tuple(start + end for start in explained for end in ".[")
+        if path in explained or "" in explained or path.startswith(parents):
+            continue
+        found.append(f"{path or 'Config'} was {_show(old, path)}, is {_show(new, path)}")
+        explained.append(path)  # Another class at `engine` explains all of its fields.
+    return found
+
+
+def _with_new_fields(recorded: str) -> str:
+    try:
+        return config_to_json(config_from_json(recorded))
+    except ConfigError:
+        return recorded
+
+
+def _flatten(value: object, path: str = "") -> dict[str, object]:
+    """Every leaf of a JSON value by dotted path; a `$class` stands at its object's own path."""
+    inner: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        for key, entry in cast("dict[str, object]", value).items():
+            inner.append(
+                (path if key.startswith("$") else f"{path}.{key}".removeprefix("."), entry)
+            )
+    elif isinstance(value, list):
+        for i, item in enumerate(cast("list[object]", value)):
+            inner.append((f"{path}[{i}]", item))
+    flat: dict[str, object] = {} if inner else {path: value}
+    for inner_path, inner_value in inner:
+        flat |= _flatten(inner_value, inner_path)
+    return flat
+
+
+def _show(flat: dict[str, object], path: str) -> str:
+    return json.dumps(flat[path]) if path in flat else "not there"

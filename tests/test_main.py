@@ -1,0 +1,102 @@
+"""`es-cookbook COMMAND` and `python -m es_cookbook COMMAND`: what there is, and its names."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.__main__ import COMMANDS, RECIPES, main
+
+NAMES = [*COMMANDS, *RECIPES]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """As the console script does it."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/es-cookbook", *arguments])
+    main()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_without_a_command_all_are_listed_in_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    call(monkeypatch, *arguments)
+    usage, *lines = capsys.readouterr().out.splitlines()
+    assert usage == "usage: es-cookbook COMMAND [name=value ...]"
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == NAMES
+
+
+def test_the_list_imports_nothing_heavy() -> None:
+    program = "import sys, es_cookbook.__main__ as m; m.main(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert loaded & {"chz", "numpy", "torch", "transformers"} == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_commands_help_names_the_program_as_it_was_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    call(monkeypatch, name, "--help")
+    assert capsys.readouterr().out.startswith(f"usage: es-cookbook {name} [name=value ...]\n")
+
+
+def test_a_module_run_by_name_is_called_by_its_name(tmp_path: Path) -> None:
+    for arguments, says in (
+        (["es_cookbook", "frok"], "unknown command 'frok': did you mean 'fork'? Accepted: "),
+        (["es_cookbook", "rewind", "--help"], "usage: python -m es_cookbook rewind [name=value"),
+        (
+            ["es_cookbook.recipes.countdown.demonstrations", "-h"],
+            "usage: python -m es_cookbook.recipes.countdown.demonstrations [name=value",
+        ),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.stdout or done.stderr).startswith(says)
+
+
+def test_a_misspelt_command_is_one_sentence_with_the_nearest_and_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        call(monkeypatch, "rewnd", "log_path=runs/a")
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == (
+        f"unknown command 'rewnd': did you mean 'rewind'? Accepted: {', '.join(sorted(NAMES))}\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], *([name, "--help"] for name in NAMES)])
+def test_nobody_reading_on_is_an_ordinary_end(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        call(monkeypatch, *arguments)
+
+
+def test_another_broken_pipe_than_stdout_is_not_hidden() -> None:
+    from es_cookbook.common.terminal import until_stdout_closes
+
+    reading, writing = os.pipe()
+    stranger, stranger_writing = os.pipe()
+    os.close(stranger)
+    with os.fdopen(reading), os.fdopen(writing, "w") as stdout, pytest.MonkeyPatch.context() as m:
+        m.setattr(sys, "stdout", stdout)
+        with pytest.raises(BrokenPipeError), until_stdout_closes():
+            os.write(stranger_writing, b"x")
+    os.close(stranger_writing)
