@@ -44,7 +44,8 @@ def config_to_json(config: object) -> str:
 def config_from_json(text: str) -> object:
     """Rebuild the object that `config_to_json` wrote.
 
-    A field that a class has gained since takes its default; a field it has lost is refused.
+    A field that a class has gained since takes its default; a field it has lost is refused, unless
+    it has the value that is how the class behaves now.
 
     Raises:
         ConfigError: Not such JSON, an unknown class or function, an unknown or missing field, or a
@@ -71,6 +72,10 @@ _MOVED = {
     "es_cookbook.runs.background_push:HubPush": "es_cookbook.runs.hub.background_push:HubPush",
 }
 """Where classes are now that recorded configs name by an earlier place."""
+_DROPPED: Mapping[str, Mapping[str, object]] = {
+    "es_cookbook.evolution.optimizers.genetic.genetic:Genetic": {"antithetic": False},
+}
+"""Fields that a class no longer has, each with the value that is how the class behaves now."""
 
 
 def load_config(path: Path, config_class: type[_Loaded]) -> _Loaded:
@@ -316,6 +321,14 @@ def _build(text: str, plain_fields: Mapping[str, object], where: str) -> object:
     if not (isinstance(config_class, type) and chz.is_chz(config_class)):
         raise ConfigError(f"{where}: {text} is not a chz class")
     known = chz.chz_fields(config_class)
+    dropped = _DROPPED.get(_MOVED.get(text, text), {})
+    for name in dropped.keys() & plain_fields.keys():
+        if plain_fields[name] != dropped[name]:
+            raise ConfigError(
+                f"{where}: {config_class.__name__} no longer has the option {name}, so it can only "
+                f"be {dropped[name]!r}; found {plain_fields[name]!r}"
+            )
+    plain_fields = {name: item for name, item in plain_fields.items() if name not in dropped}
     for name in plain_fields:
         if name not in known:
             raise ConfigError(

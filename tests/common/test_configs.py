@@ -23,6 +23,7 @@ from es_cookbook.common.configs import (
 )
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
 from es_cookbook.evolution.schedules import Cosine, Linear
 
 
@@ -177,6 +178,19 @@ def test_a_damaged_config_is_refused_in_one_sentence(text: str, said: str) -> No
 def test_a_partial_is_rebuilt_but_never_called() -> None:
     rebuilt = config_from_json('{"$partial": "os:remove", "args": ["/nowhere"], "keywords": {}}')
     assert isinstance(rebuilt, functools.partial)
+
+
+def test_a_field_that_was_dropped_may_have_the_value_that_holds_now_and_no_other() -> None:
+    text = json.dumps(
+        {
+            "$class": "es_cookbook.evolution.optimizers.genetic:Genetic",
+            "antithetic": False,
+            "sigma": 0.25,
+        }
+    )
+    assert config_from_json(text) == Genetic(sigma=0.25)
+    with pytest.raises(ConfigError, match=r"the option antithetic, .* be False; found True"):
+        config_from_json(text.replace("false", "true"))
 
 
 def test_a_file_that_holds_another_config_is_named(tmp_path: Path) -> None:

@@ -46,9 +46,6 @@ def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
     """What a genome adds to the centre to be this individual, oldest first.
 
     What it has and the centre has not, and the negative of what the centre has and it has not.
-    Mirrored twins differ by two terms of one seed, not by one of twice the coefficient: so it holds
-    to the last digit where noise is rounded to whole numbers (`spaces.quant_codes`), too.
-
     >>> difference(frozenset({Gene(0, 7, 0.5), Gene(2, 9, 0.5)}), frozenset({Gene(0, 7, 0.5)}))
     (Term(seed=9, coefficient=0.5),)
     """
@@ -65,20 +62,6 @@ def distance(a: Individual, b: Individual) -> int:
     share of all genes would shrink as the genealogy grows, though relatives stay as far apart.
     """
     return len(a ^ b)
-
-
-def union(a: Individual, b: Individual) -> Individual:
-    """Every seed of either parent, with the mean of its holders' coefficients; none if that is 0.
-
-    >>> child = union(frozenset({Gene(0, 7, 0.5)}), frozenset({Gene(2, 9, -0.5)}))
-    >>> sorted(gene.seed for gene in child)
-    [7, 9]
-    """
-    coefficients: dict[tuple[int, int], list[float]] = {}
-    for gene in sorted(a ^ b):
-        coefficients.setdefault((gene.birth, gene.seed), []).append(gene.coefficient)
-    mixed = ((key, sum(values) / len(values)) for key, values in coefficients.items())
-    return (a & b) | {Gene(*key, mean) for key, mean in mixed if mean}
 
 
 def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Individual:
@@ -99,7 +82,7 @@ def in_order(trunk: Sequence[Gene], individual: Individual) -> list[Gene]:
         trunk: what all individuals have beside their own genes, by birth.
         individual: its own.
     """
-    return sorted((*trunk, *sorted(individual)), key=_birth)
+    return sorted((*trunk, *individual), key=lambda gene: gene.birth)
 
 
 def step_between(before: Sequence[Gene], after: Sequence[Gene]) -> Step:
@@ -111,7 +94,3 @@ def step_between(before: Sequence[Gene], after: Sequence[Gene]) -> Step:
     if after[: len(before)] == before:
         return Step(terms(after[len(before) :]))
     return Step(terms(after), decay=1.0)
-
-
-def _birth(gene: Gene) -> int:
-    return gene.birth

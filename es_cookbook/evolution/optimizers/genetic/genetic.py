@@ -45,6 +45,7 @@ Cost: noise of one term a generation while the champion's line goes on; of all i
 the terms of all genomes when they are loaded. Memory: a few megabytes of genes.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -56,6 +57,7 @@ from numpy.typing import NDArray
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
@@ -63,24 +65,32 @@ from es_cookbook.evolution.optimizers.base import (
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
-from es_cookbook.evolution.optimizers.genetic.breeding import (
-    Breeding,
-    Member,
-    Population,
-    birth_of,
-    migrated,
-)
 from es_cookbook.evolution.optimizers.genetic.genealogy import (
     BASE,
     Gene,
+    Individual,
     difference,
+    distance,
     in_order,
     step_between,
     terms,
+    uniform,
 )
-from es_cookbook.evolution.optimizers.genetic.selection import DISTANCES, Parent, best_first
+from es_cookbook.evolution.optimizers.genetic.selection import (
+    DISTANCES,
+    Parent,
+    best_first,
+    elites,
+    migrated,
+    quotas,
+    species_of,
+    tournament,
+)
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule
 from es_cookbook.evolution.spaces.base import SearchSpace
+
+_CHANCE = 2.0**63
+"""Above what `derive_seed` gives."""
 
 
 @chz.chz
@@ -92,9 +102,6 @@ class Genetic(OptimizerBuilder):
         default=Constant(),
         meta_factory=Names(SCHEDULE_NAMES, default="none"),
         doc="factor on sigma over the run",
-    )
-    antithetic: bool = chz.field(
-        default=False, doc="children in pairs: the same parents, and mutations +σ·ε and -σ·ε"
     )
     num_elites: int = chz.field(
         default=1, doc="best individuals of an island that go on as they are"
@@ -170,6 +177,42 @@ class Genetic(OptimizerBuilder):
         return GeneticOptimizer(self, run_seed, num_generations)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """One of the population.
+
+    Attributes:
+        individual: its genes.
+        island: where it lives.
+        mutation: what is new in it; None for an elite.
+    """
+
+    individual: Individual
+    island: int
+    mutation: Gene | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Population:
+    """A generation.
+
+    Attributes:
+        generation: which.
+        members_G: everybody, in the order of the genomes.
+        outgrown: how many did not breed, or were crossed and not born, because of `max_terms`.
+        num_species: over all islands.
+    """
+
+    generation: int
+    members_G: Sequence[Member]
+    outgrown: int
+    num_species: int
+
+
+Told = Sequence[tuple[Member, Parent]]
+"""Who was not lost, and what each was worth."""
+
+
 class GeneticOptimizer(Optimizer):
     """What it asks depends on the run seed, the generation and what was told.
 
@@ -241,37 +284,20 @@ class GeneticOptimizer(Optimizer):
         del genomes_G  # The same that `population` knows.
         if np.isinf(fitness_G).any():
             raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
-        asked, self._latest = self.population(generation), None
-        behaviour_G: list[tuple[float, ...]] = [()] * len(asked.members_G)
-        if self.records_scores:
-            if scores_P_G is None:
-                raise ValueError("with species_by=behaviour, tell needs scores_P_G")
-            behaviour_G = [tuple(scores_P) for scores_P in scores_P_G.T.tolist()]
+        asked = self.population(generation)
+        told = self._told(asked.members_G, scores_P_G, fitness_G)
+        self._latest = None
         self._metrics = {
             "genetic/outgrown": asked.outgrown,
             "genetic/species": asked.num_species,
         }
-        all_G = zip(asked.members_G, fitness_G.tolist(), behaviour_G, strict=True)
-        told = [
-            (member, Parent(member.individual, fitness, scores_P))
-            for member, fitness, scores_P in all_G
-            if math.isfinite(fitness)
-        ]
         if len({parent.fitness for _, parent in told}) < 2:
             return Step()
-        # Of equals the champion stays, or else the first.
-        _, best = max(told, key=lambda pair: (pair[1].fitness, pair[1].individual == self.champion))
-        self.champion = best.individual
-        self._islands = [
-            best_first([parent for member, parent in told if member.island == i])
-            for i in range(self._config.num_islands)
-        ]
-        if (generation + 1) % self._config.migration_every == 0:
+        self._select(told)
+        if _is_due(self._config.migration_every, generation):
             self._islands = migrated(self._islands)
-        if self._config.merge_every and (generation + 1) % self._config.merge_every == 0:
-            self._trunk += self._merged(generation, told)
-            self.champion = BASE
-            self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
+        if _is_due(self._config.merge_every, generation):
+            self._merge(told)
         elif self._config.es_weight:
             self._trunk += self._es_step(generation, told)
         before, self._centre = self._centre, in_order(self._trunk, self.champion)
@@ -282,31 +308,133 @@ class GeneticOptimizer(Optimizer):
         return self._metrics
 
     def population(self, generation: int) -> Population:
-        """Everybody of a generation."""
+        """Everybody of a generation, island after island, each with its elites first."""
         if self._latest is None or self._latest.generation != generation:
-            sigma = self.sigma(generation)
-            breeding = Breeding(self._config, self._run_seed, generation, sigma, self.champion)
-            self._latest = breeding.population(self._islands)
+            self._latest = self._bred(generation)
         return self._latest
 
-    def _merged(self, generation: int, told: Sequence[tuple[Member, Parent]]) -> list[Gene]:
-        """Everybody's genes as one individual's; see `es.merged`."""
+    def _bred(self, generation: int) -> Population:
+        """An island keeps its elites and fills up with children, by its species' quotas."""
+        config, apart = self._config, DISTANCES[self._config.species_by]
+        members_G: list[Member] = []
+        outgrown = num_species = 0
+        for i, parents in enumerate(self._islands):
+            near = [parent for parent in parents if self._is_near(parent.individual)]
+            species = species_of(
+                near or [Parent(self.champion, 0.0)], apart, config.species_distance
+            )
+            kept = elites(species, config.num_elites)
+            members_G += [Member(parent.individual, i) for parent in kept]
+            first, end = (config.population_size * n // config.num_islands for n in (i, i + 1))
+            pools = [
+                members[: math.ceil(config.truncation * len(members))]
+                for members, quota in zip(
+                    species, quotas(species, end - first - len(kept)), strict=True
+                )
+                for _ in range(quota)
+            ]
+            children = [self._child(generation, n, pool) for n, pool in enumerate(pools, first)]
+            members_G += [Member(inherited | {new}, i, new) for inherited, new, _ in children]
+            outgrown += len(parents) - len(near) + sum(crossed for *_, crossed in children)
+            num_species += len(species)
+        return Population(generation, members_G, outgrown, num_species)
+
+    def _child(
+        self, generation: int, n: int, pool: Sequence[Parent]
+    ) -> tuple[Individual, Gene, bool]:
+        """What the generation's child n inherits, its mutation, and whether a cross had outgrown.
+
+        Args:
+            generation: which.
+            n: a number that no other child of it has.
+            pool: who may be its parents.
+        """
+        config = self._config
+
+        def derived(purpose: str, *indices: int) -> int:
+            return derive_seed(self._run_seed, purpose, generation, n, *indices)
+
+        def drawn(purpose: str) -> Individual:
+            draws = [derived(purpose, k) for k in range(config.tournament_size)]
+            return tournament(pool, draws).individual
+
+        mutation = Gene(self._birth(generation, n), derived("genome"), self.sigma(generation))
+        parent = drawn("parent")
+        if derived("cross") >= config.crossover_rate * _CHANCE:
+            return parent, mutation, False
+        mate = drawn("mate")
+        if config.crossover == "union":
+            crossed = parent | mate
+        else:
+            crossed = uniform(parent, mate, lambda birth: derived("gene", birth) % 2 == 0)
+        if self._is_near(crossed):
+            return crossed, mutation, False
+        return parent, mutation, True
+
+    def _is_near(self, individual: Individual) -> bool:
+        """Whether it can be hosted with a mutation more."""
+        return distance(individual, self.champion) < self._config.max_terms
+
+    def _birth(self, generation: int, n: int) -> int:
+        """The birth of a generation's child n; of its ES step if n is the population's size."""
+        return generation * (self._config.population_size + 1) + n
+
+    def _told(
+        self,
+        members_G: Sequence[Member],
+        scores_P_G: NDArray[np.float64] | None,
+        fitness_G: NDArray[np.float64],
+    ) -> Told:
+        """With their scores only where species go by them."""
+        behaviour_G: list[tuple[float, ...]] = [()] * len(members_G)
+        if self.records_scores:
+            if scores_P_G is None:
+                raise ValueError("with species_by=behaviour, tell needs scores_P_G")
+            behaviour_G = [tuple(scores_P) for scores_P in scores_P_G.T.tolist()]
+        return [
+            (member, Parent(member.individual, fitness, scores_P))
+            for member, fitness, scores_P in zip(
+                members_G, fitness_G.tolist(), behaviour_G, strict=True
+            )
+            if math.isfinite(fitness)
+        ]
+
+    def _select(self, told: Told) -> None:
+        """The fittest is the champion; of equals the champion stays, or else it is the first."""
+        _, best = max(told, key=lambda pair: (pair[1].fitness, pair[1].individual == self.champion))
+        self.champion = best.individual
+        self._islands = [
+            best_first([parent for member, parent in told if member.island == i])
+            for i in range(self._config.num_islands)
+        ]
+
+    def _merge(self, told: Told) -> None:
+        """Everybody's genes, as `es.merged` has them, join the trunk, where all begin again."""
         new = {member.mutation.seed for member, _ in told if member.mutation is not None}
         births = {gene.seed: gene.birth for _, parent in told for gene in parent.individual}
-        mean = math.fsum(parent.fitness for _, parent in told) / len(told)
         genomes_G = [Genome(terms(sorted(parent.individual))) for _, parent in told]
-        relative_G = np.array([parent.fitness - mean for _, parent in told])
+        relative_G = _less_mean([parent.fitness for _, parent in told])
         all_terms = merged(genomes_G, relative_G, births.keys() - new, self._config.es_weight)
-        return [Gene(births[term.seed], term.seed, term.coefficient) for term in all_terms]
+        self._trunk += [Gene(births[term.seed], term.seed, term.coefficient) for term in all_terms]
+        self.champion = BASE
+        self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
 
-    def _es_step(self, generation: int, told: Sequence[tuple[Member, Parent]]) -> list[Gene]:
+    def _es_step(self, generation: int, told: Told) -> list[Gene]:
         """What the new mutations say about the trunk, their mean fitness being the baseline."""
         tried = [(m.mutation, p.fitness) for m, p in told if m.mutation is not None]
         if not tried:
             return []
-        mean = math.fsum(fitness for _, fitness in tried) / len(tried)
         genomes_G = [Genome(terms([gene])) for gene, _ in tried]
-        relative_G = np.array([fitness - mean for _, fitness in tried])
-        birth = birth_of(self._config, generation, self._config.population_size)
+        relative_G = _less_mean([fitness for _, fitness in tried])
+        birth = self._birth(generation, self._config.population_size)
         step = weighted_sum(genomes_G, relative_G, self._config.es_weight)
         return [Gene(birth, term.seed, term.coefficient) for term in step]
+
+
+def _is_due(every: int, generation: int) -> bool:
+    """Whether what happens every so many generations, if that is not 0, follows this one."""
+    return every > 0 and (generation + 1) % every == 0
+
+
+def _less_mean(values_G: Sequence[float]) -> NDArray[np.float64]:
+    return np.array(values_G) - math.fsum(values_G) / len(values_G)

@@ -143,3 +143,17 @@ def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
     for s in by_remainder[: number - sum(counts)]:
         counts[s] += 1
     return counts
+
+
+def migrated(islands: Sequence[Sequence[Parent]]) -> list[list[Parent]]:
+    """In a ring, each island's best also joins the next one, in place of the worst there.
+
+    Args:
+        islands: each best first; whoever is alone in one stays.
+    """
+    if len(islands) == 1:
+        return [list(parents) for parents in islands]
+    return [
+        best_first([*parents[: max(1, len(parents) - 1)], *islands[i - 1][:1]])
+        for i, parents in enumerate(islands)
+    ]
