@@ -136,13 +136,17 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     return model.eval().requires_grad_(False)
 
 
-def load_architecture(model_name: str) -> PreTrainedModel:
+def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
     """The model without its weights, to be asked what it is made of; takes no memory.
+
+    Args:
+        model_name: a directory or Hub name.
+        weights: whether a directory must have them all the same.
 
     Raises:
         ModelError: It cannot be read, or is not a causal LM; says where.
     """
-    _check_model_directory(model_name)
+    _check_model_directory(model_name, weights)
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_name))
@@ -358,7 +362,7 @@ def _no_progress_bar() -> Generator[None]:
         enable_progress_bar()
 
 
-def _check_model_directory(model_name: str) -> None:
+def _check_model_directory(model_name: str, weights: bool = True) -> None:
     _check_directory(model_name)
     path = Path(model_name)
     if not path.is_dir():
@@ -367,7 +371,7 @@ def _check_model_directory(model_name: str) -> None:
         raise ModelError(
             f"model_name: directory {model_name!r} has no config.json: it is no model directory"
         )
-    if not any(file.name.endswith(_WEIGHT_SUFFIXES) for file in path.iterdir()):
+    if weights and not any(file.name.endswith(_WEIGHT_SUFFIXES) for file in path.iterdir()):
         raise ModelError(
             f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
         )

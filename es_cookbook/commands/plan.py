@@ -1,84 +1,71 @@
-"""What a run needs, before anybody pays for GPUs: memory, tokens, time and bytes.
+"""What a run needs, before anybody pays for GPUs: memory, tokens, and bytes sent and kept.
 
     python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct num_engines=8 engine=vllm
-    python -m es_cookbook plan --help
 
-The model's config.json is all that is read of it, and no GPU is needed. Options that are not given
-are those of the main job (`es_cookbook.recipes.countdown.train_cli`), and `engine.*` and
-`search_space.*` are the same options as there. Formulas, and what they leave out, are in
-`plan_formulas`; docs/multi_gpu.md is the guide.
+Only the model's config.json is read, and no GPU is needed. Options default to the main job's
+(`es_cookbook.recipes.countdown.train_cli`). The numbers are those of `Plan`, where the docstring of
+a method is its formula, and the tests compare them with real engines. docs/multi_gpu.md is the
+guide. Left out: time, experts, compressed keys, quantised weights, prefix caching, communication
+between GPUs that share a model, Envs and evaluations.
 """
 
-import dataclasses
-import itertools
+import copy
 import math
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 import chz
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.models import load_architecture
-from es_cookbook.commands.plan_formulas import Plan
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import changed, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
-from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
-from es_cookbook.engines.torch.population_layers import no_attention_hook
-from es_cookbook.engines.vllm.memory import GIB, show_bytes
+from es_cookbook.engines.base import ENGINE_NAMES
+from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    PopulationModel,
+    no_attention_hook,
+    padded,
+)
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, GIB, Shards, show_bytes, slot_rank
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
 _SEARCH_SPACES = Names(
     {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank")}, default="low_rank"
 )
-_NOT_COUNTED = ("num_experts", "num_local_experts", "kv_lora_rank", "quantization_config")
-
-
-@dataclasses.dataclass(frozen=True)
-class GPU:
-    """What a data sheet says.
-
-    Attributes:
-        memory: GB (10⁹ bytes).
-        tflops_16: TFLOP/s of 16-bit matmuls, without sparsity, and `tflops_32` of plain float32.
-        bandwidth: GB/s of its memory.
-    """
-
-    memory: float
-    tflops_16: float
-    tflops_32: float
-    bandwidth: float
-
-    def tflops(self, size: int) -> float:
-        """TFLOP/s of numbers of this many bytes."""
-        return self.tflops_32 if size == 4 else self.tflops_16
-
-
 GPUS = {
-    "a10": GPU(24, 125, 31.2, 600),
-    "a100-40gb": GPU(40, 312, 19.5, 1555),
-    "a100-80gb": GPU(80, 312, 19.5, 2039),
-    "b200": GPU(180, 2250, 75, 7700),
-    "h100": GPU(80, 989, 67, 3350),
-    "h200": GPU(141, 989, 67, 4800),
-    "l4": GPU(24, 121, 30.3, 300),
-    "l40s": GPU(48, 362, 91.6, 864),
-    "rtx-4090": GPU(24, 165, 82.6, 1008),
+    "a10": 24,
+    "a100-40gb": 40,
+    "a100-80gb": 80,
+    "b200": 180,
+    "h100": 80,
+    "h200": 141,
+    "l4": 24,
+    "l40s": 48,
+    "rtx-4090": 24,
 }
-"""NVIDIA's data sheets; the SXM kind where there are several."""
+"""Memory in GB (10⁹ bytes), from NVIDIA's data sheets; the SXM kind where there are several."""
+RUNTIME_BYTES = GIB
+"""CUDA's context, libraries and captured graphs: a guess."""
 
 
 @chz.chz
 class PlanConfig:
-    """Print what a run needs of its GPUs: memory, tokens, least time, bytes sent and kept."""
+    """Print what a run needs of its GPUs: memory, tokens, bytes sent and kept."""
 
     model_name: str = chz.field(doc="model directory (config.json is enough) or Hub name")
     num_engines: int = chz.field(default=1, doc="engines that share the population")
-    engine: EngineBuilder = chz.field(
+    engine: TorchEngineBuilder | VLLMEngineBuilder = chz.field(
         meta_factory=_ENGINES, default_factory=_ENGINES.build_default, doc="what each of them is"
     )
     search_space: SearchSpaceBuilder = chz.field(
@@ -95,12 +82,6 @@ class PlanConfig:
     )
     gpu: str = chz.field(default="h100", doc=f"its name in the table: {', '.join(GPUS)}")
     gpu_memory: float | None = chz.field(default=None, doc="its memory in GB, if not the table's")
-    gpu_tflops: float | None = chz.field(
-        default=None, doc="its TFLOP/s in the dtype that samples, if not the table's"
-    )
-    gpu_bandwidth: float | None = chz.field(
-        default=None, doc="GB/s of its memory, if not the table's"
-    )
 
     @chz.validate
     def _fields(self) -> None:
@@ -110,27 +91,13 @@ class PlanConfig:
         if self.gpu not in GPUS:
             raise ConfigError(
                 f"gpu={self.gpu} is not in the table: {nearest(self.gpu, GPUS)}; describe another "
-                "one with gpu_memory, gpu_tflops and gpu_bandwidth"
+                "one with gpu_memory"
             )
         if self.num_engines > self.population_size:
             raise ConfigError(
                 f"num_engines={self.num_engines} is more than population_size="
                 f"{self.population_size}: some would have no genome"
             )
-
-    def rollouts(self) -> int:
-        """Population · problems · attempts."""
-        return self.population_size * self.problems_per_generation * self.attempts
-
-    def hardware(self, size: int) -> GPU:
-        """The GPU, with what is given in place of what the table says."""
-        known = GPUS[self.gpu]
-        given = {
-            "memory": self.gpu_memory,
-            "tflops_32" if size == 4 else "tflops_16": self.gpu_tflops,
-            "bandwidth": self.gpu_bandwidth,
-        }
-        return dataclasses.replace(known, **{k: v for k, v in given.items() if v is not None})
 
 
 def read_architecture(model_name: str) -> PreTrainedModel:
@@ -139,17 +106,8 @@ def read_architecture(model_name: str) -> PreTrainedModel:
     Raises:
         ModelError: It cannot be read, or is of a kind that is not counted.
     """
-    if (Path(model_name) / "config.json").is_file():
-        try:
-            config = AutoConfig.from_pretrained(model_name)
-            with torch.device("meta"):
-                model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config))
-        except Exception as error:  # transformers raises many kinds; to the user it is one mistake
-            reason = str(error).strip().partition("\n")[0]
-            raise ModelError(f"model_name: cannot read {model_name!r}: {reason}") from error
-    else:
-        model = load_architecture(model_name)
-    for field in _NOT_COUNTED:
+    model = load_architecture(model_name, weights=False)
+    for field in ("num_experts", "num_local_experts", "kv_lora_rank", "quantization_config"):
         if getattr(model.config.get_text_config(), field, None):
             raise ModelError(
                 f"model_name: {model_name!r} has {field} in its config.json; experts, compressed "
@@ -158,40 +116,212 @@ def read_architecture(model_name: str) -> PreTrainedModel:
     return model
 
 
-def prompt_tokens(config: PlanConfig) -> int:
-    """Population · problems · attempts · tokens of a prompt, over all engines."""
-    return config.rollouts() * config.prompt_tokens
+class Plan:
+    """What a run needs: memory of one GPU in bytes, unless a method says otherwise.
 
+    An engine samples a *block* at a time: its resident genomes, or one dense genome. *Rows* are
+    requests that decode together. `out` and `in` are the sides of a weight.
 
-def sampled_tokens(config: PlanConfig) -> int:
-    """Population · problems · attempts · sampled tokens, over all engines."""
-    return config.rollouts() * config.sampled_tokens
+    Args:
+        config: the run.
+        model: on the meta device.
 
-
-def genome_message_bytes(engines: int, genomes: int) -> int:
-    """Engines · 4 + genomes · (4 + 8 + 8): counts of 32 bits, seed and coefficient of 64.
-
-    The format is `wire`'s, little-endian; a genome has one term and goes to one engine.
+    Attributes:
+        rank: of low-rank genomes; 0 for dense ones.
+        slot_rank: least rank of vLLM's slots (1, 8, 16, 32, ...) for rank · terms_per_genome.
+        size: bytes of a number of `dtype`, which samples.
+        tp: GPUs of an engine.
+        perturbed: elements of the search space.
+        share: genomes of an engine: population / engines, rounded up.
+        terms: of a step: population / 2, a mirrored pair is one.
+        context: most tokens of a request: max_model_len or 4,096, the model's own if that is less.
+        request_tokens: prompt + sampled; torch: a multiple of 32, at least 64.
+        max_rows: max_batch_size (torch); `engine.extra`'s max_num_seqs or 1,024 (vLLM).
+        pass_tokens: of prompts, in a forward pass: prefill_tokens (torch); `engine.extra`'s
+            max_num_batched_tokens or 2,048 (vLLM).
     """
-    return engines * 4 + genomes * 20
 
+    def __init__(self, config: PlanConfig, model: PreTrainedModel) -> None:
+        engine, text = config.engine, model.config.get_text_config()
+        self.config, self.model, self.engine = config, model, engine
+        self.request_tokens = config.prompt_tokens + config.sampled_tokens
+        if isinstance(engine, VLLMEngineBuilder):
+            self.vllm, self.tp, terms = engine, engine.tensor_parallel_size, engine.terms_per_genome
+            self.max_rows = int(engine.extra.get("max_num_seqs", 1024))
+            self.pass_tokens = int(engine.extra.get("max_num_batched_tokens", 2048))
+        else:
+            self.vllm, self.tp, terms = None, 1, 1
+            self.max_rows, self.pass_tokens = engine.max_batch_size, engine.prefill_tokens
+            self.request_tokens = max(64, round_up(self.request_tokens, 32))
+        self.shards = Shards(model, self.tp)
+        self.space = config.search_space(self.shards.infos)
+        self.rank = self.space.rank if isinstance(self.space, LowRankSpace) else 0
+        self.slot_rank = slot_rank(self.rank * terms) if self.vllm else self.rank
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.perturbed = sum(math.prod(shape) for shape in self.space.shapes.values())
+        self.layers, heads = int(text.num_hidden_layers), int(text.num_attention_heads)
+        head = cast("torch.nn.Linear", model.get_output_embeddings()).weight
+        self.vocabulary, self.hidden = head.shape
+        self.head_dim = int(getattr(text, "head_dim", None) or self.hidden // heads)
+        own_dtype = str(model.config.dtype or torch.float32).removeprefix("torch.")
+        self.dtype = own_dtype if engine.dtype == "auto" else engine.dtype
+        self.size = cast("torch.dtype", getattr(torch, self.dtype)).itemsize
+        own_context = int(getattr(text, "max_position_embeddings", 4096))
+        self.context = min(own_context, engine.max_model_len or 4096)
+        self.share = math.ceil(config.population_size / config.num_engines)
+        self.terms = math.ceil(config.population_size / 2)
+        self.gpu_bytes = int((config.gpu_memory or GPUS[config.gpu]) * 1e9)
 
-def step_message_bytes(engines: int, terms: int) -> int:
-    """Engines · (8 + 8 + terms · (8 + 8)): lengths, decay, and seed and coefficient a term."""
-    return engines * (16 + terms * 16)
+    def own_bytes(self) -> int:
+        """A torch engine's set of weights: size · elements of linear layers and perturbed ones.
 
+        The engine has the base, one such set for the centre, and one for each dense genome. A tied
+        table is the output head, so a linear layer.
+        """
+        linears = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
+        own = {parameter for linear in linears for parameter in linear.parameters()}
+        own |= {p for name, p in self.model.named_parameters() if name in self.space.shapes}
+        return self.size * sum(parameter.numel() for parameter in own)
 
-def prompt_message_bytes(engines: int, problems: int, attempts: int, tokens: int) -> int:
-    """At most engines · (300 + problems · (20 + attempts · 20 + tokens · 5)): pickled questions.
+    def weight_bytes(self) -> int:
+        """vLLM: size · Σ out · in over `Shards`. torch: size · parameters + own_bytes."""
+        if self.vllm:
+            return self.size * self.shards.elements(self.shards.infos)
+        return self.size * self.parameters + self.own_bytes()
 
-    A prompt goes to an engine once a block of genomes, whatever their number.
-    """
-    return engines * (300 + problems * (20 + attempts * 20 + tokens * 5))
+    def centre_bytes(self) -> int:
+        """4 · perturbed (vLLM: of `Shards`): the centre is float32, beside the weights."""
+        return 4 * (self.shards.centre_elements(self.space) if self.vllm else self.perturbed)
 
+    def base_copy_bytes(self) -> int:
+        """On the engine's machine. vLLM: size · perturbed, to restore the centre; torch: 0."""
+        return self.size * self.perturbed if self.vllm else 0
 
-def history_bytes(terms: int, genomes: int) -> int:
-    """About 150 + terms · 39 + genomes · 20: hexadecimal seeds and shortest decimals, one line."""
-    return 150 + terms * 39 + genomes * 20
+    def genome_bytes(self) -> int:
+        """A resident genome.
+
+        vLLM, low rank: size · slot rank · Σ (out + in) over the shards of linear weights, and of
+        embedding and output head whole (some models, as Qwen2, have no slots of those two).
+        torch, low rank: size · Σ ranks · (in + out) over matmuls, of all that one computes, as q, k
+        and v; ranks and out above 4 are multiples of 4. Dense: own_bytes; vLLM 0, it takes the
+        model's place.
+        """
+        if not self.rank:
+            return 0 if self.vllm else self.own_bytes()
+        if self.vllm:
+            sides = self.shards.slot_elements() + 2 * (self.vocabulary + self.hidden)
+            return self.size * self.slot_rank * sides
+        members = PopulationModel(copy.deepcopy(self.model)).group_members()
+        perturbed = Counter(group for name, group, _ in members if name in self.space.shapes)
+        return self.size * sum(
+            padded(self.rank * layers) * (group.in_features + padded(sum(group.sizes)))
+            for group, layers in perturbed.items()
+        )
+
+    def resident(self) -> int:
+        """Genomes at once: the share, up to max_genomes (vLLM; dense: 1) or memory_gib / genome."""
+        if isinstance(self.engine, VLLMEngineBuilder):
+            return min(self.share, self.engine.max_genomes) if self.rank else 1
+        return min(self.share, max(1, int(self.engine.memory_gib * GIB) // self.genome_bytes()))
+
+    def resident_bytes(self) -> int:
+        """Genome · (genomes + 1 for the centre, if low rank); vLLM always makes max_genomes."""
+        genomes = self.vllm.max_genomes if self.vllm else self.resident()
+        return self.genome_bytes() * (genomes + bool(self.rank))
+
+    def block_genomes(self) -> int:
+        """Genomes sampled at once: the resident ones, or one dense one."""
+        return self.resident() if self.rank else 1
+
+    def rows(self) -> int:
+        """Requests of a block: its genomes · problems · attempts, up to max rows."""
+        config = self.config
+        requests = self.block_genomes() * config.problems_per_generation * config.attempts
+        return min(requests, self.max_rows)
+
+    def gathered_bytes(self) -> int:
+        """torch, low rank: genome · (rows + pass tokens) / 8, copied for blocks of 8 rows."""
+        if self.vllm or not self.rank:
+            return 0
+        return self.genome_bytes() * math.ceil((self.rows() + self.pass_tokens) / ROWS_PER_BLOCK)
+
+    def work_bytes(self) -> int:
+        """A guess: 2 · (pass tokens · widest (in + out) · size / tp + rows · vocabulary · 4)."""
+        widest = max(sum(info.shape) for info in self.shards.body)
+        activations = self.pass_tokens * widest * self.size // self.tp
+        return 2 * (activations + self.rows() * self.vocabulary * 4)
+
+    def fixed_bytes(self) -> int:
+        """All but the cache: weights + centre + resident genomes + gathered + work space."""
+        weights = self.weight_bytes() + self.centre_bytes()
+        return weights + self.resident_bytes() + self.gathered_bytes() + self.work_bytes()
+
+    def usable_bytes(self) -> int:
+        """GPU · gpu_memory_utilization (torch: · 1) - 1 GiB for CUDA - 0.5 to move the centre."""
+        part = self.vllm.gpu_memory_utilization if self.vllm else 1.0
+        return max(0, int(self.gpu_bytes * part) - RUNTIME_BYTES - CENTRE_WORK_BYTES)
+
+    def kv_bytes(self) -> int:
+        """A token of the cache: 2 · layers · (kv heads / tp, at least 1) · head width · size."""
+        return 2 * self.layers * max(1, self.shards.kv_heads // self.tp) * self.head_dim * self.size
+
+    def context_bytes(self) -> int:
+        """The least cache that an engine starts with: context · kv, for torch 16 of them."""
+        return self.context * self.kv_bytes() * (1 if self.vllm else MIN_ROWS)
+
+    def cache_room(self) -> int:
+        """Usable - fixed, or kv_cache_gib where it is given."""
+        given = self.engine.kv_cache_gib
+        return self.usable_bytes() - self.fixed_bytes() if given is None else int(given * GIB)
+
+    def slots(self) -> int:
+        """Requests that the cache holds, up to rows; torch: up to max rows, 8 · k, at least 16."""
+        held = self.cache_room() // (self.kv_bytes() * self.request_tokens)
+        if self.vllm:
+            return max(1, min(self.rows(), held))
+        return max(MIN_ROWS, min(self.max_rows, held) // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
+
+    def cache_bytes(self) -> int:
+        """Keys and values: slots · request tokens · kv."""
+        return self.slots() * self.request_tokens * self.kv_bytes()
+
+    def remaining_bytes(self) -> int:
+        """Usable - fixed - cache."""
+        return self.usable_bytes() - self.fixed_bytes() - self.cache_bytes()
+
+    def shortfall_bytes(self) -> int:
+        """Fixed + (kv_cache_gib or a context; torch: cache) - usable; above 0 it does not start."""
+        least = self.cache_bytes()
+        if self.vllm:
+            least = self.cache_room() if self.vllm.kv_cache_gib else self.context_bytes()
+        return self.fixed_bytes() + least - self.usable_bytes()
+
+    def genomes_that_fit(self) -> int:
+        """(Resident + remaining) / genome, but the centre's; vLLM's dense one takes no memory."""
+        memory = self.resident_bytes() + self.remaining_bytes()
+        genome = self.genome_bytes()
+        return memory // genome - bool(self.rank) if genome else self.resident()
+
+    def genome_message_bytes(self) -> int:
+        """All engines: engines · 4 + population · (4 + 8 + 8); a genome goes to one of them."""
+        return self.config.num_engines * 4 + self.config.population_size * 20
+
+    def step_message_bytes(self) -> int:
+        """All engines: engines · (8 + 8 + terms · (8 + 8)): lengths, decay, seeds, coefficients."""
+        return self.config.num_engines * (16 + self.terms * 16)
+
+    def prompt_message_bytes(self) -> int:
+        """At most: engines · blocks · (300 + problems · (20 + attempts · 20 + prompt · 5)).
+
+        Pickled. Blocks = share / block genomes, rounded up; an engine gets all prompts for each.
+        """
+        problem = 20 + self.config.attempts * 20 + self.config.prompt_tokens * 5
+        block = 300 + self.config.problems_per_generation * problem
+        return self.config.num_engines * math.ceil(self.share / self.block_genomes()) * block
+
+    def history_bytes(self) -> int:
+        """About 150 + terms · 39 + population · 20: hexadecimal seeds, shortest decimals."""
+        return 150 + self.terms * 39 + self.config.population_size * 20
 
 
 def check(plan: Plan) -> None:
@@ -205,14 +335,13 @@ def check(plan: Plan) -> None:
     length = config.prompt_tokens + config.sampled_tokens
     if plan.vllm and plan.vllm.quantization:
         raise ConfigError("engine.quantization: quantised weights are not counted here; leave it")
-    if plan.torch and not getattr(plan.model, "_supports_attention_backend", False):
+    if not plan.vllm and not getattr(plan.model, "_supports_attention_backend", False):
         raise no_attention_hook(plan.model)
-    if not _divides(plan, plan.tp):
-        accepted = [str(tp) for tp in range(1, plan.heads + 1) if _divides(plan, tp)]
+    if plan.tp not in (accepted := plan.shards.accepted_tp()):
         raise ConfigError(
-            f"engine.tensor_parallel_size={plan.tp} does not divide this model's {plan.heads} "
-            f"attention heads, {plan.kv_heads} key and value heads and the sides of its weights; "
-            f"accepted: {', '.join(accepted)}"
+            f"engine.tensor_parallel_size={plan.tp} does not divide this model's "
+            f"{plan.shards.heads} attention heads, {plan.shards.kv_heads} key and value heads and "
+            f"the sides of its weights; accepted: {', '.join(map(str, accepted))}"
         )
     if length > plan.context:
         raise ConfigError(
@@ -220,8 +349,7 @@ def check(plan: Plan) -> None:
             f"{plan.context} tokens; lower them, or raise engine.max_model_len as far as the model "
             "goes"
         )
-    engine = plan.torch or plan.vllm
-    cache_gib = engine.kv_cache_gib if engine else None
+    cache_gib = plan.engine.kv_cache_gib
     if cache_gib is not None and plan.context_bytes() > cache_gib * GIB:
         least = math.ceil(plan.context_bytes() / GIB * 1000) / 1000
         raise ConfigError(
@@ -238,148 +366,81 @@ def check(plan: Plan) -> None:
         )
 
 
-def _divides(plan: Plan, tp: int) -> bool:
-    """As vLLM asks: key and value heads may be kept several times, all else is divided evenly."""
-    sides = (side for info in plan.body for side in info.shape)
-    kv_heads = plan.kv_heads % tp == 0 or tp % plan.kv_heads == 0
-    return kv_heads and plan.heads % tp == 0 and all(side % tp == 0 for side in sides)
-
-
 def _changes(plan: Plan) -> Iterator[str]:
     """Options that by themselves make it fit, the least of each kind."""
-    config = plan.config
-
-    def engine(name: str, value: object) -> tuple[str, PlanConfig]:
-        changed = chz.replace(config.engine, **{name: value})
-        return f"engine.{name}={value}", chz.replace(config, engine=changed)
-
-    by_memory = sorted(GPUS, key=lambda name: GPUS[name].memory)
-    kinds = [[(f"gpu={gpu}", chz.replace(config, gpu=gpu, gpu_memory=None)) for gpu in by_memory]]
-    kinds.append([engine("max_model_len", config.prompt_tokens + config.sampled_tokens)])
-    if plan.size == 4:
-        kinds.append([engine("dtype", "bfloat16")])
-    if plan.vllm:
-        kinds.append([engine("max_genomes", plan.share())])
-        sizes = [tp for tp in range(plan.tp + 1, plan.heads + 1) if _divides(plan, tp)]
-        kinds.insert(0, [engine("tensor_parallel_size", tp) for tp in sizes])
-    for kind in kinds:
-        enough = (opt for opt, changed in kind if Plan(changed, plan.model).shortfall_bytes() <= 0)
-        yield from itertools.islice(enough, 1)
+    larger = [tp for tp in plan.shards.accepted_tp() if plan.vllm and tp > plan.tp]
+    length = plan.config.prompt_tokens + plan.config.sampled_tokens
+    for name, values in {
+        "engine.tensor_parallel_size": larger,
+        "gpu": sorted(GPUS, key=GPUS.__getitem__),
+        "engine.max_model_len": [length],
+        "engine.dtype": ["bfloat16"] if plan.size == 4 else [],
+        "engine.max_genomes": [plan.share] if plan.vllm else [],
+    }.items():
+        for value in values:
+            given = {name: str(value)} | ({"gpu_memory": "None"} if name == "gpu" else {})
+            if Plan(changed(plan.config, given), plan.model).shortfall_bytes() <= 0:
+                yield f"{name}={value}"
+                break
 
 
 def report(plan: Plan) -> str:
     """The page that is printed."""
-    return "\n".join(itertools.chain(_title(plan), _memory(plan), _work(plan), _messages(plan)))
+    lines: list[str] = []
+    for label, number in _rows(plan):
+        value = show_bytes(number) if isinstance(number, int) else number
+        lines += [f"  {label:<72}{value:>14}"] if value else ["", label]
+    return "\n".join(lines).strip()
 
 
-def _title(plan: Plan) -> Iterator[str]:
-    config, gpu = plan.config, plan.gpu
+def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
+    """Labels with bytes or text; those with no text are titles of what follows."""
+    config, vllm, genome = plan.config, plan.vllm, plan.genome_bytes()
+    attempted = config.problems_per_generation * config.attempts
+    rollouts = config.population_size * attempted
+    each = f"{'vllm' if vllm else 'torch'} with {plan.tp} x {config.gpu}"
+    yield f"{config.model_name}: {plan.parameters:,} parameters in {plan.dtype}", ""
     space = f"low rank, rank {plan.rank}" if plan.rank else "full rank"
-    yield (
-        f"{config.model_name}: {plan.parameters():,} parameters in {plan.dtype}, of which genomes "
-        f"perturb {plan.perturbed_elements():,} ({space})"
-    )
-    yield (
-        f"{_count(config.num_engines, 'engine')} ({'vllm' if plan.vllm else 'torch'}) with "
-        f"{_count(plan.tp, 'GPU')} each: {config.gpu}, {gpu.memory:g} GB, "
-        f"{gpu.tflops(plan.size):g} TFLOP/s, {gpu.bandwidth:,g} GB/s"
-    )
-    yield (
-        f"{_count(config.population_size, 'genome')} x "
-        f"{_count(config.problems_per_generation, 'problem')} x "
-        f"{_count(config.attempts, 'attempt')}; an engine has {_count(plan.share(), 'genome')} and "
-        f"{_count(plan.requests(), 'rollout')}"
-    )
-
-
-def _memory(plan: Plan) -> Iterator[str]:
-    if not plan.rank and plan.vllm:
-        residents = "genomes: one at a time, in the weights' place"
-    else:
-        kind = "LoRA slots" if plan.vllm else "rows of tables" if plan.rank else "sets of weights"
-        count = plan.resident_bytes() // plan.genome_bytes()
-        rank = f" of rank {plan.slot_rank()}" if plan.vllm else ""
-        residents = f"genomes: {count:,} {kind}{rank}, {show_bytes(plan.genome_bytes())} each"
-    total = int(plan.gpu.memory * 1e9)
-    slots = plan.slots() if plan.torch else plan.rows()
-    yield from _section("Memory of each GPU")
-    whose = ", the base's and the centre's" if plan.torch else ""
-    yield _line(f"weights{whose}", show_bytes(plan.weight_bytes()))
-    yield _line("centre, float32", show_bytes(plan.centre_bytes()))
-    yield _line(residents, show_bytes(plan.resident_bytes()))
+    yield f"of which genomes perturb ({space})", f"{plan.perturbed:,}"
+    yield f"engines: {each}, {plan.gpu_bytes / 1e9:g} GB", f"{config.num_engines:,}"
+    yield f"genomes of an engine, of {config.population_size:,}", f"{plan.share:,}"
+    yield "genomes of an engine at once", f"{plan.resident():,}"
+    fit = f"{plan.genomes_that_fit():,}"
+    yield "genomes that would fit at once beside the same requests in flight", fit
+    yield f"rollouts of an engine, of {rollouts:,}", f"{plan.share * attempted:,}"
+    yield "tokens of prompts, all engines", f"{rollouts * config.prompt_tokens:,}"
+    yield "tokens sampled, all engines", f"{rollouts * config.sampled_tokens:,}"
+    yield "Memory of each GPU", ""
+    whose = "" if vllm else ", the base's and the centre's"
+    yield f"weights{whose}", plan.weight_bytes()
+    yield "centre, float32", plan.centre_bytes()
+    kind = f"LoRA slots of rank {plan.slot_rank}" if vllm else "rows of tables"
+    residents = "one at a time, in the weights' place"
+    if genome:
+        kind = kind if plan.rank else "sets of weights"
+        residents = f"{plan.resident_bytes() // genome:,} {kind}, {show_bytes(genome)} each"
+    yield f"genomes: {residents}", plan.resident_bytes()
     if plan.gathered_bytes():
-        yield _line("copies of these rows for a batch", show_bytes(plan.gathered_bytes()))
-    yield _line("work space, an estimate", show_bytes(plan.work_bytes()))
-    yield _line(
-        f"keys and values of {slots:,} requests of {plan.request_tokens():,} tokens, "
-        f"{show_bytes(plan.kv_bytes())} a token",
-        show_bytes(plan.cache_bytes()),
-    )
-    what = ", and what engine.gpu_memory_utilization leaves" if plan.vllm else ""
-    yield _line(f"CUDA and temporaries{what}", show_bytes(total - plan.usable_bytes()))
-    whose = ", which vLLM adds to the cache" if plan.vllm and not plan.vllm.kv_cache_gib else ""
-    yield _line(f"remains{whose}", show_bytes(plan.remaining_bytes()))
-    yield _line("all of it", show_bytes(total))
-    if plan.vllm:
-        yield from _section("Memory of an engine's machine")
-        yield _line(f"base copy, {plan.dtype}", show_bytes(plan.base_copy_bytes()))
-
-
-def _work(plan: Plan) -> Iterator[str]:
-    config = plan.config
-    prefill, prefill_bound = plan.seconds(plan.prefill_flops(), plan.prefill_traffic())
-    decode, decode_bound = plan.seconds(plan.decode_flops(), plan.decode_traffic())
-    load, step = plan.load_seconds(), plan.step_seconds()
-    yield from _section("Tokens of a generation, all engines")
-    yield _line("prompts", f"{prompt_tokens(config):,}")
-    yield _line("sampled", f"{sampled_tokens(config):,}")
-    yield from _section("Least time of a generation: nothing reaches data-sheet speed")
-    yield _line(f"load {_count(plan.share(), 'genome')}", _seconds(load))
-    yield _line(f"prefill, bound by {prefill_bound}", _seconds(prefill))
-    yield _line(
-        f"decode, bound by {decode_bound}: {_count(plan.decode_steps(), 'step')} of "
-        f"{_count(plan.rows(), 'request')}",
-        _seconds(decode),
-    )
-    yield _line("move the centre", _seconds(step))
-    yield _line("together", _seconds(load + prefill + decode + step))
-
-
-def _messages(plan: Plan) -> Iterator[str]:
-    config, terms = plan.config, plan.terms()
-    engines, problems = config.num_engines, config.problems_per_generation
-    prompts = prompt_message_bytes(engines, problems, config.attempts, config.prompt_tokens)
-    genomes = genome_message_bytes(engines, config.population_size)
-    yield from _section("Bytes of a generation, all engines")
-    yield _line("sent through Ray: genomes, a seed and coefficient each", show_bytes(genomes))
-    yield _line(
-        f"sent through Ray: the step, {terms:,} of the same to every engine",
-        show_bytes(step_message_bytes(engines, terms)),
-    )
-    yield _line("sent through Ray: prompts, at most", show_bytes(plan.blocks() * prompts))
-    kept = history_bytes(terms, config.population_size)
-    yield _line("kept: the history's line, about", show_bytes(kept))
-    yield from _section("Genomes on an engine at once")
-    yield _line("in this plan", f"{plan.resident():,}")
-    yield _line("that would fit beside the same requests in flight", f"{plan.genomes_that_fit():,}")
-
-
-def _section(title: str) -> tuple[str, str]:
-    return "", title
-
-
-def _line(label: str, value: str) -> str:
-    return f"  {label:<72}{value:>14}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def _seconds(seconds: float) -> str:
-    """27 s, 3.2 s, 20 ms."""
-    value, unit = (seconds, "s") if seconds >= 0.1 else (1000 * seconds, "ms")
-    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+        yield "copies of these rows for a batch", plan.gathered_bytes()
+    yield "work space, an estimate", plan.work_bytes()
+    token = show_bytes(plan.kv_bytes())
+    of_requests = f"{plan.slots():,} requests of {plan.request_tokens:,} tokens, {token} a token"
+    yield f"keys and values of {of_requests}", plan.cache_bytes()
+    left = ", and what engine.gpu_memory_utilization leaves" if vllm else ""
+    yield f"CUDA and temporaries{left}", plan.gpu_bytes - plan.usable_bytes()
+    added = ", which vLLM adds to the cache" if vllm and not vllm.kv_cache_gib else ""
+    yield f"remains{added}", plan.remaining_bytes()
+    yield "all of it", plan.gpu_bytes
+    if vllm:
+        yield "Memory of an engine's machine", ""
+        yield f"base copy, {plan.dtype}", plan.base_copy_bytes()
+    sent = "sent through Ray"
+    yield "Bytes of a generation, all engines", ""
+    yield f"{sent}: genomes, a seed and coefficient each", plan.genome_message_bytes()
+    of_step = f"the step, {plan.terms:,} of the same to every engine"
+    yield f"{sent}: {of_step}", plan.step_message_bytes()
+    yield f"{sent}: prompts, at most", plan.prompt_message_bytes()
+    yield "kept: the history's line, about", plan.history_bytes()
 
 
 def main(config: PlanConfig) -> None:

@@ -1,8 +1,8 @@
 """The planner: each formula on numbers worked out by hand, and against what engines really make."""
 
 import dataclasses
+import gc
 import json
-import math
 import random
 import re
 import shlex
@@ -17,8 +17,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.commands import plan as module
-from es_cookbook.commands.plan import GPUS, Plan, PlanConfig, check, read_architecture, report
+from es_cookbook.commands.plan import Plan, PlanConfig, check, read_architecture, report
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ModelError
@@ -26,6 +27,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.population_layers import PopulationModel, cache_bytes_per_token
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import LORA_RANKS
 from es_cookbook.engines.wire import encode_genomes, encode_requests, encode_step
@@ -100,7 +102,7 @@ TWO_GPUS = VLLMEngineBuilder(tensor_parallel_size=2)
 
 
 def test_weights_by_hand() -> None:
-    assert small_plan(VLLM).parameters() == 1096
+    assert small_plan(VLLM).parameters == 1096
     # The base, and the linear layers once more for the centre: the tied table is one of them, norms
     # are not. Dense genomes perturb all of it.
     assert small_plan(TORCH).weight_bytes() == 2 * (1096 + 1056)
@@ -113,7 +115,7 @@ def test_weights_by_hand() -> None:
 
 
 def test_a_gpu_holds_a_float32_centre_and_vllms_machine_a_copy_of_the_base() -> None:
-    assert small_plan(VLLM).perturbed_elements() == 864
+    assert small_plan(VLLM).perturbed == 864
     assert small_plan(VLLM).centre_bytes() == small_plan(TORCH).centre_bytes() == 4 * 864
     assert small_plan(TWO_GPUS).centre_bytes() == 4 * 2 * 248
     assert small_plan(TORCH, FullRank()).centre_bytes() == 4 * 1096
@@ -127,7 +129,7 @@ def test_a_gpu_holds_a_float32_centre_and_vllms_machine_a_copy_of_the_base() -> 
 )
 def test_slots_come_in_ranks_that_vllm_has(rank: int, terms: int, slot_rank: int) -> None:
     engine = VLLMEngineBuilder(terms_per_genome=terms)
-    assert small_plan(engine, LowRank(rank=rank)).slot_rank() == slot_rank
+    assert small_plan(engine, LowRank(rank=rank)).slot_rank == slot_rank
 
 
 def test_genomes_by_hand() -> None:
@@ -155,43 +157,44 @@ def test_genomes_that_do_not_fit_at_once_go_in_blocks() -> None:
         (TORCH, FullRank(), 4, 4, 3),
     ):
         plan = small_plan(engine, space)
-        assert (plan.share(), plan.requests()) == (4, 12)
+        assert plan.share == 4
         assert plan.resident() == resident
-        assert plan.blocks() == blocks
-        assert plan.block_requests() == requests
+        # Prompts are sent once a block, to either engine.
+        assert plan.prompt_message_bytes() == 2 * blocks * (300 + 3 * (20 + 20 + 5 * 5))
+        assert plan.rows() == requests
     # Always one more than genomes, for the centre; vLLM's slots are all made.
     assert small_plan(for_two).resident_bytes() == 3 * 648
     assert small_plan(for_three).resident_bytes() == 4 * 552
     assert small_plan(TORCH, FullRank()).resident_bytes() == 4 * 2192
     assert small_plan(VLLM, FullRank()).resident_bytes() == 0
     assert small_plan(VLLM, FullRank()).block_genomes() == 1
-    assert small_plan(VLLM, attempts=2).block_requests() == 24
+    assert small_plan(VLLM, attempts=2).rows() == 24
 
 
 def test_the_cache_by_hand() -> None:
     # Keys and values of one head of 4 in two layers; a head cannot be halved.
     assert small_plan(VLLM).kv_bytes() == small_plan(TWO_GPUS).kv_bytes() == 2 * 2 * 4 * 2
-    assert small_plan(VLLM).request_tokens() == 9
-    assert small_plan(TORCH).request_tokens() == 64
-    assert small_plan(TORCH, prompt_tokens=61).request_tokens() == 96
+    assert small_plan(VLLM).request_tokens == 9
+    assert small_plan(TORCH).request_tokens == 64
+    assert small_plan(TORCH, prompt_tokens=61).request_tokens == 96
     assert small_plan(VLLM).context_bytes() == 512 * 32
     assert small_plan(TORCH).context_bytes() == 16 * 512 * 32
-    assert small_plan(VLLM).rows() == 12
+    assert small_plan(VLLM).slots() == 12
     assert small_plan(VLLM).cache_bytes() == 12 * 9 * 32
     # 0.5 GiB holds 262,144 requests of 64 tokens; max_batch_size of them are made.
     assert small_plan(TORCH).slots() == 2048
     assert small_plan(TORCH).cache_bytes() == 2048 * 64 * 32
     holds_18 = TorchEngineBuilder(kv_cache_gib=18 * 64 * 32 / GIB)
     assert small_plan(holds_18).slots() == 16
-    assert small_plan(holds_18, problems_per_generation=100).rows() == 16
-    assert small_plan(VLLMEngineBuilder(extra={"max_num_seqs": 5})).rows() == 5
+    assert small_plan(VLLMEngineBuilder(extra={"max_num_seqs": 5})).slots() == 5
     holds_7 = VLLMEngineBuilder(kv_cache_gib=7 * 9 * 32 / GIB)
-    assert small_plan(holds_7).rows() == 7
-    assert (
-        small_plan(VLLM, problems_per_generation=500).rows() == small_plan(VLLM).max_rows() == 1024
-    )
-    assert small_plan(VLLM).pass_tokens() == 2048
-    assert small_plan(TORCH).pass_tokens() == 4096
+    assert small_plan(holds_7).slots() == 7
+    many = small_plan(VLLM, problems_per_generation=500)
+    assert many.rows() == many.slots() == many.max_rows == 1024
+    assert small_plan(VLLM).pass_tokens == 2048
+    few_tokens = VLLMEngineBuilder(extra={"max_num_batched_tokens": 16})
+    assert small_plan(few_tokens).pass_tokens == 16
+    assert small_plan(TORCH).pass_tokens == 4096
 
 
 def test_what_remains_of_a_gpu_by_hand() -> None:
@@ -216,90 +219,24 @@ def test_what_remains_of_a_gpu_by_hand() -> None:
     assert small_plan(TORCH, FullRank()).gathered_bytes() == 0
 
 
-def test_arithmetic_by_hand() -> None:
-    plan = small_plan(VLLM)
-    assert plan.factor_elements() == 220
-    assert plan.token_flops() == 2 * (864 + 220)
-    assert plan.head_flops() == 2 * 20 * 8
-    assert small_plan(VLLM, FullRank()).token_flops() == 2 * 864
-    # A prompt: 5 tokens, one row of logits, attention 2 x 2 layers x 2 heads x 4 x 5².
-    assert plan.prefill_flops() == 12 * (5 * 2168 + 320 + 800)
-    # Three more tokens each, at a mean length of 7: attention 4 x 2 x 2 x 4 x 7.
-    assert plan.decode_flops() == 12 * 3 * (2168 + 320 + 448)
-
-
-def test_memory_traffic_by_hand() -> None:
-    plan = small_plan(VLLM)
-    assert plan.read_bytes() == 2 * (864 + 160)
-    assert plan.prefill_traffic() == 2048 + 12 * 5 * 32
-    assert plan.decode_steps() == 3
-    assert plan.factor_bytes() == 4 * 2 * 220
-    assert plan.decode_traffic() == 3 * (2048 + 1760) + 12 * 3 * 7 * 32
-    five_rows = small_plan(VLLMEngineBuilder(extra={"max_num_seqs": 5}))
-    assert five_rows.decode_steps() == 3 * 3
-    short_passes = small_plan(VLLMEngineBuilder(extra={"max_num_batched_tokens": 16}))
-    assert short_passes.prefill_traffic() == 4 * 2048 + 12 * 5 * 32
-    assert small_plan(VLLM, LowRank(rank=2)).factor_bytes() == 4 * 2 * 8 * 220
-    assert small_plan(TORCH).factor_bytes() == 2 * 648
-    dense = small_plan(VLLM, FullRank())
-    assert (dense.decode_steps(), dense.factor_bytes()) == (4 * 3, 0)
-    assert dense.prefill_traffic() == 4 * 2048 + 12 * 5 * 32
-
-
-def test_the_slower_of_arithmetic_and_memory_counts() -> None:
-    plan = small_plan(VLLM, gpu_tflops=1.0, gpu_bandwidth=1.0)
-    assert plan.seconds(2e12, 1e9) == (2.0, "arithmetic")
-    assert plan.seconds(1e12, 3e9) == (3.0, "memory traffic")
-    shared = small_plan(TWO_GPUS, gpu_tflops=1.0, gpu_bandwidth=1.0)
-    assert shared.seconds(2e12, 1e9) == (1.0, "arithmetic")
-
-
-def test_loading_and_moving_by_hand() -> None:
-    plan = small_plan(VLLM)
-    assert plan.terms() == 4
-    # Noise at 100 operations a number, and 67 TFLOP/s of float32; bytes at 3,350 GB/s.
-    assert plan.load_seconds() == pytest.approx(220 * 4 * 100 / 67e12)
-    slow = {"gpu_bandwidth": 1.0}
-    assert small_plan(VLLM, **slow).load_seconds() == pytest.approx(552 * 4 / 1e9)
-    assert small_plan(TORCH, **slow).load_seconds() == pytest.approx(648 * 4 / 1e9)
-    assert small_plan(TWO_GPUS, **slow).load_seconds() == pytest.approx(460 * 4 / 1e9)
-    # Read, written, read for the fingerprint and for the weights, which are written.
-    assert plan.step_seconds() == pytest.approx(864 * 18 / 3350e9)
-    fast = {"gpu_bandwidth": 1e9}
-    assert small_plan(VLLM, **fast).step_seconds() == pytest.approx(864 * 4 * 4 / 67e12)
-    assert small_plan(VLLM, LowRank(rank=2), **fast).step_seconds() == pytest.approx(
-        864 * 4 * 4 * 2 / 67e12
-    )
-    dense = small_plan(VLLM, FullRank())
-    assert small_plan(VLLM, FullRank(), **fast).load_seconds() == pytest.approx(
-        1096 * 4 * 100 / 67e12
-    )
-    assert dense.load_seconds() == pytest.approx(1096 * 4 * 6 / 3350e9)
-    assert dense.step_seconds() == pytest.approx(1096 * 4 * 100 / 67e12)
-    shared = small_plan(TWO_GPUS, FullRank(), **fast)
-    assert shared.load_seconds() == pytest.approx(1096 * 4 * 100 / (2 * 67e12))
-
-
 def test_tokens_and_bytes_by_hand() -> None:
-    config = PlanConfig(model_name="x", attempts=2, prompt_tokens=10)
-    assert config.rollouts() == 64 * 32 * 2
-    assert module.prompt_tokens(config) == 4096 * 10
-    assert module.sampled_tokens(config) == 4096 * 32
-    assert module.genome_message_bytes(8, 64) == 32 + 64 * 20
-    assert module.step_message_bytes(8, 32) == 8 * (16 + 512)
-    assert module.prompt_message_bytes(8, 200, 1, 150) == 8 * (300 + 200 * (20 + 20 + 750))
-    assert module.history_bytes(32, 64) == 150 + 1248 + 1280
+    config = PlanConfig(model_name=str(BUNDLED_MODEL), attempts=2, prompt_tokens=10)
+    page = report(Plan(config, read_architecture(config.model_name)))
+    rollouts = 64 * 32 * 2
+    assert re.search(rf"tokens of prompts, all engines +{rollouts * 10:,}\n", page)
+    assert re.search(rf"tokens sampled, all engines +{rollouts * 32:,}\n", page)
+    plan = small_plan(VLLM, population_size=64, num_engines=8, problems_per_generation=200)
+    assert plan.terms == 32
+    assert plan.genome_message_bytes() == 32 + 64 * 20
+    assert plan.step_message_bytes() == 8 * (16 + 512)
+    assert plan.prompt_message_bytes() == 8 * (300 + 200 * (20 + 20 + 25))
+    assert plan.history_bytes() == 150 + 1248 + 1280
 
 
 def test_a_gpu_is_the_tables_where_nothing_else_is_said() -> None:
-    config = PlanConfig(model_name="x", gpu="a100-80gb", gpu_bandwidth=1935.0)
-    sixteen_bits = config.hardware(2)
-    assert (sixteen_bits.memory, sixteen_bits.tflops(2)) == (80, 312)
-    assert (sixteen_bits.bandwidth, config.hardware(4).tflops(4)) == (1935.0, 19.5)
-    own = PlanConfig(model_name="x", gpu_memory=16.0, gpu_tflops=65.0).hardware(4)
-    assert (own.memory, own.tflops(4), own.bandwidth) == (16.0, 65.0, 3350)
-    # What is given is of the dtype that samples; noise is float32 whatever that is.
-    assert PlanConfig(model_name="x", gpu_tflops=500.0).hardware(2).tflops(4) == 67
+    assert small_plan(VLLM).gpu_bytes == 80_000_000_000
+    assert small_plan(VLLM, gpu="h200").gpu_bytes == 141_000_000_000
+    assert small_plan(VLLM, gpu="h200", gpu_memory=16.0).gpu_bytes == 16_000_000_000
 
 
 # What engines really make.
@@ -310,7 +247,7 @@ def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: s
     path = tiny_model(family)
     model = AutoModelForCausalLM.from_pretrained(path)
     plan = Plan(PlanConfig(model_name=str(path)), read_architecture(str(path)))
-    assert plan.parameters() == sum(parameter.numel() for parameter in model.parameters())
+    assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
     real = cache_bytes_per_token(PopulationModel(model), torch.device("cpu"))
     assert plan.kv_bytes() == real
 
@@ -321,10 +258,10 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
     tiny_model: Callable[[str], Path], family: str
 ) -> None:
     path = tiny_model(family)
-    builder = TorchEngineBuilder(num_lanes=1, memory_gib=0.001, kv_cache_gib=0.02)
+    options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02}
     config = PlanConfig(
         model_name=str(path),
-        engine=builder,
+        engine=TorchEngineBuilder(num_lanes=1, memory_gib=0.001, kv_cache_gib=0.02),
         search_space=LowRank(rank=2),
         population_size=4,
         problems_per_generation=2,
@@ -332,31 +269,52 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
         sampled_tokens=40,
     )
     plan = Plan(config, read_architecture(str(path)))
-    options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02}
+    genomes_G = [Genome((Term(g, 0.1),)) for g in range(4)]
+    model = AutoModelForCausalLM.from_pretrained(path)
+    before = tensors()
     async with running_engine(path, LowRank(rank=2), **options) as engine:
         assert engine.capacity == int(0.001 * GIB) // plan.genome_bytes()
-        await engine.load([Genome((Term(g, 0.1),)) for g in range(4)])
+        await engine.load(genomes_G)
         await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
-        weights = engine._weights
-        tables = [table for table in weights.model.tables or [] if table is not None]
-        assert plan.resident_bytes() == _bytes_of(
-            [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]
-        )
-        of_a_batch = weights.model.gather(torch.zeros(3, dtype=torch.int64))
-        gathered = [t for pair in of_a_batch or [] if pair is not None for t in pair]
-        assert _bytes_of(gathered) == 3 * plan.genome_bytes()
-        cache = engine._lanes[0]._cache
-        layers = [tensor for pair in cache._layers.values() for tensor in pair]
-        assert plan.cache_bytes() == _bytes_of(layers)
-        parameters = [*weights._base.parameters(), *weights.model.module.parameters()]
-        assert plan.weight_bytes() == _bytes_of(parameters)
-        assert plan.centre_bytes() == _bytes_of(weights.centre.weights.values())
+        made = [t for address, t in tensors().items() if address not in before]
+        # The base and the centre also have the rotary embeddings' buffers, which nobody plans.
+        planned = plan.weight_bytes() + plan.centre_bytes() + plan.resident_bytes()
+        planned += plan.cache_bytes() + 2 * bytes_of(model.buffers())
+        assert bytes_of(made) == planned
 
 
-def _bytes_of(tensors: typing.Iterable[torch.Tensor]) -> int:
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
+def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
+    tiny_model: Callable[[str], Path], family: str
+) -> None:
+    path = tiny_model(family)
+    config = PlanConfig(model_name=str(path), search_space=LowRank(rank=2), population_size=4)
+    plan = Plan(config, read_architecture(str(path)))
+    base = AutoModelForCausalLM.from_pretrained(path)
+    weights = ResidentWeights(base, config.search_space(parameter_infos(base)), GIB, 1)
+    weights.load([Genome((Term(g, 0.1),)) for g in range(4)])
+    tables = [table for table in weights.model.tables or [] if table is not None]
+    pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]
+    assert bytes_of(pairs) == plan.resident_bytes()
+    of_a_batch = weights.model.gather(torch.zeros(3, dtype=torch.int64))
+    gathered = [t for pair in of_a_batch or [] if pair is not None for t in pair]
+    assert bytes_of(gathered) == 3 * plan.genome_bytes()
+    parameters = [*base.parameters(), *weights.model.module.parameters()]
+    assert bytes_of(parameters) == plan.weight_bytes()
+    assert bytes_of(weights.centre.weights.values()) == plan.centre_bytes()
+
+
+def tensors() -> dict[int, torch.Tensor]:
+    """Every tensor of this process with memory of its own, by its address."""
+    gc.collect()
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return {t.untyped_storage().data_ptr(): t for t in found if t.device.type == "cpu"}
+
+
+def bytes_of(tensors: typing.Iterable[torch.Tensor]) -> int:
     """Of all that they are, memory that they share counted once."""
-    once = {tensor.data_ptr(): tensor for tensor in tensors}
-    return sum(tensor.numel() * tensor.element_size() for tensor in once.values())
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def slots_of_rank(worker: Any) -> tuple[int, int, float, int, int]:
@@ -382,6 +340,7 @@ async def test_vllm_has_the_slots_weights_and_cache_that_were_planned(
 ) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
     import cloudpickle
+    from vllm.v1.engine.async_llm import AsyncLLM
 
     from tests.integration.vllm_models import make_vllm_model
 
@@ -399,15 +358,23 @@ async def test_vllm_has_the_slots_weights_and_cache_that_were_planned(
     plan = Plan(config, read_architecture(str(path)))
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    started = []
+    start = AsyncLLM.from_engine_args
+
+    def start_and_keep(*arguments: Any) -> AsyncLLM:
+        started.append(start(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", start_and_keep)
     engine = await builder(model_name=str(path), search_space=LowRank(rank=2))
     try:
-        ranks = await engine._running().collective_rpc(slots_of_rank)
+        ranks = await started[0].collective_rpc(slots_of_rank)
     finally:
         await engine.close()
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     expected = (
         *(plan.resident_bytes(), plan.weight_bytes(), plan.kv_bytes()),
-        *(plan.max_rows(), plan.pass_tokens()),
+        *(plan.max_rows, plan.pass_tokens),
     )
     assert [tuple(rank) for rank in ranks] == [expected, expected]
 
@@ -420,9 +387,10 @@ def test_the_ranks_of_slots_are_vllms() -> None:
 def test_messages_have_the_bytes_that_were_planned() -> None:
     genomes_G = [Genome((Term(derive_seed(0, "x", g), 0.1),)) for g in range(64)]
     sent = sum(len(encode_genomes(genomes_G[e * 8 : e * 8 + 8])) for e in range(8))
-    assert sent == module.genome_message_bytes(8, 64)
+    plan = small_plan(VLLM, population_size=64, num_engines=8)
+    assert sent == plan.genome_message_bytes()
     step = Step(tuple(genome.terms[0] for genome in genomes_G[:32]))
-    assert 8 * len(encode_step(step)) == module.step_message_bytes(8, 32)
+    assert 8 * len(encode_step(step)) == plan.step_message_bytes()
     rng = random.Random(0)
     for problems, attempts, tokens in ((1, 1, 12), (32, 1, 12), (50, 4, 150)):
         batch, _ = encode_requests(
@@ -434,7 +402,13 @@ def test_messages_have_the_bytes_that_were_planned() -> None:
                 for request_ in _asked_of_eight(prompt, derive_seed(0, "seed", p, k))
             ]
         )
-        planned = module.prompt_message_bytes(1, problems, attempts, tokens)
+        planned = small_plan(
+            VLLM,
+            num_engines=1,
+            problems_per_generation=problems,
+            attempts=attempts,
+            prompt_tokens=tokens,
+        ).prompt_message_bytes()
         assert 0.6 * planned < len(batch.questions) + len(batch.who) <= planned
 
 
@@ -455,7 +429,8 @@ def test_a_line_of_the_history_is_as_long_as_planned(genomes: int) -> None:
     step = Step(tuple(Term(seed, 0.02 / genomes * rng.gauss(0, 1.4)) for seed in seeds))
     fitness_G = tuple(rng.gauss(0, 1) for _ in range(genomes))
     line = encode(Record(7, step, fitness_G, 8, 2**63 + 5))
-    assert module.history_bytes(genomes // 2, genomes) == pytest.approx(len(line), rel=0.02)
+    plan = small_plan(VLLM, population_size=genomes)
+    assert plan.history_bytes() == pytest.approx(len(line), rel=0.02)
 
 
 def test_what_is_not_given_is_the_main_job() -> None:
@@ -477,7 +452,7 @@ def test_a_directory_needs_no_more_than_its_config(tmp_path: Path) -> None:
     assert (
         Plan(
             PlanConfig(model_name="x"), read_architecture(write_config(tmp_path, SMALL))
-        ).parameters()
+        ).parameters
         == 1096
     )
 
@@ -503,16 +478,12 @@ def test_it_prints_a_page_that_adds_up(
     units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
     sizes = [float(line.split()[-2].replace(",", "")) * units[line.split()[-1]] for line in memory]
     assert sum(sizes[:-1]) == pytest.approx(sizes[-1], rel=1e-3)
-    times = re.findall(r"([\d,.]+) (m?)s$", page.split("Least time")[1], re.MULTILINE)
-    seconds = [float(text.replace(",", "")) / (1000 if milli else 1) for text, milli in times]
-    assert len(seconds) == 5
-    assert sum(seconds[:-1]) == pytest.approx(seconds[-1], rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("options", "code", "sentence"),
     [
-        ("gpu=h10", 1, "gpu=h10 is not in the table: did you mean 'h100'?.*gpu_memory, gpu_tflops"),
+        ("gpu=h10", 1, "gpu=h10 is not in the table: did you mean 'h100'?.*gpu_memory"),
         ("engine=vlm", 2, "did you mean 'vllm'? Accepted: torch, vllm"),
         ("engine=ray", 2, "unknown name 'ray': accepted: torch, vllm"),
         ("search_space=lowrank", 2, "did you mean 'low_rank'? Accepted: full_rank, low_rank"),
@@ -568,8 +539,8 @@ def test_a_mistake_is_one_sentence(
     [
         ({"quantization_config": {"quant_method": "awq"}}, "has quantization_config"),
         ({"model_type": "qwen2_moe", "num_experts": 4}, "has num_experts"),
-        ({"model_type": "no-such-model"}, "cannot read"),
-        ({"hidden_size": "wide"}, "cannot read"),
+        ({"model_type": "no-such-model"}, "cannot load"),
+        ({"hidden_size": "wide"}, "cannot load"),
     ],
 )
 def test_a_model_that_is_not_counted_is_refused(
@@ -607,15 +578,6 @@ def test_planning_takes_no_memory_for_weights(tmp_path: Path) -> None:
     check(Plan(config, model))
 
 
-@pytest.mark.parametrize("name", GPUS)
-def test_the_table_is_in_its_units(name: str) -> None:
-    gpu = GPUS[name]
-    assert 24 <= gpu.memory <= 180
-    assert 1 < gpu.tflops_16 / gpu.tflops_32 < 40
-    assert 300 <= gpu.bandwidth <= 8000
-    assert math.isclose(gpu.tflops(2), gpu.tflops_16) and math.isclose(gpu.tflops(4), gpu.tflops_32)
-
-
 # The guide.
 
 RAY_JOB_FIELDS = {
@@ -650,20 +612,13 @@ def test_the_guide_shows_what_is_printed(
     write_config(tmp_path / "Qwen" / "Qwen2.5-7B-Instruct", QWEN_7B)
     monkeypatch.chdir(tmp_path)
     examples = blocks("console")
-    assert len(examples) == 3
+    assert len(examples) == 2
     for example in examples:
         command, _, page = re.sub(r" \\\n\s+", " ", example).partition("\n")
-        command, _, grep = command.partition(" | ")
         start, options = shlex.split(command)[:5], shlex.split(command)[5:]
         assert start == ["$", "python", "-m", "es_cookbook", "plan"]
         _, printed, said = run(capsys, *options)
-        shown = (printed or said).strip()
-        if grep:
-            first = page.partition("\n")[0]
-            assert grep == f"grep -A {page.strip().count(chr(10)) + 1} '{first[:10]}'"
-            assert page.strip() in shown
-        else:
-            assert page.strip() == shown
+        assert page.strip() == (printed or said).strip()
 
 
 def recipe_options(script: str) -> list[list[str]]:
@@ -723,10 +678,10 @@ def test_the_manifest_has_kuberays_fields_and_room_for_its_engines() -> None:
 
 
 def test_the_guide_names_what_there_is() -> None:
-    formulas = GUIDE.read_text(encoding="utf-8").split("## Memory and time, by formula")[1]
+    formulas = GUIDE.read_text(encoding="utf-8").split("## Memory and bytes, by formula")[1]
     rows = re.findall(r"^\|.*\| ([^|]*) \|$", formulas, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert len(named) >= 15
-    assert [name for name in named if not hasattr(Plan, name) and not hasattr(module, name)] == []
+    assert [name for name in named if not hasattr(small_plan(VLLM), name)] == []
     for path in re.findall(r"`((?:es_cookbook|tests|docs)/[\w/.]+)`", formulas):
         assert (GUIDE.parents[1] / path).exists()

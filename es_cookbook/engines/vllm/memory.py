@@ -42,19 +42,32 @@ class Shards:
         infos: its parameters.
         head: name of the output head's weight, which may be an embedding's too.
         body: its linear weights but the head.
-        kv_heads: heads of keys and values.
+        heads: of attention, and `kv_heads` of keys and values.
     """
 
     def __init__(self, model: PreTrainedModel, tp: int) -> None:
         text = model.config.get_text_config()
-        heads = getattr(text, "num_attention_heads", None) or tp
         self.tp = tp
-        self.kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+        self.heads = int(getattr(text, "num_attention_heads", None) or tp)
+        self.kv_heads = int(getattr(text, "num_key_value_heads", None) or self.heads)
         self.infos = parameter_infos(model)
         output = cast("torch.nn.Linear | None", model.get_output_embeddings())
         of_head = output.weight if output is not None else None
         self.head = next((name for name, p in model.named_parameters() if p is of_head), None)
         self.body = [i for i in self.infos if i.kind == "linear" and i.name != self.head]
+
+    def accepted_tp(self) -> list[int]:
+        """How many GPUs can share it: vLLM divides all but key and value heads evenly.
+
+        Those may be kept several times.
+        """
+        sides = {self.heads, *(side for info in self.body for side in info.shape)}
+        return [
+            tp
+            for tp in range(1, self.heads + 1)
+            if (self.kv_heads % tp == 0 or tp % self.kv_heads == 0)
+            and all(side % tp == 0 for side in sides)
+        ]
 
     def shape(self, info: ParameterInfo) -> tuple[int, int]:
         """(out, in) on one GPU: in / tp for o_proj and down_proj, out / tp for other weights.
