@@ -176,17 +176,17 @@ async def main(config: Config) -> None:
         stack.push_async_callback(_close, engine)
         decode = cast(Decode, engine.tokenizer.decode)
         datasets = await config.dataset(engine.tokenizer)
-        await datasets.train.validate(engine.context_length)
+        await datasets.train.validate(engine.traits.context_length)
         regularisers = (config.kl, config.preference)
         scoring = Scoring(config.objective, config.fitness, regularisers, engine, config.seed)
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=engine.space
         )
-        if engine.max_terms is not None and optimizer.max_terms > engine.max_terms:
+        if engine.traits.max_terms is not None and optimizer.max_terms > engine.traits.max_terms:
             raise ConfigError(
                 f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and "
-                f"the engine has room for {engine.max_terms}: set its terms_per_genome to "
-                f"{optimizer.max_terms}, or optimizer.max_terms to {engine.max_terms}"
+                f"the engine has room for {engine.traits.max_terms}: set its terms_per_genome to "
+                f"{optimizer.max_terms}, or optimizer.max_terms to {engine.traits.max_terms}"
             )
         sampler = PopulationSampler(
             engine,
@@ -199,7 +199,7 @@ async def main(config: Config) -> None:
         held_out = functools.partial(
             evaluate, sampler, datasets.test_P, config.eval_attempts, config.eval_temperature
         )
-        header = await asyncio.to_thread(header_of, config.model_name, engine.base_dtype)
+        header = await asyncio.to_thread(header_of, config.model_name, engine.traits.base_dtype)
         # Opened last: a mistake in anything above leaves what is recorded alone.
         run = open_run_directory(
             Path(config.log_path),

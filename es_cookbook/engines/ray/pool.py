@@ -41,9 +41,7 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 
@@ -157,7 +155,7 @@ class RayPoolBuilder(EngineBuilder):
 
 
 class RayPool(Engine):
-    """See the module's text. Has no engines until `add_engines`.
+    """See the module's text. Has no engines, and no traits, until `add_engines`.
 
     Args:
         settings: how engines are made.
@@ -170,39 +168,9 @@ class RayPool(Engine):
         self._roster = Roster(settings, self._ledger, strategy, most)
 
     @property
-    def capacity(self) -> int:
-        """How many genomes one engine hosts."""
-        return self._roster.traits.capacity
-
-    @property
     def num_engines(self) -> int:
         """Engines that are there now."""
         return max(1, len(self._roster.members))
-
-    @property
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's own tokenizer."""
-        return self._roster.traits.tokenizer
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of prompt and action together."""
-        return self._roster.traits.context_length
-
-    @property
-    def space(self) -> "SearchSpace":
-        """See `Engine.space`."""
-        return self._roster.traits.space
-
-    @property
-    def base_dtype(self) -> str:
-        """See `Engine.base_dtype`; the same for all, as their fingerprints prove."""
-        return self._roster.traits.base_dtype
-
-    @property
-    def max_terms(self) -> int | None:
-        """See `Engine.max_terms`."""
-        return self._roster.traits.max_terms
 
     async def add_engines(self, count: int) -> None:
         """Have more engines join, and wait until they are there.
@@ -212,6 +180,9 @@ class RayPool(Engine):
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
         await self._roster.add(count)
+        # The same for all: they have one builder, and their fingerprints prove the same base.
+        built = self._roster.least_busy().built
+        self.traits, self.tokenizer, self.space = built.traits, built.tokenizer, built.space
 
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[Host]:
@@ -254,7 +225,7 @@ class RayPool(Engine):
         await member.save(str(path.absolute()))
         if not path.exists():
             raise EngineError(
-                f"the centre was saved as {path} on {member.traits.node}, which is not seen from "
+                f"the centre was saved as {path} on {member.built.node}, which is not seen from "
                 "this machine; give a path in a directory that both share"
             )
 
