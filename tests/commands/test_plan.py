@@ -334,7 +334,7 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
     plan = Plan(config, read_architecture(str(path)))
     options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02}
     async with running_engine(path, LowRank(rank=2), **options) as engine:
-        assert engine.capacity == int(0.001 * GIB) // plan.genome_bytes()
+        assert engine.traits.capacity == int(0.001 * GIB) // plan.genome_bytes()
         await engine.load([Genome((Term(g, 0.1),)) for g in range(4)])
         await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
         weights = engine._weights
@@ -435,7 +435,7 @@ def test_messages_have_the_bytes_that_were_planned() -> None:
             ]
         )
         planned = module.prompt_message_bytes(1, problems, attempts, tokens)
-        assert 0.6 * planned < len(batch.questions) + len(batch.who) <= planned
+        assert 0.6 * planned < len(batch.samples) + len(batch.who) <= planned
 
 
 _SAMPLING = SamplingParams(max_tokens=32)

@@ -108,9 +108,9 @@ class EngineActor:
         if self._built is not None:
             await self._built.close()
 
-    async def submit(self, first: int, questions: bytes, who: bytes) -> None:
-        """Start on a batch of requests, numbered from `first` on."""
-        for number, request in enumerate(decode_requests(Batch(questions, who)), first):
+    async def submit(self, first: int, *batch: bytes) -> None:
+        """Start on the requests of a `Batch`, numbered from `first` on."""
+        for number, request in enumerate(decode_requests(Batch(*batch)), first):
             self._tasks[number] = asyncio.create_task(self._answer(number, request))
 
     async def cancel(self, numbers: Sequence[int]) -> None:
