@@ -227,9 +227,9 @@ async def _answers(
     engine = await builder(model_name=path, search_space=space)
     fingerprint = await engine.restore(HISTORY)
     tokens: list[tuple[int, ...]] = []
-    genomes_G = GENOMES_G[: GENOMES if engine.capacity >= GENOMES else 4]
+    genomes_G = GENOMES_G[: GENOMES if engine.traits.capacity >= GENOMES else 4]
     genomes_G = genomes_G[:4] if isinstance(space, FullRank) else genomes_G
-    size = min(engine.capacity, len(genomes_G))
+    size = min(engine.traits.capacity, len(genomes_G))
     for first in range(0, len(genomes_G), size):
         async with engine.lend() as host:
             block = genomes_G[first : first + size]

@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerFast
 from es_cookbook.engines.base import (
     Engine,
     EngineBuilder,
+    EngineTraits,
     Host,
     LogprobsRequest,
     SampleRequest,
     Target,
 )
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import (
@@ -66,40 +66,24 @@ class FakeEngine(Engine):
         self,
         capacity: int = 1000,
         answer: Callable[[Genome | str, SampleRequest], str] | None = None,
+        base_dtype: str = "float32",
+        max_terms: int | None = None,
     ) -> None:
+        vocabulary = {chr(code): code - 32 for code in range(32, 127)}
+        model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+        self.traits = EngineTraits(capacity, 64, base_dtype, max_terms)
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?")
+        self.space = FullRankSpace(shapes={"weight": (2, 2)})
         self.requests: list[tuple[Genome | str, SampleRequest]] = []
         self.loads: list[Sequence[Genome]] = []
         self.steps: list[Step] = []
         self.restored_from: Path | None = None
         self.closed = False
-        self._capacity = capacity
         self._answer = answer or self._digits
         self._genomes: Sequence[Genome] = ()
 
-    @property
-    def capacity(self) -> int:
-        return self._capacity
-
-    @property
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        vocabulary = {chr(code): code - 32 for code in range(32, 127)}
-        model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-        return PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?")
-
-    @property
-    def context_length(self) -> int:
-        return 64
-
-    @property
-    def space(self) -> SearchSpace:
-        return FullRankSpace(shapes={"weight": (2, 2)})
-
-    @property
-    def base_dtype(self) -> str:
-        return "float32"
-
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        assert len(genomes_G) <= self.capacity
+        assert len(genomes_G) <= self.traits.capacity
         await anyio.lowlevel.checkpoint()
         self.loads.append(genomes_G)
         self._genomes = genomes_G
@@ -153,7 +137,7 @@ class FakePool(FakeEngine):
     """Lends its hosts in the order in which they become free; answers for the centre itself."""
 
     def __init__(self, hosts_E: Sequence[FakeEngine]) -> None:
-        super().__init__(min(host.capacity for host in hosts_E))
+        super().__init__(min(host.traits.capacity for host in hosts_E))
         self.hosts_E = hosts_E
         self._free: asyncio.Queue[FakeEngine] = asyncio.Queue()
         for host in hosts_E:

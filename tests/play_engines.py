@@ -6,7 +6,7 @@ One of them attacks, one repeats, one keeps silent.
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import chz
@@ -48,12 +48,13 @@ class HostileBuilder(EngineBuilder):
 class EchoEngine(FakeEngine):
     """Whose tokens are the codes of characters."""
 
-    @property
-    def tokenizer(self) -> Any:
-        return SimpleNamespace(chat_template=None, encode=lambda text: [ord(c) for c in text])
+    def __init__(self) -> None:
+        super().__init__()
+        codes = SimpleNamespace(chat_template=None, encode=lambda text: [ord(c) for c in text])
+        self.tokenizer = cast(Any, codes)
 
     async def sample(self, request: SampleRequest) -> Action:
-        check_sample(request, self.context_length, sys.maxunicode)
+        check_sample(request, self.traits.context_length, sys.maxunicode)
         return Action((0,), "".join(map(chr, request.observation.tokens_T)), "stop")
 
 

@@ -6,13 +6,19 @@ import pickle
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import chz
 
 from es_cookbook.common.errors import EngineError, ModelError, RequestError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
+from es_cookbook.engines.base import (
+    Engine,
+    EngineBuilder,
+    EngineTraits,
+    LogprobsRequest,
+    SampleRequest,
+)
 from es_cookbook.engines.ray.actor import EngineActor
 from es_cookbook.engines.ray.cluster import ActorLostError, Place
 from es_cookbook.evolution.genome import Genome, Step
@@ -20,6 +26,8 @@ from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 NEVER = 99
@@ -55,22 +63,15 @@ class LightEngine(Engine):
     """Answers with digits that depend on genome, centre, prompt and seed; four genomes fit."""
 
     def __init__(self, fault: str, flag: str) -> None:
+        self.traits = EngineTraits(4, 64, "float32", max_terms=8)
+        self.tokenizer = cast("PreTrainedTokenizerBase", Letters())
+        self.space = FullRankSpace(shapes={"weight": (2, 2)})
         self.fault = fault
         self.flag = flag
         self.genomes: Sequence[Genome] = ()
         self.steps: list[Step] = []
         self.num_requests = 0
         self.drifts_on = False
-
-    capacity = 4
-    context_length = 64
-    base_dtype = "float32"
-    max_terms = 8
-    space = FullRankSpace(shapes={"weight": (2, 2)})
-
-    @property
-    def tokenizer(self) -> Any:
-        return Letters()
 
     def goes_wrong(self, fault: str) -> bool:
         """True once for a fault, over all processes; always for one that has no flag."""
@@ -98,7 +99,7 @@ class LightEngine(Engine):
                 raise KeyError("a bug")
             if self.goes_wrong("hang") or request.observation.tokens_T == (NEVER,):
                 await asyncio.sleep(10_000)
-            if len(request.observation.tokens_T) > self.context_length:
+            if len(request.observation.tokens_T) > self.traits.context_length:
                 raise RequestError("the prompt is too long")
             text = str(self.digest(request.target, request.observation, request.seed) % 1000)
             return Action(tuple(ord(c) - 32 for c in text), text, "stop")

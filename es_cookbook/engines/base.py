@@ -79,7 +79,7 @@ class Host(ABC):
         """Make these genomes resident in place of any before; requests name them by index.
 
         Args:
-            genomes_G: at most the engine's `capacity`.
+            genomes_G: at most `traits.capacity` of the engine.
         """
 
     @abstractmethod
@@ -96,43 +96,40 @@ class Host(ABC):
         """Log-probability (natural log) of each continuation token."""
 
 
-class Engine(Host):
-    """Holds the model and hosts genomes."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """Properties of an engine that are constant for its life.
 
-    @property
-    @abstractmethod
-    def capacity(self) -> int:
-        """How many genomes can be resident at once, on each engine where there are many."""
+    Attributes:
+        capacity: how many genomes can be resident at once; of a pool, on each of its engines.
+        context_length: most tokens of prompt and action together.
+        base_dtype: dtype of the base weights, from which the centre starts, e.g. "bfloat16".
+        max_terms: most terms of a genome; None if there is no limit.
+    """
+
+    capacity: int
+    context_length: int
+    base_dtype: str
+    max_terms: int | None = None
+
+
+class Engine(Host):
+    """Holds the model and hosts genomes.
+
+    Attributes:
+        traits: what is constant for the engine's life; set when it is built.
+        tokenizer: the model's own.
+        space: what genomes perturb.
+    """
+
+    traits: EngineTraits
+    tokenizer: "PreTrainedTokenizerBase"
+    space: "SearchSpace"
 
     @property
     def num_engines(self) -> int:
-        """How many blocks of genomes can be resident at the same time."""
+        """How many blocks of genomes can be resident at the same time; a pool's number changes."""
         return 1
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's own tokenizer."""
-
-    @property
-    @abstractmethod
-    def context_length(self) -> int:
-        """Most tokens of prompt and action together."""
-
-    @property
-    @abstractmethod
-    def space(self) -> "SearchSpace":
-        """What genomes perturb."""
-
-    @property
-    @abstractmethod
-    def base_dtype(self) -> str:
-        """Dtype in which the base weights are held, "bfloat16" say; the centre starts from them."""
-
-    @property
-    def max_terms(self) -> int | None:
-        """Most terms of a genome; None where any number fits."""
-        return None
 
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[Host]:

@@ -8,10 +8,10 @@ rectangles, "questions 0 to 31, each to genomes 0 to 63", which cost the same fo
 All integers are little-endian. Nothing here is written to disk: both ends run the same version.
 """
 
-import dataclasses
+import itertools
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -23,12 +23,6 @@ from es_cookbook.rl.types import Action, Observation, SamplingParams
 Request: TypeAlias = SampleRequest | LogprobsRequest
 Answer: TypeAlias = Action | list[float] | Exception
 """What became of a request: an action, log-probabilities, or the error to raise."""
-
-_SampleQuestion: TypeAlias = tuple[Observation, SamplingParams, int]
-_LogprobsQuestion: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-_PlainAction: TypeAlias = tuple[
-    tuple[int, ...], str, Literal["stop", "length"], tuple[float, ...] | None
-]
 
 _COUNT = np.dtype("<u4")
 _SEED = np.dtype("<i8")
@@ -97,73 +91,125 @@ def _decode_terms(data: bytes) -> list[Term]:
     return [Term(seed, coefficient) for seed, coefficient in zip(seeds, coefficients, strict=True)]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
+class SampleQuestion(NamedTuple):
+    """What a `SampleRequest` asks, whoever is asked."""
+
+    observation: Observation
+    params: SamplingParams
+    seed: int
+
+    def ask(self, target: Target) -> SampleRequest:
+        """Returns the request that asks this of a target."""
+        return SampleRequest(target, self.observation, self.params, self.seed)
+
+
+class LogprobsQuestion(NamedTuple):
+    """What a `LogprobsRequest` asks, whoever is asked."""
+
+    prompt_T: tuple[int, ...]
+    continuation_T: tuple[int, ...]
+
+    def ask(self, target: Target) -> LogprobsRequest:
+        """Returns the request that asks this of a target."""
+        return LogprobsRequest(target, self.prompt_T, self.continuation_T)
+
+
+_Question: TypeAlias = SampleQuestion | LogprobsQuestion
+_Asked: TypeAlias = list[tuple[int, int]]
+"""Of whom a question is asked: numbers of targets, with the indices of the requests."""
+
+
+class _Rectangle(NamedTuple):
+    """Consecutive questions, each asked of the same consecutive targets."""
+
+    first_question: int
+    num_questions: int
+    first_target: int
+    num_targets: int
+
+
+class Batch(NamedTuple):
     """Requests as bytes.
 
     Attributes:
-        questions: each thing that is asked, once: prompts, stop conditions, sampling parameters and
-            seeds.
-        who: rectangles of questions x genomes.
+        samples: every `SampleQuestion`, once; empty if there is none.
+        scores: every `LogprobsQuestion`, once; they are numbered after the samples.
+        who: rectangles of questions x targets.
     """
 
-    questions: bytes
+    samples: bytes
+    scores: bytes
     who: bytes
 
 
 def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
     """Requests as bytes, and the order in which `decode_requests` gives them, as indices."""
-    questions: list[_SampleQuestion | _LogprobsQuestion] = []
-    index_of: dict[object, int] = {}
-    asked: list[list[tuple[int, int]]] = []  # For each question (target, index of the request).
-    observations: dict[Observation, Observation] = {}
-    for i, request in enumerate(requests):
-        if isinstance(request, SampleRequest):
-            # One object for equal prompts, which pickle then writes once, also for several seeds.
-            prompt = observations.setdefault(request.observation, request.observation)
-            question = (prompt, request.params, request.seed)
-            key = (id(prompt), id(request.params), request.seed)
-        else:
-            question = key = (request.prompt_T, request.continuation_T)
-        index = index_of.setdefault(key, len(questions))
-        if index == len(questions):
-            questions.append(question)
-            asked.append([])
-        asked[index].append((_number(request.target), i))
-    for of_question in asked:
-        of_question.sort()
-    rectangles: list[tuple[int, int, int, int]] = []
-    order: list[int] = []
-    first = 0
-    while first < len(questions):
-        runs = _runs([target for target, _ in asked[first]])
-        last = first + 1
-        while last < len(questions) and _runs([t for t, _ in asked[last]]) == runs:
-            last += 1
-        start = 0
-        for target, length in runs:
-            rectangles.append((first, last - first, target, length))
-            for of_question in asked[first:last]:
-                order += [i for _, i in of_question[start : start + length]]
-            start += length
-        first = last
+    samples, scores = _by_question(requests)
+    rectangles, order = _rectangles([sorted(asked) for _, asked in (*samples, *scores)])
     who = np.array(rectangles, _RECTANGLE).tobytes()
-    return Batch(pickle.dumps(questions, pickle.HIGHEST_PROTOCOL), who), order
+    packed = (_pack_questions([question for question, _ in part]) for part in (samples, scores))
+    return Batch(*packed, who), order
 
 
 def decode_requests(batch: Batch) -> Iterator[Request]:
     """Undo `encode_requests`, in the order that it gave."""
-    questions = cast("list[_SampleQuestion | _LogprobsQuestion]", pickle.loads(batch.questions))
-    for first, num_questions, first_target, num_targets in (
-        np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist()
-    ):
-        targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
+    questions: list[_Question] = [
+        *(SampleQuestion(*plain) for plain in _unpack_questions(batch.samples)),
+        *(LogprobsQuestion(*plain) for plain in _unpack_questions(batch.scores)),
+    ]
+    for row in np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist():
+        first, num_questions, first_target, num_targets = _Rectangle(*row)
+        targets = [_target(first_target + i) for i in range(num_targets)]
         for question in questions[first : first + num_questions]:
-            for target in targets:
-                if len(question) == 3:
-                    yield SampleRequest(target, *question)
-                else:
-                    yield LogprobsRequest(target, *question)
+            yield from map(question.ask, targets)
+
+
+def _by_question(
+    requests: Sequence[Request],
+) -> tuple[list[tuple[SampleQuestion, _Asked]], list[tuple[LogprobsQuestion, _Asked]]]:
+    """Each question once, with whom it is asked of; equal prompts are one object."""
+    # A long prompt is hashed once a request; of settings there are few, mostly one object.
+    by_prompt: dict[Observation, dict[tuple[int, int], _Asked]] = {}
+    settings: list[SamplingParams] = []
+    scores: dict[LogprobsQuestion, _Asked] = {}
+    for i, request in enumerate(requests):
+        if isinstance(request, SampleRequest):
+            if request.params not in settings:
+                settings.append(request.params)
+            how = settings.index(request.params), request.seed
+            asked = by_prompt.setdefault(request.observation, {}).setdefault(how, [])
+        else:
+            question = LogprobsQuestion(request.prompt_T, request.continuation_T)
+            asked = scores.setdefault(question, [])
+        asked.append((_number(request.target), i))
+    samples = [
+        (SampleQuestion(prompt, settings[s], seed), asked)
+        for prompt, of_prompt in by_prompt.items()
+        for (s, seed), asked in of_prompt.items()
+    ]
+    return samples, list(scores.items())
+
+
+def _rectangles(asked_Q: Sequence[_Asked]) -> tuple[list[_Rectangle], list[int]]:
+    """Neighbouring questions that are asked of the same targets, and the order that this gives.
+
+    Args:
+        asked_Q: for each question, sorted.
+    """
+    rectangles: list[_Rectangle] = []
+    order: list[int] = []
+    first = 0
+    runs_Q = [_runs([target for target, _ in asked]) for asked in asked_Q]
+    for runs, alike in itertools.groupby(runs_Q):
+        num_questions = len(list(alike))
+        start = 0
+        for target, length in runs:
+            rectangles.append(_Rectangle(first, num_questions, target, length))
+            for asked in asked_Q[first : first + num_questions]:
+                order += [i for _, i in asked[start : start + length]]
+            start += length
+        first += num_questions
+    return rectangles, order
 
 
 def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
@@ -177,6 +223,16 @@ def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
+def _pack_questions(questions: Sequence[_Question]) -> bytes:
+    """As plain tuples, because a pickled class costs bytes in each of its instances."""
+    plain = [tuple(question) for question in questions]
+    return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL) if plain else b""
+
+
+def _unpack_questions(data: bytes) -> "list[tuple[Any, ...]]":
+    return pickle.loads(data) if data else []
+
+
 def _number(target: Target) -> int:
     return target if isinstance(target, int) else _CENTRE if target == "centre" else _BASE
 
@@ -186,23 +242,19 @@ def _target(number: int) -> Target:
 
 
 def encode_answers(answers: Iterable[tuple[int, Answer]]) -> bytes:
-    """Numbered answers as bytes; errors must be picklable."""
-    plain = [
-        (
-            number,
-            (answer.tokens_T, answer.text, answer.stop_reason, answer.logprobs_T)
-            if isinstance(answer, Action)
-            else answer,
-        )
-        for number, answer in answers
-    ]
-    return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL)
+    """Numbered answers as bytes, actions as plain tuples; errors must be picklable."""
+    actions: list[tuple[object, ...]] = []
+    others: list[tuple[int, Answer]] = []
+    for number, answer in answers:
+        if isinstance(answer, Action):
+            plain = (answer.tokens_T, answer.text, answer.stop_reason, answer.logprobs_T)
+            actions.append((number, *plain))
+        else:
+            others.append((number, answer))
+    return pickle.dumps((actions, others), pickle.HIGHEST_PROTOCOL)
 
 
 def decode_answers(data: bytes) -> list[tuple[int, Answer]]:
-    """Undo `encode_answers`."""
-    plain = cast("list[tuple[int, _PlainAction | list[float] | Exception]]", pickle.loads(data))
-    return [
-        (number, Action(*answer) if isinstance(answer, tuple) else answer)
-        for number, answer in plain
-    ]
+    """Undo `encode_answers`, actions first."""
+    actions, others = pickle.loads(data)
+    return [*((number, Action(*plain)) for number, *plain in actions), *others]

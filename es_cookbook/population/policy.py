@@ -67,8 +67,9 @@ class Attempt:
             fits = "that fits" if self.engine.num_engines == 1 else "that fits on one engine"
             raise RequestError(
                 f"genome {self.residents.range_G[target]} was asked after the engine had gone on "
-                f"to others; it hosts {self.engine.capacity} at a time, so group rewards that ask "
-                f"genomes need a population {fits} (policy.centre and policy.base are always there)"
+                f"to others; it hosts {self.engine.traits.capacity} at a time, so group rewards "
+                f"that ask genomes need a population {fits} (policy.centre and policy.base are "
+                "always there)"
             )
         return self.residents.host
 

@@ -99,7 +99,7 @@ class PopulationSampler:
             EngineError: The engine failed.
         """
         num_genomes = len(genomes_G)
-        size = min(self.engine.capacity, math.ceil(num_genomes / self.engine.num_engines))
+        size = min(self.engine.traits.capacity, math.ceil(num_genomes / self.engine.num_engines))
         blocks = [
             Residents(range(num_genomes)[first : first + size], genomes_G[first : first + size])
             for first in range(0, num_genomes, size)

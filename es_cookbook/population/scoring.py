@@ -46,7 +46,8 @@ class Scoring:
         chosen = [regulariser for regulariser in regularisers if regulariser is not None]
         self._weights = [regulariser.weight for regulariser in chosen]
         self._problems_of = [
-            regulariser(engine.tokenizer, engine.context_length, run_seed) for regulariser in chosen
+            regulariser(engine.tokenizer, engine.traits.context_length, run_seed)
+            for regulariser in chosen
         ]
         self._sizes: list[int] = []
         self._metrics: Mapping[str, float] = {}

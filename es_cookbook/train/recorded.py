@@ -188,7 +188,7 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
     rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=search_space))
     try:
         if run.header is not None:
-            dtype = rebuilt.engine.base_dtype
+            dtype = rebuilt.engine.traits.base_dtype
             now = await anyio.to_thread.run_sync(header_of, name, dtype)
             check_same_base(run.history, run.header, now)
     except BaseException:

@@ -72,7 +72,7 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
         datasets = await config.dataset(engine.tokenizer)
-        await datasets.train.validate(engine.context_length)
+        await datasets.train.validate(engine.traits.context_length)
         regularisers = (config.kl, config.preference)
         scoring = Scoring(config.objective, config.fitness, regularisers, engine, config.seed)
         optimizer = _optimizer(config, engine)
@@ -115,17 +115,18 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
     optimizer = config.optimizer(
         run_seed=config.seed, num_generations=config.num_generations, space=engine.space
     )
-    if engine.max_terms is not None and optimizer.max_terms > engine.max_terms:
+    room = engine.traits.max_terms
+    if room is not None and optimizer.max_terms > room:
         raise ConfigError(
-            f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and "
-            f"the engine has room for {engine.max_terms}: set its terms_per_genome to "
-            f"{optimizer.max_terms}, or optimizer.max_terms to {engine.max_terms}"
+            f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and the "
+            f"engine has room for {room}: set its terms_per_genome to {optimizer.max_terms}, or "
+            f"optimizer.max_terms to {room}"
         )
     return optimizer
 
 
 async def _directory(config: Config, config_json: str, engine: Engine) -> RunDirectory:
-    header = await asyncio.to_thread(header_of, config.model_name, engine.base_dtype)
+    header = await asyncio.to_thread(header_of, config.model_name, engine.traits.base_dtype)
     return open_run_directory(
         Path(config.log_path),
         config_json,

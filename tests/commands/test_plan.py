@@ -273,7 +273,7 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
     model = AutoModelForCausalLM.from_pretrained(path)
     before = tensors()
     async with running_engine(path, LowRank(rank=2), **options) as engine:
-        assert engine.capacity == int(0.001 * GIB) // plan.genome_bytes()
+        assert engine.traits.capacity == int(0.001 * GIB) // plan.genome_bytes()
         await engine.load(genomes_G)
         await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
         made = [t for address, t in tensors().items() if address not in before]
@@ -409,7 +409,7 @@ def test_messages_have_the_bytes_that_were_planned() -> None:
             attempts=attempts,
             prompt_tokens=tokens,
         ).prompt_message_bytes()
-        assert 0.6 * planned < len(batch.questions) + len(batch.who) <= planned
+        assert 0.6 * planned < len(batch.samples) + len(batch.who) <= planned
 
 
 _SAMPLING = SamplingParams(max_tokens=32)

@@ -87,7 +87,7 @@ def test_a_population_that_is_asked_the_same_things_is_one_rectangle(num_genomes
     assert len(batch.who) == 16
     assert order == list(range(len(asked)))
     once = pickle.dumps([(prompt, PARAMS[0], 1) for prompt in prompts])
-    assert len(batch.questions) <= len(once)
+    assert len(batch.samples) <= len(once)
 
 
 def test_answers_and_errors_come_back() -> None:

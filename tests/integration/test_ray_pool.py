@@ -140,7 +140,7 @@ async def test_a_run_on_a_pool_is_the_run_on_one_engine_even_if_one_is_killed(
         victim = members(PoolBuilder.made[-1])[1]
         while not victim.mailbox.num_unanswered:
             await asyncio.sleep(0.0001)
-        os.kill(victim.traits.pid, signal.SIGKILL)
+        os.kill(victim.built.pid, signal.SIGKILL)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(kill_one)
@@ -194,8 +194,8 @@ async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> N
             await texts(pool, requests(1))
         with pytest.raises(EngineError, match="use its `lend`"):
             await pool.load(GENOMES)
-        assert (pool.capacity, pool.num_engines, pool.context_length) == (4, 2, 64)
-        assert pool.max_terms == 8
+        assert (pool.traits.capacity, pool.num_engines, pool.traits.context_length) == (4, 2, 64)
+        assert pool.traits.max_terms == 8
         assert pool.stats()["requests"] == 53
 
 
@@ -289,7 +289,7 @@ class Killing(Tracker):
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         if generation == 2:
             for host in members(PoolBuilder.made[-1]):
-                os.kill(host.traits.pid, signal.SIGKILL)
+                os.kill(host.built.pid, signal.SIGKILL)
 
     def log_rollouts(self, *_: Any) -> None:
         pass

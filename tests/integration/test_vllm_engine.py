@@ -129,10 +129,10 @@ def test_every_target_answers_as_its_merged_weights_would(
     family, space, options = SPACES[which]
     reference = Reference(model(family), space)
     with Running(model(family), space, **options) as running:
-        assert running.engine.base_dtype == "float32"
+        assert running.engine.traits.base_dtype == "float32"
         hosted = options.get("terms_per_genome", 1) if isinstance(space, LowRank) else None
-        assert running.engine.max_terms == hosted
-        capacity = running.engine.capacity
+        assert running.engine.traits.max_terms == hosted
+        capacity = running.engine.traits.capacity
         moved = [Step(), *STEPS]
         answers: list[Action] = []
         for generation, step in enumerate(moved):

@@ -1,6 +1,7 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -543,14 +544,10 @@ async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_anothe
     assert load_config(tmp_path / "moved" / "config.json", TinyConfig) == again
 
 
-class SmallSlots(FakeEngine):
-    max_terms = 4
-
-
 async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fakes.FakeEngine", SmallSlots)
+    monkeypatch.setattr("tests.fakes.FakeEngine", functools.partial(FakeEngine, max_terms=4))
     said = (
         r"up to 5 terms \(optimizer.max_terms\), and the engine has room for 4: set its terms_per"
     )
@@ -579,15 +576,12 @@ async def test_another_base_is_refused_by_name_and_nothing_is_changed(tmp_path: 
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
-class HalfEngine(FakeEngine):
-    base_dtype = "bfloat16"
-
-
 async def test_an_engine_of_another_dtype_is_another_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await train.main(config(tmp_path, num_generations=2))
-    monkeypatch.setattr("tests.fakes.FakeEngine", HalfEngine)
+    half = functools.partial(FakeEngine, base_dtype="bfloat16")
+    monkeypatch.setattr("tests.fakes.FakeEngine", half)
     with pytest.raises(HistoryError, match=r"dtype \(engine.dtype\) was float32, is bfloat16"):
         await train.main(config(tmp_path, behavior_if_log_dir_exists="resume"))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError
-from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.base import Engine, EngineBuilder, EngineTraits, SampleRequest
 from es_cookbook.engines.wire import (
     Answer,
     Batch,
@@ -37,25 +37,17 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Traits:
+class Built:
     """What a pool knows of an engine.
 
     Attributes:
-        capacity: genomes that it hosts at once.
-        context_length: most tokens of prompt and action together.
-        space: what genomes perturb.
-        base_dtype: dtype in which it holds the base weights.
-        max_terms: most terms of a genome; None for any number.
-        tokenizer: the model's own.
+        traits: the engine's, as are `tokenizer` and `space`.
         pid: process that runs it, and `node`, the machine.
     """
 
-    capacity: int
-    context_length: int
-    space: "SearchSpace"
-    base_dtype: str
-    max_terms: int | None
+    traits: EngineTraits
     tokenizer: "PreTrainedTokenizerBase"
+    space: "SearchSpace"
     pid: int
     node: str
 
@@ -84,19 +76,10 @@ class EngineActor:
 
     async def build(
         self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
-    ) -> Traits:
+    ) -> Built:
         """Build the engine."""
         self._built = engine = await builder(model_name=model_name, search_space=search_space)
-        return Traits(
-            engine.capacity,
-            engine.context_length,
-            engine.space,
-            engine.base_dtype,
-            engine.max_terms,
-            engine.tokenizer,
-            os.getpid(),
-            platform.node(),
-        )
+        return Built(engine.traits, engine.tokenizer, engine.space, os.getpid(), platform.node())
 
     async def load(self, genomes: bytes) -> None:
         """`Engine.load`, of encoded genomes."""
@@ -125,9 +108,9 @@ class EngineActor:
         if self._built is not None:
             await self._built.close()
 
-    async def submit(self, first: int, questions: bytes, who: bytes) -> None:
-        """Start on a batch of requests, numbered from `first` on."""
-        for number, request in enumerate(decode_requests(Batch(questions, who)), first):
+    async def submit(self, first: int, *batch: bytes) -> None:
+        """Start on the requests of a `Batch`, numbered from `first` on."""
+        for number, request in enumerate(decode_requests(Batch(*batch)), first):
             self._tasks[number] = asyncio.create_task(self._answer(number, request))
 
     async def cancel(self, numbers: Sequence[int]) -> None:

@@ -155,9 +155,9 @@ class Mailbox:
         for number, i in enumerate(order, first):
             asked[i].number = number
             self._sent[number] = asked[i]
-        self._traffic.sent_bytes += len(batch.questions) + len(batch.who)
-        self._traffic.question_bytes += len(batch.questions)
-        self._actor.send("submit", first, batch.questions, batch.who)
+        self._traffic.sent_bytes += sum(map(len, batch))
+        self._traffic.question_bytes += len(batch.samples) + len(batch.scores)
+        self._actor.send("submit", first, *batch)
         if self._listener is None or self._listener.done():
             self._listener = asyncio.create_task(self._listen(self._actor))
 

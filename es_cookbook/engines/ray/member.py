@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError
 from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.engines.ray.actor import Traits
+from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
 from es_cookbook.engines.ray.mailbox import Mailbox, Traffic
 
@@ -97,12 +97,12 @@ class Member:
         on_loss: called once if it is lost.
 
     Attributes:
-        traits: what it can do; known once it has started.
+        built: what is known of its engine once it has started.
         mailbox: takes requests.
         lost: why it is lost or closed, or None.
     """
 
-    traits: Traits
+    built: Built
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class Member:
             self._ledger.num_restarts += 1
             _logger.warning(
                 "engine %d of the pool (process %d on %s) is started again (%d of %d): %s",
-                *(self.number, self.traits.pid, self.traits.node),
+                *(self.number, self.built.pid, self.built.node),
                 *(restarts - self._restarts_left, restarts, self._broken),
             )
             try:
@@ -283,7 +283,7 @@ class Member:
             self._actor.kill()
         self._actor = await settings.cluster.start(self.place, settings.needs)
         recipe = (settings.builder, settings.model_name, settings.search_space)
-        self.traits = cast(Traits, await self._call("build", *recipe, limit="start_timeout"))
+        self.built = cast(Built, await self._call("build", *recipe, limit="start_timeout"))
         await self._restore()
         if self._disagrees:
             await self._restore(from_base=True)

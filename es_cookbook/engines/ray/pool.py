@@ -43,9 +43,7 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 
@@ -157,7 +155,9 @@ class RayPoolBuilder(EngineBuilder):
 
 
 class RayPool(Engine):
-    """Several engines as one, each an actor of a Ray cluster. Has no engines until `add_engines`.
+    """Several engines as one, each an actor of a Ray cluster.
+
+    Has no engines, and no traits, until `add_engines`.
 
     Args:
         settings: how engines are made.
@@ -171,41 +171,9 @@ class RayPool(Engine):
 
     @property
     @override
-    def capacity(self) -> int:
-        """How many genomes one engine hosts."""
-        return self._roster.traits.capacity
-
-    @property
-    @override
     def num_engines(self) -> int:
         """Engines that are there now."""
         return max(1, len(self._roster.members))
-
-    @property
-    @override
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        return self._roster.traits.tokenizer
-
-    @property
-    @override
-    def context_length(self) -> int:
-        return self._roster.traits.context_length
-
-    @property
-    @override
-    def space(self) -> "SearchSpace":
-        return self._roster.traits.space
-
-    @property
-    @override
-    def base_dtype(self) -> str:
-        """The same for all, as their fingerprints prove."""
-        return self._roster.traits.base_dtype
-
-    @property
-    @override
-    def max_terms(self) -> int | None:
-        return self._roster.traits.max_terms
 
     async def add_engines(self, count: int) -> None:
         """Have more engines join, and wait until they are there.
@@ -215,6 +183,9 @@ class RayPool(Engine):
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
         await self._roster.add(count)
+        # The same for all: they have one builder, and their fingerprints prove the same base.
+        built = self._roster.least_busy().built
+        self.traits, self.tokenizer, self.space = built.traits, built.tokenizer, built.space
 
     @override
     @asynccontextmanager
@@ -264,7 +235,7 @@ class RayPool(Engine):
         await member.save(str(path.absolute()))
         if not path.exists():
             raise EngineError(
-                f"the centre was saved as {path} on {member.traits.node}, which is not seen from "
+                f"the centre was saved as {path} on {member.built.node}, which is not seen from "
                 "this machine; give a path in a directory that both share"
             )
 

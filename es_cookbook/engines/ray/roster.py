@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TypeVar, cast
 
 from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError
-from es_cookbook.engines.ray.actor import Traits
 from es_cookbook.engines.ray.cluster import Place
 from es_cookbook.engines.ray.member import (
     DisagreementError,
@@ -109,15 +108,6 @@ class Roster:
         """An engine that was borrowed is free again."""
         if member.lost is None:
             self._free.put_nowait(member)
-
-    @property
-    def traits(self) -> Traits:
-        """What every engine can do.
-
-        Raises:
-            EngineError: None is left.
-        """
-        return self.least_busy().traits
 
     def least_busy(self) -> Member:
         """The engine with the fewest requests.

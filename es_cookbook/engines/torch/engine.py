@@ -34,7 +34,13 @@ from es_cookbook.checkpoints.snapshots import starting_point
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError
-from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
+from es_cookbook.engines.base import (
+    Engine,
+    EngineBuilder,
+    EngineTraits,
+    LogprobsRequest,
+    SampleRequest,
+)
 from es_cookbook.engines.requests import check_logprobs, check_sample
 from es_cookbook.engines.torch.lane import Lane, Result
 from es_cookbook.engines.torch.population_layers import (
@@ -131,13 +137,12 @@ class TorchEngine(Engine):
         options: TorchEngineBuilder,
         device: torch.device,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._space = space
+        self.tokenizer = tokenizer
+        self.space = space
         own_length = getattr(
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
         )
-        self._context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
-        self._base_dtype = str(model.dtype).removeprefix("torch.")
+        context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
         self._usage = Usage()
@@ -149,14 +154,16 @@ class TorchEngine(Engine):
         num_threads = num_lanes if on_cpu else num_cores()
         memory_bytes = int(options.memory_gib * _GIB)
         self._weights = ResidentWeights(model, space, memory_bytes, num_threads)
+        base_dtype = str(model.dtype).removeprefix("torch.")
+        self.traits = EngineTraits(self._weights.capacity, context_length, base_dtype)
         bytes_per_token = cache_bytes_per_token(self._weights.model, device)
         cache_bytes = int(options.kv_cache_gib * _GIB) // num_lanes
         fits = cache_bytes // (bytes_per_token * MIN_ROWS)
-        if fits < self._context_length:
-            needed = self._context_length * bytes_per_token * MIN_ROWS * num_lanes / _GIB
+        if fits < context_length:
+            needed = context_length * bytes_per_token * MIN_ROWS * num_lanes / _GIB
             raise ConfigError(
                 f"engine.kv_cache_gib={options.kv_cache_gib} holds {fits} tokens a request in each "
-                f"of {num_lanes} lanes, fewer than the context of {self._context_length}; raise "
+                f"of {num_lanes} lanes, fewer than the context of {context_length}; raise "
                 f"engine.kv_cache_gib to at least {math.ceil(needed * 1000) / 1000} or lower "
                 "engine.max_model_len"
             )
@@ -182,32 +189,6 @@ class TorchEngine(Engine):
         for thread in self._threads:
             thread.start()
 
-    @property
-    @override
-    def capacity(self) -> int:
-        """How many genomes `memory_gib` holds."""
-        return self._weights.capacity
-
-    @property
-    @override
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._tokenizer
-
-    @property
-    @override
-    def context_length(self) -> int:
-        return self._context_length
-
-    @property
-    @override
-    def space(self) -> SearchSpace:
-        return self._space
-
-    @property
-    @override
-    def base_dtype(self) -> str:
-        return self._base_dtype
-
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Low rank: fills tables. Dense: a set of weights a genome."""
@@ -216,9 +197,9 @@ class TorchEngine(Engine):
 
     @override
     async def sample(self, request: SampleRequest) -> Action:
-        check_sample(request, self._context_length, self._vocabulary_size)
+        check_sample(request, self.traits.context_length, self._vocabulary_size)
         prompt = len(request.observation.tokens_T)
-        limit = min(request.params.max_tokens, self._context_length - prompt)
+        limit = min(request.params.max_tokens, self.traits.context_length - prompt)
         result = await self._submit(request, limit)
         assert isinstance(result, Sampled)
         reason = "stop" if result.stopped else "length"
@@ -226,7 +207,7 @@ class TorchEngine(Engine):
 
     @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        check_logprobs(request, self._context_length, self._vocabulary_size)
+        check_logprobs(request, self.traits.context_length, self._vocabulary_size)
         result = await self._submit(request, limit=0)
         assert isinstance(result, list)
         return result
@@ -242,14 +223,14 @@ class TorchEngine(Engine):
             return await asyncio.to_thread(
                 self._weights.move,
                 lambda centre: centre.restore(
-                    *starting_point(list(steps), snapshot, self._space.shapes)
+                    *starting_point(list(steps), snapshot, self.space.shapes)
                 ),
             )
 
     @override
     async def save(self, path: Path) -> None:
         with self._usage.changing("save the centre"):
-            await asyncio.to_thread(self._weights.save, path, self._tokenizer)
+            await asyncio.to_thread(self._weights.save, path, self.tokenizer)
 
     @override
     def stats(self) -> Mapping[str, float]:

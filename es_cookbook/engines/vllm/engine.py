@@ -26,7 +26,7 @@ from es_cookbook.checkpoints.models import (
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, nearest
-from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.base import EngineBuilder, EngineTraits
 from es_cookbook.engines.vllm.answers import informative_line
 from es_cookbook.engines.vllm.host import VLLMEngine
 from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
@@ -134,12 +134,13 @@ class VLLMEngineBuilder(EngineBuilder):
             model_name=model_name,
             search_space=search_space,
             infos=infos,
-            max_genomes=max_genomes,
+            traits=EngineTraits(
+                max_genomes,
+                context_length,
+                str(llm.model_config.dtype).removeprefix("torch."),
+                slots["max_lora_rank"] // space.rank if isinstance(space, LowRankSpace) else None,
+            ),
             num_slots=slots.get("max_loras", 0),
-            max_terms=slots["max_lora_rank"] // space.rank
-            if isinstance(space, LowRankSpace)
-            else None,
-            context_length=context_length,
             eos_token_ids=end_of_sequence_ids(model, tokenizer),
         )
 

@@ -29,7 +29,13 @@ from es_cookbook.checkpoints.models import load_causal_lm, save_model
 from es_cookbook.common import errors
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
-from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.base import (
+    Engine,
+    EngineTraits,
+    LogprobsRequest,
+    SampleRequest,
+    Target,
+)
 from es_cookbook.engines.requests import check_logprobs, check_sample
 from es_cookbook.engines.usage import Usage
 from es_cookbook.engines.vllm.answers import informative_line, merge_fingerprints, our_errors
@@ -38,7 +44,7 @@ from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
@@ -57,10 +63,8 @@ class VLLMEngine(Engine):
         model_name: where the base model is.
         search_space: what genomes perturb.
         infos: the Hugging Face model's parameters.
-        max_genomes: that are resident at once.
-        num_slots: LoRA slots, these and more; 0 for dense genomes.
-        max_terms: most terms of a genome, for which slots have ranks; None for any number.
-        context_length: most tokens of prompt and action together.
+        traits: of the engine.
+        num_slots: LoRA slots, more than its capacity; 0 for dense genomes.
         eos_token_ids: tokens that end a sequence.
     """
 
@@ -72,28 +76,23 @@ class VLLMEngine(Engine):
         model_name: str,
         search_space: SearchSpaceBuilder,
         infos: Sequence[ParameterInfo],
-        max_genomes: int,
+        traits: EngineTraits,
         num_slots: int,
-        max_terms: int | None,
-        context_length: int,
         eos_token_ids: Sequence[int],
     ) -> None:
         self._llm: AsyncLLM | None = llm
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self.traits = traits
         self._model_name = model_name
-        self._base_dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self._search_space = search_space
         self._infos = infos
-        self._max_genomes = max_genomes
         self._num_slots = num_slots
-        self._max_terms = max_terms
-        self._context_length = context_length
         self._vocabulary_size = next(i.shape[0] for i in infos if i.kind == "embedding")
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
         self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
-        self._space = search_space(infos)
-        self._perturbs_logits = "lm_head.weight" in self._space.shapes or (
-            isinstance(self._space, AdapterSpace) and "lm_head.weight" in self._space.targets
+        self.space = search_space(infos)
+        self._perturbs_logits = "lm_head.weight" in self.space.shapes or (
+            isinstance(self.space, AdapterSpace) and "lm_head.weight" in self.space.targets
         )
         self._params = functools.lru_cache(maxsize=64)(self._new_params)
         self._usage = Usage()
@@ -122,46 +121,16 @@ class VLLMEngine(Engine):
             "genomes_open", config_to_json(self._search_space), infos, self._num_slots
         )
         self._turnstile.current = self._weights_of("centre")
-        return merge_fingerprints(pieces, self._space.shapes)
-
-    @property
-    @override
-    def capacity(self) -> int:
-        """As many genomes as there are slots for them; one dense genome."""
-        return self._max_genomes
-
-    @property
-    @override
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._tokenizer
-
-    @property
-    @override
-    def context_length(self) -> int:
-        return self._context_length
-
-    @property
-    @override
-    def space(self) -> SearchSpace:
-        return self._space
-
-    @property
-    @override
-    def base_dtype(self) -> str:
-        return self._base_dtype
-
-    @property
-    @override
-    def max_terms(self) -> int | None:
-        return self._max_terms
+        return merge_fingerprints(pieces, self.space.shapes)
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Low rank: writes slots. Dense: weights change when requests come."""
         with self._usage.changing("load genomes"):
-            if len(genomes_G) > self.capacity:
+            capacity = self.traits.capacity
+            if len(genomes_G) > capacity:
                 raise EngineError(
-                    f"{len(genomes_G)} genomes do not fit: the engine hosts {self.capacity} at a "
+                    f"{len(genomes_G)} genomes do not fit: the engine hosts {capacity} at a "
                     "time (engine.max_genomes for low-rank ones)"
                 )
             await self._call("genomes_load", encode_genomes(genomes_G))
@@ -170,9 +139,9 @@ class VLLMEngine(Engine):
 
     @override
     async def sample(self, request: SampleRequest) -> Action:
-        check_sample(request, self._context_length, self._vocabulary_size)
+        check_sample(request, self.traits.context_length, self._vocabulary_size)
         observation, params = request.observation, request.params
-        room = self._context_length - len(observation.tokens_T)
+        room = self.traits.context_length - len(observation.tokens_T)
         has_stop_strings = bool(observation.stop)
         seed = request.seed if params.temperature > 0 else None
         how = (params.temperature, params.top_p, params.logprobs, seed)
@@ -186,7 +155,7 @@ class VLLMEngine(Engine):
         text = (
             answer.text
             if has_stop_strings
-            else cast(str, self._tokenizer.decode(list(tokens_T), skip_special_tokens=True))
+            else cast(str, self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
         )
         logprobs_T = None
         if params.logprobs and answer.logprobs is not None:
@@ -200,7 +169,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
-        check_logprobs(request, self._context_length, self._vocabulary_size)
+        check_logprobs(request, self.traits.context_length, self._vocabulary_size)
         if isinstance(request.target, int) and self._num_slots and self._perturbs_logits:
             raise RequestError(
                 "vLLM cannot score with a genome whose lm_head.weight is perturbed; leave it out "
@@ -276,22 +245,22 @@ class VLLMEngine(Engine):
     def _save(self, path: Path) -> None:
         model = load_causal_lm(self._model_name, "auto", torch.device("cpu"))
         parameters = dict(model.named_parameters())
-        centre = Centre(parameters, self._space)
+        centre = Centre(parameters, self.space)
         centre.restore(self._steps)
         with torch.inference_mode():
-            if isinstance(self._space, AdapterSpace):
-                self._space.merge_(parameters, centre.weights)
+            if isinstance(self.space, AdapterSpace):
+                self.space.merge_(parameters, centre.weights)
             else:
                 for name, weight in centre.weights.items():
                     parameters[name].copy_(weight)
-        save_model(model, self._tokenizer, path)
+        save_model(model, self.tokenizer, path)
 
     async def _move(self, method: str, *arguments: object) -> int:
         pieces = await self._call(method, *arguments)
         self._num_loaded = 0
         self._version += 1
         self._turnstile.current = self._weights_of("centre")
-        return merge_fingerprints(pieces, self._space.shapes)
+        return merge_fingerprints(pieces, self.space.shapes)
 
     async def _generate(
         self, target: Target, tokens_T: Sequence[int], params: "VLLMParams"
@@ -365,11 +334,11 @@ class VLLMEngine(Engine):
         """After the genomes' slots comes the centre's; the last is zero, an adapter's base."""
         if isinstance(target, int):
             return target
-        return self._max_genomes if target == "centre" else self._num_slots - 1
+        return self.traits.capacity if target == "centre" else self._num_slots - 1
 
     def _weights_of(self, target: Target) -> tuple[str, int]:
         """What has to be in the model's weights for this target: a key of the turnstile."""
-        if target == "base" and not isinstance(self._space, AdapterSpace):
+        if target == "base" and not isinstance(self.space, AdapterSpace):
             return ("base", 0)
         if isinstance(target, int) and not self._num_slots:
             return (f"genome {target}", self._version)

@@ -89,7 +89,7 @@ async def test_low_rank_on_a_model_without_linear_layers_is_refused(tmp_path: Pa
 
 async def test_a_prompt_that_leaves_no_room_is_refused(tiny_model: Callable[[str], Path]) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank(), max_model_len=20) as engine:
-        assert engine.context_length == 20
+        assert engine.traits.context_length == 20
         await engine.sample(request("centre", [5] * 19))
         sentence = "prompt of 20 tokens leaves no room .* of 20 tokens.*engine.max_model_len"
         with pytest.raises(RequestError, match=sentence):
@@ -128,7 +128,7 @@ async def test_more_genomes_than_memory_holds_are_refused(
     genomes_G = [Genome((Term(g, 0.1),)) for g in range(40)]
     for space, gib in ((LowRank(), 1e-4), (FullRank(), 5e-4)):
         async with running_engine(tiny_model("qwen2"), space, memory_gib=gib) as engine:
-            capacity = engine.capacity
+            capacity = engine.traits.capacity
             assert 1 <= capacity < 40
             await engine.load(genomes_G[:capacity])
             sentence = f"{capacity + 1} genomes do not fit: engine.memory_gib holds {capacity}"
@@ -140,9 +140,9 @@ async def test_more_genomes_than_memory_holds_are_refused(
 async def test_capacity_grows_with_memory(tiny_model: Callable[[str], Path]) -> None:
     for space in (LowRank(rank=2), FullRank()):
         async with running_engine(tiny_model("qwen2"), space, memory_gib=0.01) as engine:
-            small = engine.capacity
+            small = engine.traits.capacity
         async with running_engine(tiny_model("qwen2"), space, memory_gib=0.02) as engine:
-            assert engine.capacity == pytest.approx(2 * small, abs=2)
+            assert engine.traits.capacity == pytest.approx(2 * small, abs=2)
 
 
 async def test_a_cache_too_small_for_the_context_names_one_that_is_enough(

@@ -178,7 +178,7 @@ async def test_an_action_ends_after_max_tokens(engine: TorchEngine, max_tokens: 
 
 @pytest.mark.parametrize("room", [1, 5])
 async def test_an_action_ends_with_the_context(engine: TorchEngine, room: int) -> None:
-    assert engine.context_length == CONTEXT
+    assert engine.traits.context_length == CONTEXT
     prompt = [7] * (CONTEXT - room)
     action = await engine.sample(request("centre", prompt, max_tokens=50))
     assert (len(action.tokens_T), action.stop_reason) == (room, "length")
