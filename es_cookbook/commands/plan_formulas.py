@@ -29,7 +29,6 @@ from es_cookbook.engines.torch.population_layers import (
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, GIB, Shards, slot_rank
 from es_cookbook.evolution.spaces.base import ParameterInfo
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 if TYPE_CHECKING:
     from es_cookbook.commands.plan import PlanConfig
@@ -72,7 +71,7 @@ class Plan:
         self.shards = Shards(model, self.tp)
         self.infos, self.body = self.shards.infos, self.shards.body
         self.space = config.search_space(self.infos)
-        self.rank = self.space.rank if isinstance(self.space, LowRankSpace) else 0
+        self.rank = self.space.low_rank.rank if self.space.low_rank else 0
         self.layers, self.heads = int(text.num_hidden_layers), int(text.num_attention_heads)
         self.kv_heads = self.shards.kv_heads
         head = cast("torch.nn.Linear", model.get_output_embeddings()).weight

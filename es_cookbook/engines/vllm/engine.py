@@ -22,6 +22,7 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
     parameter_infos,
 )
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, nearest
 from es_cookbook.engines.base import EngineBuilder
@@ -29,9 +30,7 @@ from es_cookbook.engines.vllm.answers import informative_line
 from es_cookbook.engines.vllm.host import VLLMEngine
 from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
 from es_cookbook.evolution.devices import on_gpu
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -127,7 +126,7 @@ class VLLMEngineBuilder(EngineBuilder):
         model = load_architecture(model_name)
         infos = parameter_infos(model)
         # Built here too: what it does not like is said before vLLM starts.
-        space = search_space(infos)
+        space = search_space(infos, read_adapter)
         max_genomes, slots = self._room_for(space)
         own_length = getattr(
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
@@ -146,9 +145,7 @@ class VLLMEngineBuilder(EngineBuilder):
             infos=infos,
             max_genomes=max_genomes,
             num_slots=slots.get("max_loras", 0),
-            max_terms=slots["max_lora_rank"] // space.rank
-            if isinstance(space, LowRankSpace)
-            else None,
+            max_terms=slots["max_lora_rank"] // space.low_rank.rank if space.low_rank else None,
             context_length=context_length,
             eos_token_ids=end_of_sequence_ids(model, tokenizer),
         )
@@ -286,10 +283,10 @@ class VLLMEngineBuilder(EngineBuilder):
         Raises:
             ConfigError: vLLM has no slots of such a rank.
         """
-        if isinstance(space, LowRankSpace):
-            rank, more_slots = space.rank * self.terms_per_genome, 1
-        elif isinstance(space, AdapterSpace):
-            rank, more_slots = space.rank, 2
+        if space.low_rank is not None:
+            rank, more_slots = space.low_rank.rank * self.terms_per_genome, 1
+        elif space.adapter is not None:
+            rank, more_slots = space.adapter.lora.rank, 2
         else:
             return 1, {}
         offered = slot_rank(rank)

@@ -25,6 +25,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from es_cookbook.checkpoints.models import load_causal_lm, save_model
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common import errors
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
@@ -36,7 +37,6 @@ from es_cookbook.engines.vllm.turnstile import Turnstile
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 
@@ -90,10 +90,10 @@ class VLLMEngine(Engine):
         self._vocabulary_size = next(i.shape[0] for i in infos if i.kind == "embedding")
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
         self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
-        self._space = search_space(infos)
-        self._perturbs_logits = "lm_head.weight" in self._space.shapes or (
-            isinstance(self._space, AdapterSpace) and "lm_head.weight" in self._space.targets
-        )
+        self._space = search_space(infos, read_adapter)
+        adapter = self._space.adapter
+        perturbed = self._space.shapes if adapter is None else adapter.targets
+        self._perturbs_logits = "lm_head.weight" in perturbed
         self._params = functools.lru_cache(maxsize=64)(self._new_params)
         self._usage = Usage()
         self._turnstile = Turnstile(self._use)
@@ -274,11 +274,7 @@ class VLLMEngine(Engine):
         centre = Centre(parameters, self._space)
         centre.restore(self._steps)
         with torch.inference_mode():
-            if isinstance(self._space, AdapterSpace):
-                self._space.merge_(parameters, centre.weights)
-            else:
-                for name, weight in centre.weights.items():
-                    parameters[name].copy_(weight)
+            self._space.merge_(parameters, centre.weights)
         save_model(model, self._tokenizer, path)
 
     async def _move(self, method: str, *arguments: object) -> int:
@@ -364,7 +360,7 @@ class VLLMEngine(Engine):
 
     def _weights_of(self, target: Target) -> tuple[str, int]:
         """What has to be in the model's weights for this target: a key of the turnstile."""
-        if target == "base" and not isinstance(self._space, AdapterSpace):
+        if target == "base" and self._space.adapter is None:
             return ("base", 0)
         if isinstance(target, int) and not self._num_slots:
             return (f"genome {target}", self._version)
