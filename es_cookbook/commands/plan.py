@@ -37,7 +37,6 @@ from es_cookbook.engines.torch.population_layers import (
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, GIB, Shards, show_bytes, slot_rank
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
 _SEARCH_SPACES = Names(
@@ -155,7 +154,7 @@ class Plan:
             self.request_tokens = max(64, round_up(self.request_tokens, 32))
         self.shards = Shards(model, self.tp)
         self.space = config.search_space(self.shards.infos)
-        self.rank = self.space.rank if isinstance(self.space, LowRankSpace) else 0
+        self.rank = self.space.low_rank.rank if self.space.low_rank else 0
         self.slot_rank = slot_rank(self.rank * terms) if self.vllm else self.rank
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.perturbed = sum(math.prod(shape) for shape in self.space.shapes.values())

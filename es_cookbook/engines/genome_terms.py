@@ -14,7 +14,7 @@ from es_cookbook.common.errors import EngineError
 from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.base import SearchSpace
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.noise.triton.kernels import SlotTerms
@@ -37,35 +37,37 @@ class GenomeTerms:
 
     Args:
         genomes_G: a block of the population.
-        space: what they perturb.
+        space: what they perturb, by `low_rank` terms.
         device: where their factors are made: the CPU, or one that `devices.noise_device` gives.
 
     Attributes:
         num_genomes: how many they are.
-        num_terms: the most that one of them has.
+        num_ranks: the most ranks that the terms of one of them have.
 
     Raises:
         EngineError: One of them is given by coordinates.
     """
 
     def __init__(
-        self, genomes_G: Sequence[Genome], space: LowRankSpace, device: torch.device
+        self, genomes_G: Sequence[Genome], space: SearchSpace, device: torch.device
     ) -> None:
         if any(genome.offsets is not None for genome in genomes_G):
             raise EngineError(
                 "genomes given by coordinates (CMA-ES) have no low-rank form; use search_space="
                 "adapter or singular_values"
             )
-        self._space = space
+        assert space.low_rank is not None
+        self._space, self._low_rank = space, space.low_rank
         self.num_genomes = len(genomes_G)
-        self.num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
+        self._num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
+        self.num_ranks = self._num_terms * self._low_rank.rank
         self._of_kind = {
             kind: self._shared(name, genomes_G, device)
             for kind, name in space.shares.kinds(list(space.shapes)).items()
         }
 
     def _shared(self, name: str, genomes_G: Sequence[Genome], device: torch.device) -> _Terms:
-        shares, space = self._space.shares, self._space
+        shares, low_rank = self._space.shares, self._low_rank
         seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
         # Noise of seeds that have no part in the weight need not be made, but some has to be.
         seeds = [seed for seed in seeds if shares.of(name, [Term(seed, 1.0)])] or seeds[:1]
@@ -76,15 +78,15 @@ class GenomeTerms:
             found = shares.of(name, genome.terms[t : t + 1])
             return found[0] if found else Term(seeds[0], 0.0)
 
-        terms_t_G = [[own(genome, t) for genome in genomes_G] for t in range(self.num_terms)]
+        terms_t_G = [[own(genome, t) for genome in genomes_G] for t in range(self._num_terms)]
         return _Terms(
             seeds,
             [torch.tensor([place_of_seed[t.seed] for t in terms_G]) for terms_G in terms_t_G],
             [
-                torch.tensor([float(space.scale(term.coefficient)) for term in terms_G])
+                torch.tensor([float(low_rank.scale(term.coefficient)) for term in terms_G])
                 for terms_G in terms_t_G
             ],
-            _send(terms_t_G, space.rank, device) if on_gpu(device) else None,
+            _send(terms_t_G, low_rank.rank, device) if on_gpu(device) else None,
         )
 
     def write(
@@ -106,13 +108,14 @@ class GenomeTerms:
             rows: of the weight, that `lora_b` has.
             columns: of the weight, that `lora_a` has.
         """
-        if not self.num_terms:
+        if not self._num_terms:
             return
         own = self._of_kind[self._space.shares.kind(name)]
         if own.sent_t is not None and isinstance(rows, slice) and isinstance(columns, slice):
             self._write_there(own.sent_t, name, lora_a, lora_b, rows, columns)
             return
-        a_S, b_S = map(torch.from_numpy, self._space.factors_S(name, own.seeds))
+        shape = self._shape(name)
+        a_S, b_S = map(torch.from_numpy, self._low_rank.factors_S(name, shape, own.seeds))
         a_S, b_S = a_S[:, rows], b_S[:, columns]
         pairs = zip(own.place_t_G, own.scale_t_G, strict=True)
         for t, (place_G, scale_G) in enumerate(pairs):
@@ -132,15 +135,19 @@ class GenomeTerms:
     ) -> None:
         from es_cookbook.evolution.noise.triton.kernels import factors_into
 
-        num_rows, num_columns = self._space.shapes[name]
+        num_rows, num_columns = self._shape(name)
         part = Part(rows.indices(num_rows)[:2], columns.indices(num_columns)[:2], num_columns)
         for t, terms in enumerate(sent_t):
             ranks = self._ranks(t)
             a, b = lora_a[:, ranks], lora_b[:, :, ranks]
-            factors_into(a, b, name, terms, self._space.noise, part)
+            factors_into(a, b, name, terms, self._low_rank.noise, part)
 
     def _ranks(self, t: int) -> slice:
-        return slice(t * self._space.rank, (t + 1) * self._space.rank)
+        return slice(t * self._low_rank.rank, (t + 1) * self._low_rank.rank)
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        num_rows, num_columns = self._space.shapes[name]
+        return num_rows, num_columns
 
 
 def _send(

@@ -23,6 +23,7 @@ from es_cookbook.checkpoints.models import (
     base_identity,
     parameter_infos,
 )
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import quantised_parameters
 from es_cookbook.checkpoints.snapshots import Snapshot
 from es_cookbook.common.configs import config_from_json
@@ -166,7 +167,7 @@ def open_replay(
     moves_quantised = config.search_space.moves_quantised
     architecture = architecture_for(config.search_space, model_name)
     infos = parameter_infos(architecture)
-    space = config.search_space(infos)
+    space = config.search_space(infos, read_adapter)
     names = {info.name for info in infos if info.name in space.shapes and not moves_quantised}
     dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
     parameters = BaseParameters(model_name, architecture, names, dtype)

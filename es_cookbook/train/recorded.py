@@ -17,6 +17,7 @@ import anyio
 import chz
 
 from es_cookbook.checkpoints.models import architecture_for, parameter_infos
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.seeds import derive_seed
@@ -85,7 +86,8 @@ class RecordedRun:
     @functools.cached_property
     def _space(self) -> SearchSpace:
         search_space = self.config.search_space
-        return search_space(parameter_infos(architecture_for(search_space, self.model_name)))
+        infos = parameter_infos(architecture_for(search_space, self.model_name))
+        return search_space(infos, read_adapter)
 
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.

@@ -16,6 +16,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
+from tests.evolution.spaces.test_low_rank import factors_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OUT, IN = 37, 70
@@ -45,13 +46,13 @@ def test_factors_are_written_scaled_and_cast(
     for g, genome in enumerate(GENOMES):
         for t in range(2):
             term = genome.terms[t] if t < len(genome.terms) else Term(1, 0.0)
-            a, b = (torch.from_numpy(factor) for factor in space.factors("w", term.seed))
+            a, b = (torch.from_numpy(factor) for factor in factors_of(space, "w", term.seed))
             ranks = slice(t * rank, (t + 1) * rank)
-            scaled = a[rows] * torch.tensor(space.scale(term.coefficient))
+            scaled = a[rows] * torch.tensor(space.low_rank.scale(term.coefficient))
             expected_b[g, :, ranks] = scaled.to(dtype)
             expected_a[g, ranks] = b[columns].mT.to(dtype)
     terms = GenomeTerms(GENOMES, space, DEVICE)
-    assert (terms.num_genomes, terms.num_terms) == (4, 2)
+    assert (terms.num_genomes, terms.num_ranks) == (4, 2 * rank)
     # Slices are made where the slots are; places, in any order, on the CPU.
     places = torch.arange(OUT)[rows], torch.arange(IN)[columns]
     for which in ((rows, columns), places):
@@ -91,7 +92,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
                     assert not found_b.any()
                     assert (found_a != 9.0).all(), "not what was there before"
                     continue
-                a, b = (torch.from_numpy(made) for made in space.factors(name, term.seed))
+                a, b = (torch.from_numpy(made) for made in factors_of(space, name, term.seed))
                 scale = np.float32(term.coefficient * factor / math.sqrt(rank))
                 assert torch.equal(found_b, a * torch.tensor(scale))
                 assert torch.equal(found_a, b.mT)
@@ -100,7 +101,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
 def test_genomes_without_terms_write_nothing() -> None:
     for genomes_G in ([], [Genome(), Genome()]):
         terms = GenomeTerms(genomes_G, LowRankSpace({"w": (OUT, IN)}, 1), DEVICE)
-        assert terms.num_terms == 0
+        assert terms.num_ranks == 0
         found = slots(1, torch.float32, OUT, IN)
         terms.write("w", *found)
         assert all((tensor == 9.0).all() for tensor in found)

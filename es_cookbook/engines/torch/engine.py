@@ -30,6 +30,7 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
     parameter_infos,
 )
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.snapshots import starting_point
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
@@ -101,7 +102,7 @@ class TorchEngineBuilder(EngineBuilder):
         model = load_causal_lm(model_name, self.dtype, device)
         if not getattr(model, "_supports_attention_backend", False):
             raise no_attention_hook(model)
-        space = search_space(parameter_infos(model))
+        space = search_space(parameter_infos(model), read_adapter)
         return TorchEngine(model, tokenizer, space, self, device)
 
 

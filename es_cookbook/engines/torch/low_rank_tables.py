@@ -24,9 +24,8 @@ from es_cookbook.engines.torch.population_layers import (
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.factors import AdapterFactors
 
 Tables: TypeAlias = list[LowRankTable | None]
 """One a linear group; None for a group that the space leaves out."""
@@ -101,20 +100,22 @@ class GenomeTables(ABC):
 class LowRankTables(GenomeTables):
     """Of low-rank genomes: a genome's terms side by side."""
 
-    def __init__(self, model: PopulationModel, space: LowRankSpace, num_threads: int) -> None:
-        super().__init__(model, list(space.shapes), space.rank, num_threads)
+    def __init__(
+        self, model: PopulationModel, space: SearchSpace, rank: int, num_threads: int
+    ) -> None:
+        super().__init__(model, list(space.shapes), rank, num_threads)
         self._space = space
 
     @override
     def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
         terms = GenomeTerms(genomes_G, self._space, self._device)
-        if terms.num_terms == 0:
+        if terms.num_ranks == 0:
             return None
 
         def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
             terms.write(name, b_G_K_R.mT, a_G_R_N.mT)
 
-        return self._fill(terms.num_genomes + 1, self._space.rank * terms.num_terms, fill_weight)
+        return self._fill(terms.num_genomes + 1, terms.num_ranks, fill_weight)
 
 
 class AdapterTables(GenomeTables):
@@ -123,10 +124,10 @@ class AdapterTables(GenomeTables):
     hosts_base = True
 
     def __init__(
-        self, model: PopulationModel, space: AdapterSpace, centre: Centre, num_threads: int
+        self, model: PopulationModel, adapter: AdapterFactors, centre: Centre, num_threads: int
     ) -> None:
-        super().__init__(model, list(space.targets), space.rank, num_threads)
-        self._space = space
+        super().__init__(model, list(adapter.targets), adapter.lora.rank, num_threads)
+        self._adapter = adapter
         self._centre = centre
 
     @override
@@ -135,19 +136,19 @@ class AdapterTables(GenomeTables):
 
         def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
             values_G = [functools.partial(self._centre.perturbed, genome) for genome in rows]
-            for g, (a, b) in enumerate(self._space.factors(name, values_G)):
+            for g, (a, b) in enumerate(self._adapter.factors(name, values_G)):
                 b_G_K_R[g] = a.T
-                a_G_R_N[g] = b.T * self._space.scaling
+                a_G_R_N[g] = b.T * self._adapter.lora.scale
 
-        return self._fill(len(rows) + 1, self._space.rank, fill_weight)
+        return self._fill(len(rows) + 1, self._rank, fill_weight)
 
 
 def tables_for(
     model: PopulationModel, space: SearchSpace, centre: Centre, num_threads: int
 ) -> GenomeTables | None:
     """How a space's genomes become tables; None for dense ones, which need models of their own."""
-    if isinstance(space, LowRankSpace):
-        return LowRankTables(model, space, num_threads)
-    if isinstance(space, AdapterSpace):
-        return AdapterTables(model, space, centre, num_threads)
+    if space.low_rank is not None:
+        return LowRankTables(model, space, space.low_rank.rank, num_threads)
+    if space.adapter is not None:
+        return AdapterTables(model, space.adapter, centre, num_threads)
     return None

@@ -29,7 +29,6 @@ from es_cookbook.engines.torch.population_layers import PopulationModel
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 
@@ -135,11 +134,7 @@ class ResidentWeights:
             save_quantised(checkpoint, self.centre.weights.items(), tokenizer, path)
             return
         module = copy.deepcopy(self._base)
-        self._write_centre(module)
-        if isinstance(self._space, AdapterSpace):
-            # On the CPU, where its product has the same bits whatever the engine.
-            factors = {name: weight.cpu() for name, weight in self.centre.weights.items()}
-            self._space.merge_(dict(module.named_parameters()), factors)
+        self._space.merge_(dict(module.named_parameters()), self.centre.weights)
         save_model(module, tokenizer, path)
 
     def _host(self, genomes_G: Sequence[Genome]) -> None:

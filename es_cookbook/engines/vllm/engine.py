@@ -23,6 +23,7 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
     parameter_infos,
 )
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, nearest
@@ -31,9 +32,7 @@ from es_cookbook.engines.vllm.answers import informative_line
 from es_cookbook.engines.vllm.host import VLLMEngine
 from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
 from es_cookbook.evolution.devices import on_gpu
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -117,7 +116,7 @@ class VLLMEngineBuilder(EngineBuilder):
         model = load_architecture(model_name)
         infos = parameter_infos(model)
         # Built here too: what it does not like is said before vLLM starts.
-        space = search_space(infos)
+        space = search_space(infos, read_adapter)
         max_genomes, slots = self._room_for(space)
         own_length = getattr(
             model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
@@ -138,7 +137,7 @@ class VLLMEngineBuilder(EngineBuilder):
                 max_genomes,
                 context_length,
                 str(llm.model_config.dtype).removeprefix("torch."),
-                slots["max_lora_rank"] // space.rank if isinstance(space, LowRankSpace) else None,
+                slots["max_lora_rank"] // space.low_rank.rank if space.low_rank else None,
             ),
             num_slots=slots.get("max_loras", 0),
             eos_token_ids=end_of_sequence_ids(model, tokenizer),
@@ -277,10 +276,10 @@ class VLLMEngineBuilder(EngineBuilder):
         Raises:
             ConfigError: vLLM has no slots of such a rank.
         """
-        if isinstance(space, LowRankSpace):
-            rank, more_slots = space.rank * self.terms_per_genome, 1
-        elif isinstance(space, AdapterSpace):
-            rank, more_slots = space.rank, 2
+        if space.low_rank is not None:
+            rank, more_slots = space.low_rank.rank * self.terms_per_genome, 1
+        elif space.adapter is not None:
+            rank, more_slots = space.adapter.lora.rank, 2
         else:
             return 1, {}
         offered = slot_rank(rank)

@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from es_cookbook.checkpoints.models import load_causal_lm, save_model
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common import errors
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
@@ -43,7 +44,6 @@ from es_cookbook.engines.vllm.turnstile import Turnstile
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 
@@ -90,10 +90,10 @@ class VLLMEngine(Engine):
         self._vocabulary_size = next(i.shape[0] for i in infos if i.kind == "embedding")
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
         self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
-        self.space = search_space(infos)
-        self._perturbs_logits = "lm_head.weight" in self.space.shapes or (
-            isinstance(self.space, AdapterSpace) and "lm_head.weight" in self.space.targets
-        )
+        self.space = search_space(infos, read_adapter)
+        adapter = self.space.adapter
+        perturbed = self.space.shapes if adapter is None else adapter.targets
+        self._perturbs_logits = "lm_head.weight" in perturbed
         self._params = functools.lru_cache(maxsize=64)(self._new_params)
         self._usage = Usage()
         self._turnstile = Turnstile(self._use)
@@ -248,11 +248,7 @@ class VLLMEngine(Engine):
         centre = Centre(parameters, self.space)
         centre.restore(self._steps)
         with torch.inference_mode():
-            if isinstance(self.space, AdapterSpace):
-                self.space.merge_(parameters, centre.weights)
-            else:
-                for name, weight in centre.weights.items():
-                    parameters[name].copy_(weight)
+            self.space.merge_(parameters, centre.weights)
         save_model(model, self.tokenizer, path)
 
     async def _move(self, method: str, *arguments: object) -> int:
@@ -338,7 +334,7 @@ class VLLMEngine(Engine):
 
     def _weights_of(self, target: Target) -> tuple[str, int]:
         """What has to be in the model's weights for this target: a key of the turnstile."""
-        if target == "base" and not isinstance(self.space, AdapterSpace):
+        if target == "base" and self.space.adapter is None:
             return ("base", 0)
         if isinstance(target, int) and not self._num_slots:
             return (f"genome {target}", self._version)

@@ -24,9 +24,8 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import noise_device
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.factors import AdapterFactors
 
 _T = TypeVar("_T", Placement, Slots)
 
@@ -120,7 +119,7 @@ class LowRankGenomes(DenseGenomes):
     """Genomes in LoRA slots beside the centre's weights; the last slot stays zero."""
 
     def __init__(
-        self, model: torch.nn.Module, space: LowRankSpace, infos: Sequence[ParameterInfo]
+        self, model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
     ) -> None:
         super().__init__(model, space, infos)
         self._space = space
@@ -130,7 +129,7 @@ class LowRankGenomes(DenseGenomes):
     @override
     def load(self, genomes_G: Sequence[Genome]) -> None:
         terms = GenomeTerms(genomes_G, self._space, self._device)
-        _check_room(self._slots, terms.num_genomes, 1, self._space.rank * terms.num_terms)
+        _check_room(self._slots, terms.num_genomes, 1, terms.num_ranks)
         for name, slots in self._slots.items():
             slots.a.zero_()
             slots.b.zero_()
@@ -140,26 +139,26 @@ class LowRankGenomes(DenseGenomes):
 class AdapterGenomes(RankGenomes):
     """Adapters in LoRA slots beside the base's weights; the last two: the centre's, and none's."""
 
-    def __init__(self, model: torch.nn.Module, space: AdapterSpace) -> None:
+    def __init__(self, model: torch.nn.Module, space: SearchSpace, adapter: AdapterFactors) -> None:
         device = _noise_device(model)
         centre = Centre({}, space, torch.get_num_threads(), device=device)
         super().__init__(centre, space.shapes)
-        self._space = space
-        self._slots = _slots_for(model, space.targets)
+        self._adapter = adapter
+        self._slots = _slots_for(model, adapter.targets)
 
     @override
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """The centre's slot is written too."""
-        _check_room(self._slots, len(genomes_G), 2, self._space.rank)
+        _check_room(self._slots, len(genomes_G), 2, self._adapter.lora.rank)
         values_G = [partial(self.centre.perturbed, genome) for genome in [*genomes_G, Genome()]]
         for name, slots in self._slots.items():
             centres = slots.a.shape[0] - 2
-            ranks = slice(0, self._space.rank)
-            for slot, (of_a, of_b) in zip(
-                [*range(len(genomes_G)), centres], self._space.factors(name, values_G), strict=True
-            ):
+            ranks = slice(0, self._adapter.lora.rank)
+            factors_G = self._adapter.factors(name, values_G)
+            slots_G = [*range(len(genomes_G)), centres]
+            for slot, (of_a, of_b) in zip(slots_G, factors_G, strict=True):
                 slots.a[slot, ranks] = of_a[:, slots.columns].to(slots.a)
-                slots.b[slot, :, ranks] = (of_b[slots.rows] * self._space.scaling).to(slots.b)
+                slots.b[slot, :, ranks] = (of_b[slots.rows] * self._adapter.lora.scale).to(slots.b)
 
     @override
     def use(self, weights: int | Literal["centre", "base"]) -> None:
@@ -179,9 +178,9 @@ def host_genomes(
     Raises:
         ModelError: The model has no such parameter, or no slot for it.
     """
-    if isinstance(space, AdapterSpace):
-        return AdapterGenomes(model, space)
-    if isinstance(space, LowRankSpace):
+    if space.adapter is not None:
+        return AdapterGenomes(model, space, space.adapter)
+    if space.low_rank is not None:
         return LowRankGenomes(model, space, infos)
     return DenseGenomes(model, space, infos)
 

@@ -15,6 +15,7 @@ import torch
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.configs import config_from_json
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.engines.vllm import cpu
@@ -79,7 +80,7 @@ class GenomeWorker:
             self._take_slots(num_slots)
         model = cast(torch.nn.Module, self.model_runner.model)
         with _writing_weights():
-            self._genomes = host_genomes(model, builder(parameters), parameters)
+            self._genomes = host_genomes(model, builder(parameters, read_adapter), parameters)
             if num_slots:
                 self._genomes.load([])
         return self._genomes.fingerprint()

@@ -46,7 +46,6 @@ from es_cookbook.evolution.optimizers.es import ESOptimizer, weighted_sum
 from es_cookbook.evolution.optimizers.window import WindowedES
 from es_cookbook.evolution.rules import ErrorFeedbackRule
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
 
 
 @chz.chz
@@ -79,12 +78,12 @@ class QES(WindowedES):
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "QESOptimizer":
         """Build it; refuses a search space that is not of whole numbers."""
-        if not isinstance(space, QuantCodesSpace):
+        if space.highest_code is None:
             raise ConfigError(
                 "optimizer: qes moves whole numbers, and needs search_space=quant_codes; found "
                 f"{type(space).__name__}"
             )
-        return QESOptimizer(self, run_seed, num_generations, space.highest)
+        return QESOptimizer(self, run_seed, num_generations, space.highest_code)
 
 
 class QESOptimizer(ESOptimizer):

@@ -32,30 +32,34 @@ whatever else runs on it.
 """
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, linear_shapes, matching
+from es_cookbook.evolution.spaces.factors import (
+    AdapterFactors,
+    LoRA,
+    ReadAdapter,
+    StoredAdapter,
+    factor_names,
+    factor_shapes,
+)
 from es_cookbook.evolution.spaces.full_rank import DenseBuilder, FullRankSpace
 from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
-"""Fields of PEFT's config that change what an adapter does, in ways that are not done here."""
 _NO_SIGNAL = (
     "search_space.perturb=a needs a B that is not 0, and with {} it is: B A is then 0 whatever A "
     "is, and all genomes answer alike; take init=orthogonal or perturb=both"
@@ -120,12 +124,34 @@ class Adapter(DenseBuilder):
         if self.perturb == "a" and self.init != "orthogonal":
             raise ConfigError(_NO_SIGNAL.format(f"search_space.init={self.init}"))
 
-    def __call__(self, parameters: Sequence[ParameterInfo]) -> "AdapterSpace":
+    def __call__(
+        self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
+    ) -> "AdapterSpace":
         """Build the space over the linear weights among the selected, or those of `start`."""
-        shapes = self._targeted(parameters)
-        if self.start is None:
-            return _space(shapes, self.rank, self.alpha, self.rslora, self)
-        return _load(Path(self.start), shapes, self)
+        weights = self._targeted(parameters)
+        lora, start = LoRA(self.rank, self.alpha, self.rslora), None
+        if self.start is not None:
+            if read_adapter is None:
+                raise TypeError("search_space.start: give read_adapter, as checkpoints.peft has it")
+            start = read_adapter(Path(self.start), weights)
+            weights, lora = start.weights, start.lora
+        targets = {name: factor_names(name) for name in weights}
+        shapes = factor_shapes(weights, lora.rank)
+        space = AdapterSpace(
+            shapes=shapes,
+            noise=self.noise,
+            shares=_shares(self, shapes, list(targets.values())),
+            mask=self.mask(),
+            factors=AdapterFactors(targets, lora),
+            init=self.init,
+            init_seed=self.init_seed,
+            start=start,
+        )
+        if start is not None and self.perturb == "a":
+            values = space.base({})
+            if not any(values[b].any() for _, b in targets.values()):
+                raise ModelError(_NO_SIGNAL.format(f"the adapter in {str(start.path)!r}"))
+        return space
 
     def _targeted(self, parameters: Sequence[ParameterInfo]) -> dict[str, tuple[int, int]]:
         """(out, in) of the weights that include, exclude and targets leave."""
@@ -157,29 +183,21 @@ class AdapterSpace(FullRankSpace):
 
     Attributes:
         shapes: name of a factor -> its shape, A before B, in the model's order.
-        targets: name of an adapted weight -> names of its A and B.
-        rank: of all of them.
-        alpha: what B A is scaled by, times the rank or its root.
-        rslora: whether its root.
+        factors: the weights that they adapt, and the scale.
         init: how a new adapter starts.
         init_seed: of its random factors.
-        start: a PEFT adapter's directory, or None for a new one.
+        start: what was trained before; None for a new adapter.
     """
 
-    targets: Mapping[str, tuple[str, str]] = dataclasses.field(
-        default_factory=dict[str, tuple[str, str]]
-    )
-    rank: int = 1
-    alpha: float = 1.0
-    rslora: bool = False
+    factors: AdapterFactors = dataclasses.field(kw_only=True)
     init: Init = "lora"
     init_seed: int = 0
-    start: Path | None = None
+    start: StoredAdapter | None = None
 
     @property
-    def scaling(self) -> float:
-        """Factor on B A, rounded to float32."""
-        return float(np.float32(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)))
+    @override
+    def adapter(self) -> AdapterFactors:
+        return self.factors
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """What the factors start from; the model's parameters do not matter."""
@@ -187,16 +205,15 @@ class AdapterSpace(FullRankSpace):
 
         del parameters
         if self.start is not None:
-            from safetensors.torch import load_file
-
-            stored = load_file(self.start / _WEIGHTS)
-            return {name: stored[_PREFIX + name].to(torch.float32) for name in self.shapes}
+            stored = self.start.read()
+            return {name: stored[name] for name in self.shapes}
+        rank = self.adapter.lora.rank
         started: dict[str, torch.Tensor] = {}
-        for a, b in self.targets.values():
-            std = 1 / (self.rank if self.init == "gaussian" else math.sqrt(3 * self.shapes[a][1]))
+        for a, b in self.adapter.targets.values():
+            std = 1 / (rank if self.init == "gaussian" else math.sqrt(3 * self.shapes[a][1]))
             started[a], started[b] = self._at_random(a, std), torch.zeros(self.shapes[b])
             if self.init == "orthogonal":
-                half = self.rank // 2
+                half = rank // 2
                 started[a][half:] = 0
                 started[b][:, half:] = self._at_random(b, std)[:, half:]
         return started
@@ -206,77 +223,6 @@ class AdapterSpace(FullRankSpace):
 
         at_random = noise(self.init_seed, f"{name}.init", self.shapes[name], "gaussian")
         return torch.from_numpy(np.multiply(at_random, np.float32(std)))
-
-    def factors(
-        self, name: str, values_G: Sequence[Callable[[str], "torch.Tensor"]]
-    ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
-        """A and B of one adapted weight, for each of several points of the space.
-
-        Args:
-            name: the weight's.
-            values_G: each gives a point's own value of a parameter, by name; asked for the two that
-                `targets` has. The factors come where these are.
-        """
-        a, b = self.targets[name]
-        for value in values_G:
-            yield value(a), value(b)
-
-    def merge_(
-        self, parameters: Mapping[str, "torch.Tensor"], centre: Mapping[str, "torch.Tensor"]
-    ) -> None:
-        """Add s · B A to the adapted weights, in place; the sum is rounded to their dtype once.
-
-        Args:
-            parameters: the model's, by name.
-            centre: the space's, float32, by name.
-        """
-        for name in self.targets:
-            ((a, b),) = self.factors(name, [centre.__getitem__])
-            weight = parameters[name]
-            weight.data.copy_(self.merged(weight.data, a, b))
-
-    def merged(
-        self, weight: "torch.Tensor", a: "torch.Tensor", b: "torch.Tensor"
-    ) -> "torch.Tensor":
-        """An adapted weight with s · B A added, in float32, on the weight's device."""
-        return weight.float() + ((b @ a) * self.scaling).to(weight.device)
-
-
-def _factors(
-    shapes: Mapping[str, tuple[int, int]], rank: int
-) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, str]]]:
-    """Shapes of all factors, and the names of each weight's two."""
-    of_factors: dict[str, tuple[int, ...]] = {}
-    targets: dict[str, tuple[str, str]] = {}
-    for name, (rows, columns) in shapes.items():
-        a, b = f"{_module(name)}.lora_A.weight", f"{_module(name)}.lora_B.weight"
-        of_factors[a], of_factors[b] = (rank, columns), (rows, rank)
-        targets[name] = (a, b)
-    return of_factors, targets
-
-
-def _space(
-    shapes: Mapping[str, tuple[int, int]],
-    rank: int,
-    alpha: float,
-    rslora: bool,
-    builder: Adapter,
-    start: Path | None = None,
-) -> AdapterSpace:
-    of_factors, targets = _factors(shapes, rank)
-    return AdapterSpace(
-        shapes=of_factors,
-        noise=builder.noise,
-        shares=_shares(builder, of_factors, list(targets.values())),
-        mask=builder.mask(),
-        targets=targets,
-        rank=rank,
-        alpha=alpha,
-        rslora=rslora,
-        init=builder.init,
-        init_seed=builder.init_seed,
-        start=start,
-    )
 
 
 def _shares(
@@ -308,45 +254,3 @@ def _is_of(name: str, target: str) -> bool:
     """Whether a weight's layer is called so, in full or by the last of its names."""
     module = _module(name)
     return matching(module, target) or matching(module, f"*.{target}")
-
-
-def _load(path: Path, selected: Mapping[str, tuple[int, int]], builder: Adapter) -> AdapterSpace:
-    """The space of an adapter as PEFT wrote it; it has to fit the selected weights."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        config = cast(dict[str, Any], json.loads((path / _CONFIG).read_text()))
-        with safe_open(path / _WEIGHTS, "np") as file:  # pyright: ignore[reportUnknownVariableType]
-            keys = cast(list[str], file.keys())
-            stored = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(
-            f"search_space.start: {str(path)!r} is no PEFT adapter: it needs {_CONFIG} and "
-            f"{_WEIGHTS} ({error})"
-        ) from error
-    for field in _UNSUPPORTED:
-        if config.get(field):
-            raise ModelError(
-                f"search_space.start: the adapter in {str(path)!r} has {field}, and only plain "
-                "LoRA and rsLoRA can be perturbed"
-            )
-    rank = int(config["r"])
-    alpha, rslora = float(config["lora_alpha"]), bool(config.get("use_rslora"))
-    shapes = {
-        name: shape
-        for name, shape in selected.items()
-        if f"{_PREFIX}{_module(name)}.lora_A.weight" in stored
-    }
-    needed = {_PREFIX + name: shape for name, shape in _factors(shapes, rank)[0].items()}
-    if needed != stored:
-        wrong = sorted(needed.items() ^ stored.items())[0][0]
-        raise ModelError(
-            f"search_space.start: the adapter in {str(path)!r} does not fit the model's linear "
-            f"weights, or what include, exclude and targets select of them: {wrong}"
-        )
-    space = _space(shapes, rank, alpha, rslora, builder, path)
-    if builder.perturb == "a":
-        start = space.base({})
-        if not any(start[b].any() for _, b in space.targets.values()):
-            raise ModelError(_NO_SIGNAL.format(f"the adapter in {str(path)!r}"))
-    return space

@@ -8,7 +8,9 @@ used, and NumPy, torch and CUDA agree to the bit.
 
 To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a module of its own, and add a name
 to `SEARCH_SPACE_NAMES`. σ by layer and blocks come with `SearchSpaceBuilder.shares`: the space
-keeps it, and adds to each parameter `shares.of(name, terms)` in place of the terms.
+keeps it, and adds to each parameter `shares.of(name, terms)` in place of the terms. Engines and
+exports know no space by its class: what they have to know of one is in the attributes of
+`SearchSpace`.
 """
 
 import dataclasses
@@ -29,6 +31,7 @@ from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise.mask import Mask
 from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.spaces.factors import AdapterFactors, LowRankTerms, ReadAdapter
 from es_cookbook.evolution.spaces.shares import Shares, balanced_blocks
 
 if TYPE_CHECKING:
@@ -91,9 +94,30 @@ class SearchSpace(ABC):
     mask: Mask | None = None
 
     @property
+    def low_rank(self) -> LowRankTerms | None:
+        """How a term is factors beside the centre's weights; None if it is not."""
+        return None
+
+    @property
+    def adapter(self) -> AdapterFactors | None:
+        """How the parameters make an adapter beside the base's weights; None if they do not.
+
+        Genomes of a space that is neither this nor `low_rank` are dense.
+        """
+        return None
+
+    @property
+    def highest_code(self) -> int | None:
+        """The greatest value of a parameter that is a whole number; None if they are real."""
+        return None
+
+    @property
     def hosts_offsets(self) -> bool:
-        """Whether engines can give a genome coordinates of its own, `Genome.offsets`."""
-        return True
+        """Whether engines can give a genome coordinates of its own, `Genome.offsets`.
+
+        Not where all genomes share the centre's weights, nor where parameters are whole numbers.
+        """
+        return self.low_rank is None and self.highest_code is None
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """What the centre starts from, at least `shapes`: the model's parameters themselves.
@@ -101,6 +125,26 @@ class SearchSpace(ABC):
         A space with parameters of its own gives their start instead.
         """
         return parameters
+
+    def merge_(
+        self, parameters: Mapping[str, "torch.Tensor"], centre: Mapping[str, "torch.Tensor"]
+    ) -> None:
+        """Write a centre into the model's weights, in place, each rounded to its dtype once.
+
+        An adapter's product is made on the CPU, where it has the same bits whatever the engine.
+
+        Args:
+            parameters: the model's, by name.
+            centre: the space's, float32, by name.
+        """
+        if self.adapter is None:
+            for name in self.shapes:
+                parameters[name].data.copy_(centre[name])
+            return
+        for name in self.adapter.targets:
+            weight = parameters[name].data
+            ((a, b),) = self.adapter.factors(name, [lambda own: centre[own].cpu()])
+            weight.copy_(self.adapter.merged(weight, a, b))
 
     @abstractmethod
     def add_terms_(
@@ -178,14 +222,18 @@ class SearchSpaceBuilder(ABC):
         return False
 
     @abstractmethod
-    def __call__(self, parameters: Sequence[ParameterInfo]) -> SearchSpace:
+    def __call__(
+        self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
+    ) -> SearchSpace:
         """Build the space.
 
         Args:
             parameters: all parameters of the model, in its order, tied ones once.
+            read_adapter: opens the adapter that the space starts from, where it starts from one.
 
         Raises:
             ConfigError: A pattern that matches no parameter, or nothing left to perturb.
+            ModelError: The adapter cannot be read, or does not fit.
         """
 
     def select(

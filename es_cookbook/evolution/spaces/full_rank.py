@@ -39,6 +39,7 @@ from es_cookbook.evolution.spaces.base import (
     as_array,
     refuse_quantised,
 )
+from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class DenseBuilder(SearchSpaceBuilder):
 class FullRank(DenseBuilder):
     """Dense noise for every selected parameter."""
 
-    def __call__(self, parameters: Sequence[ParameterInfo]) -> "FullRankSpace":
+    def __call__(
+        self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
+    ) -> "FullRankSpace":
         """Build the space over all selected parameters."""
         shapes = {p.name: p.shape for p in self.select(parameters)}
         refuse_quantised(self, parameters, shapes)

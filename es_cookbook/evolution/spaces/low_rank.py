@@ -16,7 +16,6 @@ their size, with zeros where a genome has no part.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import NoiseKind, noise_of_seeds
+from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
     AddTerms,
@@ -38,6 +37,7 @@ from es_cookbook.evolution.spaces.base import (
     linear_shapes,
     refuse_quantised,
 )
+from es_cookbook.evolution.spaces.factors import LowRankTerms, ReadAdapter
 from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ class LowRank(SearchSpaceBuilder):
     def _rank(self) -> None:
         check_range(self, "rank", at_least=1, prefix="search_space.")
 
-    def __call__(self, parameters: Sequence[ParameterInfo]) -> "LowRankSpace":
+    def __call__(
+        self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
+    ) -> "LowRankSpace":
         """Build the space over the linear weights among the selected parameters."""
         shapes = linear_shapes(self, parameters)
         refuse_quantised(self, parameters, shapes)
@@ -84,27 +86,9 @@ class LowRankSpace(SearchSpace):
 
     @property
     @override
-    def hosts_offsets(self) -> bool:
-        """A genome is factors beside the centre's weights, which all genomes share."""
-        return False
-
-    def factors(self, name: str, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A (out, rank) and B (in, rank) of one weight."""
-        a_S, b_S = self.factors_S(name, [seed])
-        return a_S[0], b_S[0]
-
-    def factors_S(
-        self, name: str, seeds_S: Sequence[int]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A (seeds, out, rank) and B (seeds, in, rank) of one weight, for many seeds at once."""
-        out_features, in_features = self.shapes[name]
-        a_S = noise_of_seeds(seeds_S, f"{name}.A", (out_features, self.rank), self.noise)
-        b_S = noise_of_seeds(seeds_S, f"{name}.B", (in_features, self.rank), self.noise)
-        return a_S, b_S
-
-    def scale(self, coefficient: float) -> np.float32:
-        """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
-        return np.float32(coefficient / math.sqrt(self.rank))
+    def low_rank(self) -> LowRankTerms:
+        """Of this rank and noise."""
+        return LowRankTerms(self.rank, self.noise)
 
     @override
     def add_terms_(
@@ -114,7 +98,8 @@ class LowRankSpace(SearchSpace):
         array = as_array(weight)
         part = part or Part.whole(self.shapes[name])
         own = self.shares.of(name, terms)
-        present = [(s, term.seed) for term in own if (s := self.scale(term.coefficient)) != 0]
+        scale = self.low_rank.scale
+        present = [(s, term.seed) for term in own if (s := scale(term.coefficient)) != 0]
         for i in range(0, len(present), _TERMS_AT_ONCE):
             scales_S, seeds_S = zip(*present[i : i + _TERMS_AT_ONCE], strict=True)
             self._add_updates(name, array, np.array(scales_S), seeds_S, part)
@@ -141,7 +126,7 @@ class LowRankSpace(SearchSpace):
     ) -> None:
         import torch
 
-        a_S, b_S = self.factors_S(name, seeds_S)
+        a_S, b_S = self.low_rank.factors_S(name, self.shapes[name], seeds_S)
         # One rank-1 update after the other: (updates, out) and (updates, in).
         columns = np.multiply(a_S.swapaxes(1, 2), scales_S[:, None, None])
         columns = columns.reshape(-1, a_S.shape[1])[:, slice(*part.rows)]

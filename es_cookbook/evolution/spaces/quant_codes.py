@@ -43,6 +43,7 @@ from es_cookbook.evolution.spaces.base import (
     as_array,
     no_quantised_weight,
 )
+from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ class QuantCodes(SearchSpaceBuilder):
         """It does."""
         return True
 
-    def __call__(self, parameters: Sequence[ParameterInfo]) -> "QuantCodesSpace":
+    def __call__(
+        self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
+    ) -> "QuantCodesSpace":
         """Build the space over the selected layers' codes."""
         if not any(parameter.kind == "codes" for parameter in parameters):
             raise no_quantised_weight(self)
@@ -93,9 +96,8 @@ class QuantCodesSpace(SearchSpace):
 
     @property
     @override
-    def hosts_offsets(self) -> bool:
-        """Codes are whole numbers; coordinates are not."""
-        return False
+    def highest_code(self) -> int:
+        return self.highest
 
     def change(self, name: str, term: Term, start: int, stop: int) -> NDArray[np.float32]:
         """What one term adds to elements `start` ... `stop` - 1 in C order: whole numbers."""

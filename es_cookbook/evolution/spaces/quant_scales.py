@@ -42,6 +42,7 @@ from es_cookbook.evolution.spaces.base import (
     SearchSpaceBuilder,
     no_quantised_weight,
 )
+from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ class QuantScales(SearchSpaceBuilder):
         """It does."""
         return True
 
-    def __call__(self, parameters: Sequence[ParameterInfo]) -> "QuantScalesSpace":
+    def __call__(
+        self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
+    ) -> "QuantScalesSpace":
         """Build the space over the selected layers' scales, zero points, or both."""
         kinds = {parameter.kind for parameter in parameters}
         if "scales" not in kinds:

@@ -23,7 +23,7 @@ is a good start. CMA-ES (`optimizer=cma`) names offsets by coordinates; plain ES
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import chz
@@ -32,8 +32,16 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.evolution.spaces.adapter import Adapter, AdapterSpace
+from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.factors import (
+    AdapterFactors,
+    ReadAdapter,
+    StoredAdapter,
+    Values,
+    factor_names,
+)
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 if TYPE_CHECKING:
     import torch
@@ -54,47 +62,84 @@ class SingularValues(SearchSpaceBuilder):
     def _fraction(self) -> None:
         check_range(self, "fraction", above=0, at_most=1, prefix="search_space.")
 
-    def __call__(self, parameters: Sequence[ParameterInfo]) -> "SingularValuesSpace":
+    def __call__(
+        self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
+    ) -> "SingularValuesSpace":
         """Build the space over the adapter's factors; it has to fit include and exclude."""
         if self.start is None:
             raise ConfigError(
                 "search_space=singular_values needs search_space.start, the directory of a trained "
                 "PEFT LoRA adapter; python -m es_cookbook.baselines.sft makes one"
             )
-        adapter = Adapter(
+        builder = Adapter(
             include=self.include, exclude=self.exclude, noise=self.noise, start=self.start
-        )(parameters)
-        shapes: dict[str, tuple[int, ...]] = {}
-        targets: dict[str, tuple[str, str]] = {}
-        for name, (a, b) in adapter.targets.items():
-            of_a, of_b = (f"{factor.removesuffix('.weight')}.singular_values" for factor in (a, b))
-            for own, factor in ((of_a, a), (of_b, b)):
-                shapes[own] = (math.ceil(self.fraction * min(adapter.shapes[factor])),)
-            targets[name] = (of_a, of_b)
+        )
+        trained = builder(parameters, read_adapter)
+        assert trained.start is not None
+        offsets = {name: _offsets_of(name) for name in trained.shapes}
+        numbers = {
+            name: math.ceil(self.fraction * min(shape)) for name, shape in trained.shapes.items()
+        }
+        shapes = {offsets[name]: (number,) for name, number in numbers.items()}
+        targets = {
+            name: (offsets[a], offsets[b]) for name, (a, b) in trained.adapter.targets.items()
+        }
         return SingularValuesSpace(
             shapes=shapes,
             noise=self.noise,
             shares=self.shares(shapes, together=list(targets.values())),
-            targets=targets,
-            rank=adapter.rank,
-            alpha=adapter.alpha,
-            rslora=adapter.rslora,
-            start=adapter.start,
-            adapter=adapter,
+            factors=DecomposedFactors(targets, trained.adapter.lora, trained.start, numbers),
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class SingularValuesSpace(AdapterSpace):
+class DecomposedFactors(AdapterFactors):
+    """A trained adapter's factors, with singular values changed by offsets.
+
+    Attributes:
+        targets: name of an adapted weight -> names of the offsets of its A and B.
+        start: the adapter.
+        num_values: name of each of its factors -> how many singular values have offsets.
+    """
+
+    start: StoredAdapter
+    num_values: Mapping[str, int]
+
+    @override
+    def factors(
+        self, name: str, values_G: Sequence[Values]
+    ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
+        of_a, of_b = self.targets[name]
+        a, b = (self.decomposed[factor] for factor in factor_names(name))
+        for value in values_G:
+            offsets_a, offsets_b = value(of_a), value(of_b)
+            yield a.at(offsets_a), b.at(offsets_b)
+
+    @functools.cached_property
+    def decomposed(self) -> "Mapping[str, Decomposed]":
+        """Each factor of the adapter by name; made at the first use, once a process."""
+        factors = self.start.read()
+        return {name: _decompose(factors[name], n) for name, n in self.num_values.items()}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SingularValuesSpace(FullRankSpace):
     """Offsets of singular values; an adapter whose factors are functions of them.
 
     Attributes:
         shapes: name of a factor's offsets -> (how many,), A before B, in the model's order.
-        targets: name of an adapted weight -> names of the offsets of its A and B.
-        adapter: the space of all of the adapter's factors.
+        factors: what they change.
     """
 
-    adapter: AdapterSpace = dataclasses.field(default_factory=lambda: AdapterSpace({}))
+    factors: DecomposedFactors = dataclasses.field(kw_only=True)
+
+    @property
+    @override
+    def adapter(self) -> DecomposedFactors:
+        return self.factors
 
     @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
@@ -106,42 +151,18 @@ class SingularValuesSpace(AdapterSpace):
         import torch
 
         del parameters
-        for name, factor in self._decomposed.items():
+        for name, factor in self.factors.decomposed.items():
             if not factor.start.any():
                 raise ModelError(
-                    f"search_space.start: {name} of the adapter in {str(self.start)!r} is 0, so "
-                    "its singular vectors mean nothing; train the adapter first, for example by "
-                    "python -m es_cookbook.baselines.sft"
+                    f"search_space.start: {name} of the adapter in "
+                    f"{str(self.factors.start.path)!r} is 0, so its singular vectors mean nothing; "
+                    "train the adapter first, for example by python -m es_cookbook.baselines.sft"
                 )
         return {name: torch.zeros(shape) for name, shape in self.shapes.items()}
 
-    @override
-    def factors(
-        self, name: str, values_G: Sequence[Callable[[str], "torch.Tensor"]]
-    ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
-        of_a, of_b = self.targets[name]
-        a, b = (self._decomposed[factor] for factor in self.adapter.targets[name])
-        for value in values_G:
-            offsets_a, offsets_b = value(of_a), value(of_b)
-            yield a.at(offsets_a), b.at(offsets_b)
-
-    @functools.cached_property
-    def _decomposed(self) -> "dict[str, _Decomposed]":
-        """Each factor of the adapter by name; made at the first use, once a process."""
-        factors = self.adapter.base({})
-        num_values = {
-            factor: self.shapes[own][0]
-            for name, pair in self.targets.items()
-            for own, factor in zip(pair, self.adapter.targets[name], strict=True)
-        }
-        return {name: _decompose(factor, num_values[name]) for name, factor in factors.items()}
-
-    def __getstate__(self) -> dict[str, object]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
 
 @dataclasses.dataclass(frozen=True)
-class _Decomposed:
+class Decomposed:
     """One factor, float32 on the CPU.
 
     Attributes:
@@ -164,10 +185,14 @@ class _Decomposed:
         return factor
 
 
-def _decompose(factor: "torch.Tensor", num_values: int) -> _Decomposed:
+def _decompose(factor: "torch.Tensor", num_values: int) -> Decomposed:
     import torch
 
     left, _, right = np.linalg.svd(factor.double().numpy(), full_matrices=False)
     vectors = (left.T[:num_values], right[:num_values])
     columns, rows = (torch.from_numpy(np.ascontiguousarray(part, np.float32)) for part in vectors)
-    return _Decomposed(factor, columns, rows)
+    return Decomposed(factor, columns, rows)
+
+
+def _offsets_of(factor: str) -> str:
+    return f"{factor.removesuffix('.weight')}.singular_values"

@@ -20,7 +20,6 @@ from es_cookbook.checkpoints.models import BaseIdentity, whole_directory
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import (
     Written,
@@ -96,7 +95,7 @@ def export(config: ExportConfig) -> str:
             "there"
         ) from error
     said = list(written.said)
-    if config.merge and not isinstance(replay.space, AdapterSpace):
+    if config.merge and replay.space.adapter is None:
         said.append("merge=true changes nothing: this run moves the model's own weights")
     which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
     said.append(
@@ -109,8 +108,8 @@ def export(config: ExportConfig) -> str:
 def _write(directory: Path, config: ExportConfig, replay: Replay) -> Written:
     if config.rank is not None:
         return write_fitted_adapter(directory, replay, config.rank)
-    if isinstance(replay.space, AdapterSpace) and not config.merge:
-        return write_own_adapter(directory, replay, replay.space)
+    if (adapter := replay.space.adapter) is not None and not config.merge:
+        return write_own_adapter(directory, replay, adapter)
     return write_model(directory, replay)
 
 
@@ -119,10 +118,10 @@ def _check_options(config: ExportConfig, replay: Replay) -> None:
         return
     if config.merge:
         raise ConfigError("rank gives an adapter and merge=true a whole model; give one of them")
-    if isinstance(replay.space, AdapterSpace):
+    if (adapter := replay.space.adapter) is not None:
         raise ConfigError(
             f"rank={config.rank} is for runs that move whole weights; this run's adapter has rank "
-            f"{replay.space.rank} and is written as it is without it"
+            f"{adapter.lora.rank} and is written as it is without it"
         )
     kinds = {info.name: info.kind for info in replay.infos}
     if others := [name for name in replay.space.shapes if kinds[name] != "linear"]:

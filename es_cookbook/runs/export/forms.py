@@ -14,13 +14,12 @@ from pathlib import Path
 import torch
 
 from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, load_tokenizer
+from es_cookbook.checkpoints.peft import write_adapter
 from es_cookbook.checkpoints.quantised import quantised_checkpoint
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
 from es_cookbook.runs.export.base_parameters import BaseParameters
 from es_cookbook.runs.export.low_rank_fit import fit, relative_error
 from es_cookbook.runs.export.model_directory import BaseFiles
-from es_cookbook.runs.export.peft_adapter import factor_names, write_adapter
 from es_cookbook.runs.replay import Replay
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -74,15 +73,15 @@ def write_model(directory: Path, replay: Replay) -> Written:
         directory: there already, and empty.
         replay: of the run.
     """
-    space = replay.space
+    adapter = replay.space.adapter
     if replay.config.search_space.moves_quantised:
         return _write_quantised(directory, replay)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
-    shapes, changed = space.shapes, replay.centre_tensors()
-    if isinstance(space, AdapterSpace):
+    shapes, changed = replay.space.shapes, replay.centre_tensors()
+    if adapter is not None:
         kind += ", the adapter merged"
-        shapes = {info.name: info.shape for info in replay.infos if info.name in space.targets}
-        changed = _merged(replay, space)
+        shapes = _adapted(replay, adapter)
+        changed = _merged(replay, adapter)
     base = BaseFiles(replay.model_name)
     if base.have(shapes):
         base.write_changed(directory, set(shapes), changed, replay.dtype)
@@ -107,26 +106,31 @@ def _write_quantised(directory: Path, replay: Replay) -> Written:
     return Written(kind, "transformers", "finetune", loading, (said,))
 
 
-def _merged(replay: Replay, space: AdapterSpace) -> Iterator[tuple[str, torch.Tensor]]:
+def _adapted(replay: Replay, adapter: AdapterFactors) -> dict[str, tuple[int, ...]]:
+    """Name -> (out, in) of the adapted weights."""
+    return {info.name: info.shape for info in replay.infos if info.name in adapter.targets}
+
+
+def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torch.Tensor]]:
     """Each adapted weight with its adapter added."""
     architecture = load_architecture(replay.model_name)
-    names, dtype = set(space.targets), dtype_name(replay.dtype)
+    names, dtype = set(adapter.targets), dtype_name(replay.dtype)
     base = BaseParameters(replay.model_name, architecture, names, dtype)
-    for name, a, b in _factors(replay, space):
-        yield name, space.merged(base[name], a, b)
+    for name, a, b in _factors(replay, adapter):
+        yield name, adapter.merged(base[name], a, b)
 
 
 def _factors(
-    replay: Replay, space: AdapterSpace
+    replay: Replay, adapter: AdapterFactors
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Each adapted weight's name, A and B, as soon as all that they need has come."""
-    weight_of = {part: name for name, pair in space.targets.items() for part in pair}
+    weight_of = {part: name for name, pair in adapter.targets.items() for part in pair}
     waiting: dict[str, torch.Tensor] = {}
     for part, tensor in replay.centre_tensors():
         waiting[part] = tensor
         name = weight_of[part]
-        if waiting.keys() >= set(space.targets[name]):
-            ((a, b),) = space.factors(name, [waiting.pop])
+        if waiting.keys() >= set(adapter.targets[name]):
+            ((a, b),) = adapter.factors(name, [waiting.pop])
             yield name, a, b
 
 
@@ -142,29 +146,17 @@ def _save_whole(
     load_tokenizer(replay.model_name).save_pretrained(directory)
 
 
-def write_own_adapter(directory: Path, replay: Replay, space: AdapterSpace) -> Written:
+def write_own_adapter(directory: Path, replay: Replay, adapter: AdapterFactors) -> Written:
     """The adapter of an adapter run.
 
     Args:
         directory: there already, and empty.
         replay: of the run.
-        space: the run's.
+        adapter: of the run's space.
     """
-    shapes = {info.name: info.shape for info in replay.infos if info.name in space.targets}
-    factors = (
-        named
-        for name, *pair in _factors(replay, space)
-        for named in zip(factor_names(name), pair, strict=True)
-    )
-    write_adapter(
-        directory,
-        shapes=_factor_shapes(shapes, space.rank),
-        factors=factors,
-        settings={"r": space.rank, "lora_alpha": space.alpha, "use_rslora": space.rslora},
-        modules=_modules(replay),
-        base_model=_location(replay.model_name),
-    )
-    return _adapter(f"a PEFT adapter of rank {space.rank}", space.rank, replay)
+    factors, rank = _factors(replay, adapter), adapter.lora.rank
+    _write_adapter(directory, replay, _adapted(replay, adapter), adapter.lora, factors)
+    return _adapter(f"a PEFT adapter of rank {rank}", rank, replay)
 
 
 def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
@@ -177,20 +169,13 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
     """
     squares: dict[str, tuple[float, float]] = {}
 
-    def factors() -> Iterator[tuple[str, torch.Tensor]]:
+    def factors() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         for name, weight in replay.centre_tensors():
             found = fit(weight - replay.base[name].float(), rank)
             squares[name] = (found.squared_error, found.squared_norm)
-            yield from zip(factor_names(name), (found.a, found.b), strict=True)
+            yield name, found.a, found.b
 
-    write_adapter(
-        directory,
-        shapes=_factor_shapes(replay.space.shapes, rank),
-        factors=factors(),
-        settings={"r": rank, "lora_alpha": rank, "use_rslora": False},
-        modules=_modules(replay),
-        base_model=_location(replay.model_name),
-    )
+    _write_adapter(directory, replay, replay.space.shapes, LoRA(rank, rank), factors())
     errors = {name: relative_error(*squares[name]) for name in replay.space.shapes}
     over_all = relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
     said = [f"{name}: relative error {error:.4g}" for name, error in errors.items()]
@@ -202,24 +187,29 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
     )
 
 
-def _factor_shapes(weights: Mapping[str, tuple[int, ...]], rank: int) -> dict[str, tuple[int, ...]]:
-    """Of the A and B of each weight (out, in)."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (rows, columns) in weights.items():
-        a, b = factor_names(name)
-        shapes[a], shapes[b] = (rank, columns), (rows, rank)
-    return shapes
-
-
-def _modules(replay: Replay) -> list[str]:
-    return [name for name, _ in load_architecture(replay.model_name).named_modules()]
+def _write_adapter(
+    directory: Path,
+    replay: Replay,
+    weights: Mapping[str, tuple[int, ...]],
+    lora: LoRA,
+    factors: Iterable[tuple[str, torch.Tensor, torch.Tensor]],
+) -> None:
+    modules = [name for name, _ in load_architecture(replay.model_name).named_modules()]
+    write_adapter(
+        directory,
+        weights=weights,
+        lora=lora,
+        factors=factors,
+        modules=modules,
+        base_model=_location(replay.model_name),
+    )
 
 
 def _rank_of_change(rank: int, replay: Replay) -> str:
     """Whether an adapter of this rank can hold all of what the run changed."""
     seeds = {term.seed for step in replay.steps for term in step.terms}
     space = replay.space
-    moved = len(seeds) * (space.rank if isinstance(space, LowRankSpace) else math.inf)
+    moved = len(seeds) * (space.low_rank.rank if space.low_rank else math.inf)
     exact = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
     found = f"the run's {len(seeds)} seeds changed a weight by at most rank {exact:.0f}"
     if rank >= exact:

@@ -18,7 +18,6 @@ from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.evolution.spaces.adapter import AdapterSpace
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
@@ -86,11 +85,9 @@ class Reference:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.base[name])
-                if who != "base" and name in self.centre.weights:
-                    parameter.copy_(self.centre.perturbed(who, name))
-            if who != "base" and isinstance(self.space, AdapterSpace):
-                factors = {name: self.centre.perturbed(who, name) for name in self.space.shapes}
-                self.space.merge_(dict(self.model.named_parameters()), factors)
+            if who != "base":
+                values = {name: self.centre.perturbed(who, name) for name in self.space.shapes}
+                self.space.merge_(dict(self.model.named_parameters()), values)
 
     @torch.no_grad()
     def logits(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:

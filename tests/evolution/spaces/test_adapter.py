@@ -8,12 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.adapter import Adapter, Init
 from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.factors import LoRA
 
 PARAMETERS = [
     ParameterInfo("embed.weight", (50, 300), "embedding"),
@@ -45,7 +47,7 @@ def write_adapter(path: Path, **changes: object) -> Path:
 def test_a_new_adapter_starts_as_the_base_with_pefts_variance() -> None:
     space = Adapter(rank=8, include=("*q_proj*",))(PARAMETERS)
     assert dict(space.shapes) == {A: (8, 300), B: (200, 8)}
-    assert dict(space.targets) == {"layers.0.q_proj.weight": (A, B)}
+    assert dict(space.adapter.targets) == {"layers.0.q_proj.weight": (A, B)}
     start = space.base({})
     assert not start[B].any()
     assert float(start[A].var()) == pytest.approx(1 / (3 * 300), rel=0.1)
@@ -79,7 +81,7 @@ def test_an_orthogonal_start_gives_each_factor_ranks_of_its_own(rank: int) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_start_answers_as_the_base_to_the_bit(init: Init, dtype: torch.dtype) -> None:
     space = Adapter(rank=6, init=init)(PARAMETERS)
-    names = list(space.targets)
+    names = list(space.adapter.targets)
     base = {
         n: torch.from_numpy(noise(2, n, (300, 200) if "o_" in n else (200, 300))) for n in names
     }
@@ -94,7 +96,7 @@ def change_of_weight(builder: Adapter, genome: Genome) -> torch.Tensor:
     space = builder(PARAMETERS)
     centre = Centre({}, space)
     zero = torch.zeros(200, 300)
-    return space.merged(zero, centre.perturbed(genome, A), centre.perturbed(genome, B))
+    return space.adapter.merged(zero, centre.perturbed(genome, A), centre.perturbed(genome, B))
 
 
 def test_what_a_genome_shows_at_the_start_depends_on_the_init() -> None:
@@ -151,7 +153,7 @@ def test_alternating_and_blocks_together_reach_every_factor_once() -> None:
 
 @pytest.mark.parametrize(("rslora", "scaling"), [(False, 0.75), (True, 1.5)])
 def test_scaling(rslora: bool, scaling: float) -> None:
-    assert Adapter(rank=4, alpha=3.0, rslora=rslora)(PARAMETERS).scaling == scaling
+    assert Adapter(rank=4, alpha=3.0, rslora=rslora)(PARAMETERS).adapter.lora.scale == scaling
 
 
 def test_the_centre_moves_by_dense_noise_over_the_factors() -> None:
@@ -167,7 +169,7 @@ def test_the_centre_moves_by_dense_noise_over_the_factors() -> None:
 
 def test_merging_adds_the_scaled_product() -> None:
     space = Adapter(rank=4, alpha=8.0, include=("*o_proj*",))(PARAMETERS)
-    a, b = space.targets["layers.0.o_proj.weight"]
+    a, b = space.adapter.targets["layers.0.o_proj.weight"]
     factors = {a: torch.randn(4, 200), b: torch.randn(300, 4)}
     weight = torch.nn.Parameter(torch.randn(300, 200), requires_grad=False)
     expected = weight + 2.0 * factors[b] @ factors[a]
@@ -177,15 +179,15 @@ def test_merging_adds_the_scaled_product() -> None:
 
 def test_a_stored_adapter_is_where_it_was_left(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "adapter")
-    space = Adapter(start=str(path))(PARAMETERS)
-    assert (space.rank, space.scaling) == (4, 1.5)
+    space = Adapter(start=str(path))(PARAMETERS, read_adapter)
+    assert space.adapter.lora == LoRA(rank=4, alpha=6.0) and space.adapter.lora.scale == 1.5
     assert dict(space.shapes) == {A: (4, 300), B: (200, 4)}
     stored = load_file(path / "adapter_model.safetensors")
     centre = Centre({}, space)
     for name in (A, B):
         assert torch.equal(centre.weights[name], stored[f"base_model.model.{name}"])
     rslora = write_adapter(tmp_path / "rslora", use_rslora=True)
-    assert Adapter(start=str(rslora))(PARAMETERS).scaling == 3.0
+    assert Adapter(start=str(rslora))(PARAMETERS, read_adapter).adapter.lora.scale == 3.0
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_a_stored_adapter_is_where_it_was_left(tmp_path: Path) -> None:
 )
 def test_targets_are_named_as_pefts_are(targets: tuple[str, ...], selected: str) -> None:
     space = Adapter(targets=targets)(PARAMETERS)
-    assert list(space.targets) == [f"layers.0.{which}_proj.weight" for which in selected]
+    assert list(space.adapter.targets) == [f"layers.0.{which}_proj.weight" for which in selected]
 
 
 def test_targets_include_and_exclude_all_narrow() -> None:
@@ -212,7 +214,7 @@ def test_targets_include_and_exclude_all_narrow() -> None:
         for n in "qkv"
     ]
     builder = Adapter(targets=("q_proj", "k_proj"), include=("layers.*",), exclude=("*1.q_proj*",))
-    assert [name.partition("_")[0][-3:] for name in builder(parameters).targets] == [
+    assert [name.partition("_")[0][-3:] for name in builder(parameters).adapter.targets] == [
         "0.q",
         "0.k",
         "1.k",
@@ -221,9 +223,9 @@ def test_targets_include_and_exclude_all_narrow() -> None:
 
 def test_a_stored_adapter_has_to_be_all_of_what_targets_leave(tmp_path: Path) -> None:
     path = str(write_adapter(tmp_path / "adapter"))
-    assert list(Adapter(start=path, targets=("q_proj",))(PARAMETERS).shapes) == [A, B]
+    assert list(Adapter(start=path, targets=("q_proj",))(PARAMETERS, read_adapter).shapes) == [A, B]
     with pytest.raises(ModelError, match=r"what include, exclude and targets select"):
-        Adapter(start=path, targets=("o_proj",))(PARAMETERS)
+        Adapter(start=path, targets=("o_proj",))(PARAMETERS, read_adapter)
 
 
 def test_targets_that_name_nothing_are_refused_with_the_nearest() -> None:
@@ -248,12 +250,14 @@ def test_a_population_that_could_only_answer_alike_is_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"init=orthogonal .*rank must be at least 2, found 1"):
         Adapter(rank=1, init="orthogonal")
     path = write_adapter(tmp_path / "adapter")
-    assert Adapter(perturb="a", start=str(path))(PARAMETERS).shares.factors == {B: 0.0}
+    assert Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter).shares.factors == {
+        B: 0.0
+    }
     stored = load_file(path / "adapter_model.safetensors")
     stored[f"base_model.model.{B}"].zero_()
     save_file(stored, path / "adapter_model.safetensors")
     with pytest.raises(ModelError, match="needs a B that is not 0, and with the adapter in"):
-        Adapter(perturb="a", start=str(path))(PARAMETERS)
+        Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
 
 
 def test_a_mask_holds_for_both_factors() -> None:
@@ -277,13 +281,13 @@ def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'embed\*' names no linear weight, and Adapter"):
         Adapter(include=("embed*",))(PARAMETERS)
     with pytest.raises(ModelError, match=r"nowhere' is no PEFT adapter: it needs adapter_config"):
-        Adapter(start=str(tmp_path / "nowhere"))(PARAMETERS)
+        Adapter(start=str(tmp_path / "nowhere"))(PARAMETERS, read_adapter)
     dora = write_adapter(tmp_path / "dora", use_dora=True)
     with pytest.raises(ModelError, match=r"has use_dora, and only plain LoRA"):
-        Adapter(start=str(dora))(PARAMETERS)
+        Adapter(start=str(dora))(PARAMETERS, read_adapter)
     wrong = write_adapter(tmp_path / "wrong", r=5)
     with pytest.raises(ModelError, match=r"does not fit .*layers\.0\.q_proj\.lora_[AB]\.weight"):
-        Adapter(start=str(wrong))(PARAMETERS)
+        Adapter(start=str(wrong))(PARAMETERS, read_adapter)
     left_out = Adapter(start=str(write_adapter(tmp_path / "out")), exclude=("*q_proj*",))
     with pytest.raises(ModelError, match=r"include, exclude and targets select of them: .*q_proj"):
-        left_out(PARAMETERS)
+        left_out(PARAMETERS, read_adapter)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise
@@ -15,16 +16,24 @@ def space_of(out_features: int, in_features: int, rank: int, **fields: str) -> L
     return builder([ParameterInfo("w", (out_features, in_features), "linear")])
 
 
+def factors_of(
+    space: LowRankSpace, name: str, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A (out, rank) and B (in, rank) of one weight."""
+    a_S, b_S = space.low_rank.factors_S(name, space.shapes[name], [seed])
+    return a_S[0], b_S[0]
+
+
 def test_factors_are_noise_of_their_own_names() -> None:
-    a, b = space_of(6, 4, rank=3).factors("w", seed=9)
+    a, b = factors_of(space_of(6, 4, rank=3), "w", seed=9)
     np.testing.assert_array_equal(a, noise(9, "w.A", (6, 3)))
     np.testing.assert_array_equal(b, noise(9, "w.B", (4, 3)))
 
 
 def test_scale_is_rounded_once_to_float32() -> None:
-    assert space_of(2, 2, rank=1).scale(0.1) == np.float32(0.1)
-    assert space_of(2, 2, rank=4).scale(-0.1) == np.float32(-0.05)
-    assert space_of(2, 2, rank=3).scale(1.0) == np.float32(0.57735026918962576451)
+    assert space_of(2, 2, rank=1).low_rank.scale(0.1) == np.float32(0.1)
+    assert space_of(2, 2, rank=4).low_rank.scale(-0.1) == np.float32(-0.05)
+    assert space_of(2, 2, rank=3).low_rank.scale(1.0) == np.float32(0.57735026918962576451)
 
 
 # 300 x 250 is more than one piece; 70 terms are more than are held at once.
@@ -35,8 +44,8 @@ def test_exact_arithmetic_is_as_defined(shape: tuple[int, int], rank: int, num_t
     weight = torch.from_numpy(noise(1, "start", shape))
     in_torch, in_numpy = weight.clone(), weight.numpy().copy()
     for term in terms:
-        a, b = space.factors("w", term.seed)
-        scale = space.scale(term.coefficient)
+        a, b = factors_of(space, "w", term.seed)
+        scale = space.low_rank.scale(term.coefficient)
         for k in range(rank):
             in_numpy = in_numpy + (scale * a[:, k])[:, None] * b[:, k][None, :]
             scaled = torch.from_numpy(a[:, k]) * torch.tensor(scale)
@@ -69,7 +78,7 @@ def test_an_antithetic_twin_is_the_exact_mirror() -> None:
 def test_sampling_in_two_factors_agrees_with_the_merged_weight() -> None:
     space = space_of(30, 20, rank=4)
     x = torch.from_numpy(noise(2, "x", (7, 20)))
-    a, b = (torch.from_numpy(factor) for factor in space.factors("w", 6))
+    a, b = (torch.from_numpy(factor) for factor in factors_of(space, "w", 6))
     merged = torch.zeros(30, 20)
     space.add_terms_("w", merged, [Term(6, 0.7)])
-    torch.testing.assert_close(float(space.scale(0.7)) * (x @ b) @ a.T, x @ merged.T)
+    torch.testing.assert_close(float(space.low_rank.scale(0.7)) * (x @ b) @ a.T, x @ merged.T)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -27,14 +28,14 @@ def stored(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(path: Path, fraction: float = 1.0) -> SingularValuesSpace:
-    return SingularValues(start=str(path), fraction=fraction)(PARAMETERS)
+    return SingularValues(start=str(path), fraction=fraction)(PARAMETERS, read_adapter)
 
 
 def factors_at(
     space: SingularValuesSpace, genome: Genome, centre: Centre | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     centre = centre or Centre({}, space)
-    (found,) = space.factors(WEIGHT, [lambda name: centre.perturbed(genome, name)])
+    (found,) = space.adapter.factors(WEIGHT, [lambda name: centre.perturbed(genome, name)])
     return found
 
 
@@ -50,8 +51,9 @@ def test_it_starts_as_the_adapter_to_the_bit(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "adapter")
     space = build(path)
     assert dict(space.shapes) == {A: (4,), B: (4,)}
-    assert dict(space.targets) == {WEIGHT: (A, B)}
-    assert (space.rank, space.scaling, space.hosts_offsets) == (4, 1.5, True)
+    assert dict(space.adapter.targets) == {WEIGHT: (A, B)}
+    lora = space.adapter.lora
+    assert (lora.rank, lora.scale, space.hosts_offsets) == (4, 1.5, True)
     for genome in (Genome(), of(*[0.0] * 8)):
         for found, expected in zip(factors_at(space, genome), stored(path), strict=True):
             assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
@@ -108,7 +110,7 @@ def test_the_centre_is_exact_and_takes_terms_as_well_as_coordinates(tmp_path: Pa
 def test_terms_are_shared_out_as_anywhere(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "adapter")
     space = SingularValues(start=str(path), sigma_patterns=("*lora_A*",), sigma_factors=(2.0,))
-    plain, scaled = Centre({}, build(path)), Centre({}, space(PARAMETERS))
+    plain, scaled = Centre({}, build(path)), Centre({}, space(PARAMETERS, read_adapter))
     for centre in (plain, scaled):
         centre.apply(Step((Term(3, 0.5),)))
     assert torch.equal(scaled.weights[A], 2 * plain.weights[A])
@@ -129,7 +131,7 @@ def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs search_space\.start.*baselines\.sft"):
         SingularValues()(PARAMETERS)
     with pytest.raises(ModelError, match="is no PEFT adapter"):
-        SingularValues(start=str(tmp_path / "nowhere"))(PARAMETERS)
+        SingularValues(start=str(tmp_path / "nowhere"))(PARAMETERS, read_adapter)
     path = write_adapter(tmp_path / "new")
     tensors = load_file(path / "adapter_model.safetensors")
     untrained = {name: t * ("lora_A" in name) for name, t in tensors.items()}

@@ -31,6 +31,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
+from tests.evolution.spaces.test_low_rank import factors_of
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -303,8 +304,8 @@ class TestPrograms:
         rows, columns = (part.rows[0], part.columns[0]) if part else (0, 0)
         space = LowRankSpace({"w": (rows + num_out, columns + num_in)}, rank, kind)
         for term, slot in zip(TERMS, slots, strict=True):
-            a, b = space.factors("w", term.seed)
-            scaled = torch.from_numpy(a * space.scale(term.coefficient))
+            a, b = factors_of(space, "w", term.seed)
+            scaled = torch.from_numpy(a * space.low_rank.scale(term.coefficient))
             expected_b[slot, 0, :, :rank] = scaled[rows : rows + num_out].to(dtype)
             of_columns = torch.from_numpy(b)[columns : columns + num_in]
             expected_a[slot, 0, :rank] = of_columns.mT.to(dtype)

@@ -1,0 +1,141 @@
+"""Thin factors beside shared weights: how engines host a whole population at once.
+
+A space says by `SearchSpace.low_rank` or `SearchSpace.adapter` that its genomes have such a form,
+and engines ask for nothing else:
+
+- `LowRankTerms`: each term of a genome is a product of two noises, beside the centre's weights.
+- `AdapterFactors`: each genome has an A and a B of its own, beside the base's weights.
+
+Genomes of a space with neither are dense: each needs weights of its own, in place of the model's.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.evolution.noise import NoiseKind, noise_of_seeds
+
+if TYPE_CHECKING:
+    import torch
+
+Values: TypeAlias = "Callable[[str], torch.Tensor]"
+"""Gives the values of the space's parameters, by name, at one point of the space."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRankTerms:
+    """A term's change of a weight W (out, in) is coefficient · A Bᵀ / √rank.
+
+    Attributes:
+        rank: of A = ε(seed, name + ".A") (out, rank) and B = ε(seed, name + ".B") (in, rank).
+        noise: distribution of their elements.
+    """
+
+    rank: int
+    noise: NoiseKind = "gaussian"
+
+    def factors_S(
+        self, name: str, shape: tuple[int, int], seeds_S: Sequence[int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A (seeds, out, rank) and B (seeds, in, rank) of one weight of this shape."""
+        rows, columns = shape
+        a_S = noise_of_seeds(seeds_S, f"{name}.A", (rows, self.rank), self.noise)
+        b_S = noise_of_seeds(seeds_S, f"{name}.B", (columns, self.rank), self.noise)
+        return a_S, b_S
+
+    def scale(self, coefficient: float) -> np.float32:
+        """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
+        return np.float32(coefficient / math.sqrt(self.rank))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA:
+    """A LoRA adapter's rank, and what its B A is scaled by.
+
+    Attributes:
+        rank: of A and B.
+        alpha: the scale, times the rank or its root.
+        rslora: whether its root.
+    """
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Factor on B A, rounded to float32."""
+        return float(np.float32(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterFactors:
+    """Adapted weights answer with W + s · B A, where A and B are made of the space's parameters.
+
+    Attributes:
+        targets: name of an adapted weight -> names of the parameters that give its A and its B.
+        lora: rank and scale of all of them.
+    """
+
+    targets: Mapping[str, tuple[str, str]]
+    lora: LoRA
+
+    def factors(
+        self, name: str, values_G: Sequence[Values]
+    ) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":
+        """A and B of one adapted weight at each of several points, on the device of the values."""
+        a, b = self.targets[name]
+        for value in values_G:
+            yield value(a), value(b)
+
+    def merged(
+        self, weight: "torch.Tensor", a: "torch.Tensor", b: "torch.Tensor"
+    ) -> "torch.Tensor":
+        """An adapted weight with s · B A added, in float32, on the weight's device."""
+        return weight.float() + ((b @ a) * self.lora.scale).to(weight.device)
+
+
+def factor_names(weight: str) -> tuple[str, str]:
+    """A and B of a weight, as PEFT calls them.
+
+    >>> factor_names("lm_head.weight")
+    ('lm_head.lora_A.weight', 'lm_head.lora_B.weight')
+    """
+    module = weight.removesuffix(".weight")
+    return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+
+
+def factor_shapes(weights: Mapping[str, tuple[int, ...]], rank: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the A and B of each weight (out, in), by their names."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (rows, columns) in weights.items():
+        a, b = factor_names(name)
+        shapes[a], shapes[b] = (rank, columns), (rows, rank)
+    return shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredAdapter:
+    """A trained adapter that a space starts from.
+
+    Attributes:
+        path: where it is.
+        lora: rank and scale.
+        weights: name -> (out, in) of those it adapts.
+        read: reads all factors: name -> float32 tensor. Picklable.
+    """
+
+    path: Path
+    lora: LoRA
+    weights: Mapping[str, tuple[int, int]]
+    read: "Callable[[], Mapping[str, torch.Tensor]]" = dataclasses.field(compare=False)
+
+
+ReadAdapter: TypeAlias = Callable[[Path, Mapping[str, tuple[int, int]]], StoredAdapter]
+"""Opens the adapter in a directory, which has to be of some of these weights (out, in) and no
+others; `es_cookbook.checkpoints.peft.read_adapter`."""
