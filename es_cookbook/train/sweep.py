@@ -14,6 +14,7 @@ complete, so any scheduler can share out the Configs.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import chz
 
@@ -26,8 +27,15 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
-_BATCH = "problems_per_generation"
-"""The field in which the package's datasets have a batch's size."""
+
+@runtime_checkable
+class Batched(Protocol):
+    """A dataset builder that says how many problems a batch has; others need not."""
+
+    @property
+    def problems_per_generation(self) -> int:
+        """Problems in a batch."""
+        ...
 
 
 def run_all(configs: Sequence[train.Config]) -> None:
@@ -107,14 +115,14 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
 
 def _dataset(config: train.Config, like: train.Config) -> RLDatasetBuilder:
     """Its dataset, with another one's number of problems a batch where both say that."""
-    if config.dataset != like.dataset and (batch := _batch(like)) and _batch(config):
-        return chz.replace(config.dataset, **{_BATCH: batch})
+    if isinstance(config.dataset, Batched) and (batch := _batch(like)):
+        return chz.replace(config.dataset, problems_per_generation=batch)
     return config.dataset
 
 
 def _batch(config: train.Config) -> int | None:
-    """Problems a batch, where the dataset has them in a field."""
-    return getattr(config.dataset, _BATCH, None)
+    """Problems a batch, where the dataset says that."""
+    return config.dataset.problems_per_generation if isinstance(config.dataset, Batched) else None
 
 
 def _rollouts(config: train.Config) -> int:

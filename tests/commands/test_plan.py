@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.commands import plan as module
-from es_cookbook.commands.plan import Plan, PlanConfig, check, read_architecture, report
+from es_cookbook.commands.plan import GPUS, Plan, PlanConfig, check, read_architecture, report
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ModelError
@@ -576,6 +576,10 @@ def test_planning_takes_no_memory_for_weights(tmp_path: Path) -> None:
     config = PlanConfig(model_name="x", engine=VLLM)
     assert "7,615,616,512 parameters in bfloat16" in report(Plan(config, model))
     check(Plan(config, model))
+
+
+def test_the_table_is_in_gigabytes() -> None:
+    assert all(24 <= memory <= 180 for memory in GPUS.values())
 
 
 # The guide.

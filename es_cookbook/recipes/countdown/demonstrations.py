@@ -18,7 +18,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown.env import question
-from es_cookbook.recipes.countdown.problems import generate_problems, solve
+from es_cookbook.recipes.countdown.problems import solved_problems
 from es_cookbook.recipes.countdown.warm_start import demonstrate
 
 
@@ -38,11 +38,7 @@ class Demonstrations:
 def main(config: Demonstrations) -> None:
     """Generate, solve and write."""
     output = Path(config.output)
-    solved = (
-        (problem, solution)
-        for problem in generate_problems(config.seed, "train")
-        if (solution := solve(problem.numbers, problem.target)) is not None
-    )
+    solved = itertools.islice(solved_problems(config.seed), config.num_problems)
     lines = [
         json.dumps(
             {
@@ -50,7 +46,7 @@ def main(config: Demonstrations) -> None:
                 "completion": demonstrate(problem, solution, random.Random(config.seed)),
             }
         )
-        for problem, solution in itertools.islice(solved, config.num_problems)
+        for problem, solution in solved
     ]
     try:
         with output.open("x", encoding="utf-8") as file:

@@ -144,6 +144,13 @@ def solve(numbers: Sequence[int], target: int) -> Solution | None:
     return None
 
 
+def solved_problems(seed: int) -> Iterator[tuple[Problem, Solution]]:
+    """Training problems of `generate_problems`, with their canonical solutions."""
+    for problem in generate_problems(seed, "train"):
+        if (solution := solve(problem.numbers, problem.target)) is not None:
+            yield problem, solution
+
+
 def _search(parts: list[_Part], target: int) -> str | None:
     """Text of the first way to join all parts to the target."""
     if len(parts) == 1:

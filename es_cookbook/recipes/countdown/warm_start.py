@@ -34,7 +34,12 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.countdown.env import CountdownEnv, question
-from es_cookbook.recipes.countdown.problems import Problem, Solution, generate_problems, solve
+from es_cookbook.recipes.countdown.problems import (
+    Problem,
+    Solution,
+    generate_problems,
+    solved_problems,
+)
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.rl.types import Observation
 
@@ -312,13 +317,7 @@ def main(config: Config) -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, config.seed)
     test_P = list(itertools.islice(generate_problems(0, "test"), NUM_TEST))
-    problems = [
-        (problem, solution)
-        for problem in itertools.islice(
-            generate_problems(config.seed, "train"), config.num_problems
-        )
-        if (solution := solve(problem.numbers, problem.target)) is not None
-    ]
+    problems = list(itertools.islice(solved_problems(config.seed), config.num_problems))
     phases = {
         "ability": (demonstrate, config.ability_steps, 5e-3),
         "habits": (demonstrate_carelessly, config.habit_steps, 1e-3),
