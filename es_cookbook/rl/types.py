@@ -60,7 +60,7 @@ class Observation:
     Attributes:
         tokens_T: prompt tokens, at least one.
         stop: strings that end the action; the action's text and tokens include them.
-        stop_token_ids: tokens that end the action, beside the model's end-of-sequence tokens.
+        stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
     """
 
     tokens_T: tuple[int, ...]

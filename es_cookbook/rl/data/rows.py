@@ -1,4 +1,4 @@
-"""Rows of local files and of Hugging Face Hub sets, each knowing where it came from.
+"""Rows of local files and of Hugging Face Hub sets, each with its origin.
 
 A `Row` returns its fields by name and type, and names file and line in the error about a wrong one.
 Parquet and the Hub go through `datasets`. JSON lines are read one by one instead, because a table

@@ -141,7 +141,7 @@ class PreferencePairs(Regulariser):
     """Makes chosen answers likelier than rejected ones."""
 
     source: str = chz.field(
-        doc=".jsonl or .parquet file, or Hub set, with prompt, chosen and rejected a row"
+        doc=".jsonl or .parquet file, or Hub set, of prompt, chosen and rejected"
     )
     chat: bool = chz.field(
         default=True, doc="render a row's prompt as a chat, if the model has a chat template"
