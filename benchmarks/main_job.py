@@ -1,13 +1,14 @@
 """The main job, as a newcomer runs it, for run seeds 0, 1 and 2.
 
-    python -m benchmarks.main_job
+    python -m benchmarks.main_job                         # run, measure and draw
+    python -m benchmarks.main_job runs/a runs/b runs/c    # only draw runs that are there already
 
 Each run is a process of its own, `python -m es_cookbook.recipes.countdown.train_cli seed=<seed>`,
 and everything is read from what it leaves: the metrics file and the kernel's record of the process.
 Of the gain in held-out exact answers, Δcorrect = Δ(w · a) with w the share of well-formed answers
 and a the share of those that are right, plus right answers that are not well-formed. The part
 "form" is Δw · a before; "answers" is w after · Δa; "rest" is what is left, right answers in bad
-form.
+form. The curves are drawn in `docs/plots/main_job.png` and `.svg`.
 """
 
 import os
@@ -15,13 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.harness import Row, report, row
 from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 SEEDS = (0, 1, 2)
+CORRECT = "test/env/all/correct"
+PLOT = Path(__file__).parents[1] / "docs/plots/main_job"
 
 
 def run_main_job(seed: int, log_path: Path) -> tuple[float, float]:
@@ -41,7 +48,7 @@ def run_main_job(seed: int, log_path: Path) -> tuple[float, float]:
 
 def gain(metrics_path: Path) -> dict[str, float]:
     """Held-out points gained over the warm start, and how they divide."""
-    tests = [line for line in read_metrics(metrics_path) if "test/env/all/correct" in line]
+    tests = [line for line in read_metrics(metrics_path) if CORRECT in line]
 
     def percent(name: str, line: dict[str, float]) -> float:
         return 100 * line[f"test/env/all/{name}"]
@@ -63,35 +70,57 @@ def gain(metrics_path: Path) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Run the seeds one after the other and report."""
-    rows: list[Row] = []
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as directory:
-            log_path = Path(directory) / "run"
-            seconds, gigabytes = run_main_job(seed, log_path)
-            gained = gain(log_path / METRICS)
-        rows += [
-            row(
-                f"seed {seed}: minutes, start and evaluations included",
-                [seconds / 60],
-                "min",
-                at_most=5,
-            ),
-            row(f"seed {seed}: held-out exact answers before", [gained["before"]], "%"),
-            row(f"seed {seed}: held-out exact answers after", [gained["after"]], "%"),
-            row(f"seed {seed}: gain", [gained["gain"]], "points", at_least=20),
-            row(f"seed {seed}: of it form", [gained["form"]], "points"),
-            row(
-                f"seed {seed}: of it well-formed answers becoming right",
-                [gained["answers"]],
-                "points",
-            ),
-            row(f"seed {seed}: of it right answers in bad form", [gained["rest"]], "points"),
-            row(f"seed {seed}: peak resident memory", [gigabytes], "GB", at_most=2),
+def draw_runs(log_paths: Sequence[Path], plot: Path = PLOT) -> None:
+    """Draw each run's held-out exact answers over its generations."""
+    lines: dict[str, Line] = {}
+    for seed, log_path in enumerate(log_paths):
+        tests = [line for line in read_metrics(log_path / METRICS) if CORRECT in line]
+        generations = np.array([line["progress/generation"] for line in tests])
+        lines[f"seed {seed}"] = Line(generations, [[100 * line[CORRECT] for line in tests]])
+    draw(
+        plot,
+        lines,
+        title="Countdown, bundled model of 0.9 million parameters",
+        x_label="generations of 64 genomes x 32 problems",
+        y_label="held-out exact answers (%)",
+    )
+
+
+def main(drawn: Sequence[str]) -> None:
+    """Run the seeds one after the other, report, and draw; or only draw these runs."""
+    require_matplotlib()
+    if drawn:
+        draw_runs([Path(log_path) for log_path in drawn])
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        log_paths = [Path(directory) / f"seed{seed}" for seed in SEEDS]
+        rows = [
+            measured
+            for seed, log_path in zip(SEEDS, log_paths, strict=True)
+            for measured in rows_of(seed, log_path)
         ]
+        draw_runs(log_paths)
     report("main_job", rows)
 
 
+def rows_of(seed: int, log_path: Path) -> list[Row]:
+    """Run one seed; its lines of the table."""
+    seconds, gigabytes = run_main_job(seed, log_path)
+    gained = gain(log_path / METRICS)
+    name = f"seed {seed}:"
+    minutes = [seconds / 60]
+    right, rest = [gained["answers"]], [gained["rest"]]
+    return [
+        row(f"{name} minutes, start and evaluations included", minutes, "min", at_most=5),
+        row(f"{name} held-out exact answers before", [gained["before"]], "%"),
+        row(f"{name} held-out exact answers after", [gained["after"]], "%"),
+        row(f"{name} gain", [gained["gain"]], "points", at_least=20),
+        row(f"{name} of it form", [gained["form"]], "points"),
+        row(f"{name} of it well-formed answers becoming right", right, "points"),
+        row(f"{name} of it right answers in bad form", rest, "points"),
+        row(f"{name} peak resident memory", [gigabytes], "GB", at_most=2),
+    ]
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

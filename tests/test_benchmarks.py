@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import analytic, harness, momentum_divergence, optimizers, pass_at_k
+from benchmarks import analytic, harness, main_job, momentum_divergence, optimizers, pass_at_k
 from benchmarks.__main__ import rewrite_readme
 from benchmarks.problems import Points, Problem, Values, ackley, rastrigin, rosenbrock, sphere
 from es_cookbook.checkpoints.models import load_tokenizer
@@ -139,6 +139,18 @@ async def test_the_hidden_operator_can_be_guessed_and_not_known() -> None:
     env = datasets.train.builders[0].make_env()
     rewards = [env.grade(text).reward for text in (hidden[0], hidden[0] * 2, "", "9")]
     assert rewards == [1, 0, 0, 0]
+
+
+def test_the_main_jobs_curves_are_drawn_from_its_runs_metrics(tmp_path: Path) -> None:
+    for seed, correct in enumerate((0.5, 0.75)):
+        rows = [{"progress/generation": t, main_job.CORRECT: t * correct / 10} for t in (0, 10)]
+        (tmp_path / str(seed)).mkdir()
+        lines = "".join(f"{json.dumps(row)}\n" for row in (*rows, {"progress/generation": 11}))
+        (tmp_path / str(seed) / "metrics.jsonl").write_text(lines)
+    main_job.draw_runs([tmp_path / "0", tmp_path / "1"], tmp_path / "plot")
+    assert (tmp_path / "plot.png").stat().st_size > 0
+    drawing = (tmp_path / "plot.svg").read_text()
+    assert "<!-- seed 0 -->" in drawing and "<!-- seed 1 -->" in drawing
 
 
 def test_spreading_guesses_is_what_pass_at_4_pays_for() -> None:

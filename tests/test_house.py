@@ -70,12 +70,12 @@ def test_the_types_hold() -> None:
     )
 
 
-def test_every_module_is_one_idea_of_about_400_lines() -> None:
+def test_no_module_passes_the_alarm_of_600_lines() -> None:
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
         for path in MODULES
     }
-    assert {name: length for name, length in lengths.items() if length > 420} == {}
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
 
 
 def decorated(node: ast.ClassDef | ast.FunctionDef, decorator: str) -> bool:

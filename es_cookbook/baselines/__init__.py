@@ -1,1 +1,1 @@
-"""Gradient training on the same data and Envs, to begin from and to compare with."""
+"""Gradient training on the same data and Envs, as a starting point and for comparison."""

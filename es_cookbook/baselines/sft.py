@@ -1,18 +1,17 @@
-"""Supervised fine-tuning of a LoRA adapter, with TRL: where ESSA, and any adapter run, can begin.
+"""Supervised fine-tuning of a LoRA adapter, with TRL: a start for ESSA and other adapter runs.
 
     python -m es_cookbook.baselines.sft model_name=Qwen/Qwen2.5-0.5B-Instruct data=rows.jsonl
     output=sft
 
 The rows are JSON lines (or a Parquet file, or a Hub set) with the texts `prompt` and `completion`.
-The model learns to give the completion, and to stop after it, when it is given the prompt: the loss
-is the completion's cross-entropy alone. Prompts are taken as they are, so they must look as the
-model will see them later, chat template and all. What is written is a PEFT adapter:
+The model learns to complete the prompt and to stop afterwards: the loss is the completion's
+cross-entropy alone. Prompts are used unchanged, so they must have the form in which the model will
+see them later, chat template included. The output is a PEFT adapter:
 
     ... search_space=singular_values search_space.start=sft optimizer=cma
     ... search_space=adapter search_space.start=sft
 
-Left out: packing, validation, checkpoints, anything else that TRL's `SFTTrainer` does; this is the
-few lines that use it.
+Left out: packing, validation, checkpoints and the other options of TRL's `SFTTrainer`.
 """
 
 from pathlib import Path
@@ -31,17 +30,17 @@ class SFTConfig:
 
     model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
     data: str = chz.field(doc=".jsonl or .parquet file, or Hub set, of prompt and completion")
-    output: str = chz.field(doc="directory to write the PEFT adapter to; it must not be there yet")
+    output: str = chz.field(doc="directory to write the PEFT adapter to; it must not exist")
     targets: tuple[str, ...] = chz.field(
         default=("q_proj", "k_proj", "v_proj", "o_proj"), doc="last names of the adapted layers"
     )
     rank: int = chz.field(default=8, doc="of the adapter")
     alpha: int = chz.field(default=16, doc="the adapter is scaled by alpha / rank")
-    learning_rate: float = chz.field(default=2e-4, doc="of AdamW; it falls linearly to 0")
-    batch_size: int = chz.field(default=32, doc="rows a step")
+    learning_rate: float = chz.field(default=2e-4, doc="of AdamW; it decays linearly to 0")
+    batch_size: int = chz.field(default=32, doc="rows per step")
     epochs: float = chz.field(default=1.0, doc="passes over the rows")
-    max_length: int = chz.field(default=1024, doc="tokens of a row; what is longer is cut")
-    seed: int = chz.field(default=0, doc="of the adapter's start and the order of the rows")
+    max_length: int = chz.field(default=1024, doc="tokens of a row; longer rows are truncated")
+    seed: int = chz.field(default=0, doc="of the adapter's first factors and the order of the rows")
 
     @chz.validate
     def _ranges(self) -> None:

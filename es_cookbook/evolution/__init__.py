@@ -1,1 +1,1 @@
-"""What a genome is and how it moves: seeds and coefficients, never weights."""
+"""Genomes, steps and the centre, as seeds and coefficients, never weights."""

@@ -13,14 +13,14 @@ _R = TypeVar("_R")
 
 
 def noise_device(device: torch.device) -> torch.device:
-    """Where noise for a model on this device is made: there if `on_gpu`, else on the CPU."""
+    """The device that generates noise for a model on `device`: itself if `on_gpu`, or the CPU."""
     return device if on_gpu(device) else torch.device("cpu")
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether the Triton programs serve this device: NVIDIA's do, where Triton is installed.
+    """Whether Triton kernels can run on this device: an NVIDIA GPU, where Triton is installed.
 
-    Under TRITON_INTERPRET=1 they also serve the CPU: so all that runs on a GPU is tested without.
+    With TRITON_INTERPRET=1 they run on the CPU too, so tests need no GPU.
     """
     if importlib.util.find_spec("triton") is None:
         return False
@@ -30,9 +30,9 @@ def on_gpu(device: torch.device) -> bool:
 
 
 def for_each(work: Callable[[_T], _R], items: Iterable[_T], num_threads: int) -> list[_R]:
-    """Do some work on each item, a few at a time; one thread is the caller's own.
+    """Apply `work` to each item in several threads; one thread is the caller's own.
 
-    On a GPU it has to be that one: other threads may queue their work on another stream.
+    On a GPU `num_threads` must be 1: other threads may queue their work on another stream.
     """
     if num_threads == 1:
         return [work(item) for item in items]

@@ -1,9 +1,9 @@
 """Exact arithmetic on weights, twice: in NumPy on the CPU, and in torch where the weights are.
 
-Both give the same bits. NumPy and torch's eager operations alike compute one operation at a time
-and write its result as float32, so every difference, product and sum is rounded by itself; a kernel
+Both return the same bits. NumPy and torch's eager operations compute one operation at a time and
+store its result as float32, so every difference, product and sum is rounded separately; a kernel
 that fused two of them (`torch.compile`, `addcmul_`) could round once for both. Integers wrap at 64
-bits in both, and then any order of a sum gives the same.
+bits in both, so a sum is the same in any order.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from es_cookbook.evolution.spaces.base import as_array
 MODULUS = 2**64
 """Of fingerprints."""
 _PIECE = 2**15
-"""Elements that NumPy works on at once, so that they and their temporaries stay in the cache."""
+"""Elements that NumPy processes at once, so that they and their temporaries stay in the cache."""
 _DEVICE_PIECE = 2**24
-"""Elements that torch works on at once: temporaries of up to 128 MiB each."""
+"""Elements that torch processes at once: temporaries of up to 128 MiB each."""
 
 
 def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
@@ -45,7 +45,7 @@ def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
 
 
 def device_decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
-    """`decay_` on any device; the base may be on the CPU, and is sent piece by piece."""
+    """`decay_` on any device; the base may be on the CPU, and is copied piece by piece."""
     keep = float(np.float32(1 - decay))
     moving, anchor = weight.view(-1), base.reshape(-1)
     if decay == 1:
@@ -57,7 +57,7 @@ def device_decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> Non
 
 
 def fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
-    """What a part of a tensor adds to the centre's fingerprint, on the CPU."""
+    """The contribution of a part of a tensor to the centre's fingerprint, on the CPU."""
     flat = weight.view(-1)
     total, done = 0, 0
     for span in part.spans():
@@ -67,7 +67,7 @@ def fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
 
 
 def fingerprint_span(name: str, flat: torch.Tensor, start: int) -> int:
-    """What a range of one tensor's elements adds to the fingerprint; ranges add up modulo 2⁶⁴.
+    """The contribution of a range of one tensor's elements; ranges add up modulo 2⁶⁴.
 
     Args:
         name: the parameter's name.
@@ -92,7 +92,7 @@ def fingerprint_span(name: str, flat: torch.Tensor, start: int) -> int:
 
 
 def device_fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
-    """`fingerprint` on any device; waits for it."""
+    """`fingerprint` on any device; synchronises."""
     a, b = _multipliers(name)
     rows = weight.view(part.shape)
     column = torch.arange(part.shape[1], device=weight.device)

@@ -1,17 +1,17 @@
-"""From rewards to fitness: one number a genome, centred, so that no signal means no step.
+"""From rewards to fitness: one number per genome, centred, so that no signal means no step.
 
 A fitness is a frozen function of `rewards_P_G` (problem p, genome g; NaN where a rollout was lost)
-and gives `fitness_G`. Every one of them is zero for every genome when all genomes did equally well,
-and NaN for a genome that lost all its rollouts, which the optimizer then leaves out.
+that returns `fitness_G`: zero for every genome when all genomes did equally well, and NaN for a
+genome that lost all its rollouts, which the optimizer then leaves out.
 
-The one idea is how lost rollouts are treated. A plain mean over what a genome has left would be
-unfair: whoever lost an easy problem looks bad. So a genome's score is the mean, over the problems
+The one idea is how lost rollouts are treated. A mean over a genome's remaining rollouts would be
+biased against genomes that lost an easy problem. So a genome's score is the mean, over the problems
 that it has, of its reward minus that problem's mean over the genomes that have it. With nothing
-lost that is the genome's mean reward minus the population's, exactly the usual thing.
+lost this is the genome's mean reward minus the population's.
 
-Other things that a run wants of its genomes, staying close to the base for example, are rewards on
-problems of their own (`Added`): a genome's total score is its score plus weight times its score
-there, each with the baselines of its own problems. A weight of 0 changes nothing, to the bit.
+Further objectives, such as staying close to the base, are rewards on problems of their own
+(`Added`): a genome's total score is its score plus weight times its score there, each with the
+baselines of its own problems. A weight of 0 changes no bit.
 
 Left out: fitness as a function of anything but rewards (novelty); an Env puts that in its reward.
 """
@@ -36,15 +36,15 @@ FITNESS_NAMES = {
 """What a user types on the command line."""
 
 TIE = 1e-12
-"""Scores closer together than this share of the largest reward difference are mere rounding."""
+"""Scores closer together than this share of the largest reward difference count as equal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """Rewards on other problems, which count beside the main ones.
+    """Rewards on other problems, added to the main ones.
 
     Attributes:
-        weight: what a point of mean reward there is worth in points of the main problems'.
+        weight: of their mean reward, relative to the main problems'.
         rewards_P_G: of the same genomes; NaN where a rollout was lost.
     """
 
@@ -98,7 +98,7 @@ class ZScore(Fitness):
 class CentredRank(Fitness):
     """Ranks, spread evenly over -1/2 … 1/2; ties share their average rank (OpenAI's ES).
 
-    Deaf to outliers and to any monotone change of the scores.
+    Not affected by outliers or by any monotone change of the scores.
 
     >>> CentredRank()(np.array([[5.0, 1.0, 100.0]]))
     array([ 0. , -0.5,  0.5])
@@ -125,8 +125,8 @@ class CentredRank(Fitness):
 class Raw(Fitness):
     """Scores as they are: mean reward minus the population's, in units of reward.
 
-    Centred all the same: without mirrored pairs a constant that all genomes share would move the
-    centre by noise.
+    Still centred: without mirrored pairs a constant that all genomes share would move the centre
+    by noise.
 
     >>> Raw()(np.array([[0.0, 1.0], [0.0, 3.0]]))
     array([-1.,  1.])
@@ -168,12 +168,12 @@ class PerProblemBaseline(Fitness):
 
 
 def reliability(rewards_P_G: NDArray[np.float64]) -> float:
-    """How far the problems agree about who is better, and how much is luck.
+    """How far the problems agree on which genomes are better: a measure of signal against luck.
 
-    The share of the variance of genomes' mean rewards that other problems would find again: 1 -
+    The share of the variance of genomes' mean rewards that other problems would reproduce: 1 -
     (variance of a mean's error) / (variance of the means). That is Hoyt's coefficient (1941), or
-    Cronbach's alpha over problems; the error is what is left of the rewards when problems and
-    genomes are taken off. Near 0 a step is noise, however large the differences look.
+    Cronbach's alpha over problems; the error is the residual of the rewards after problems and
+    genomes are subtracted. Near 0 a step is noise, however large the differences look.
 
     Args:
         rewards_P_G: NaN where a rollout was lost.
@@ -208,7 +208,7 @@ def total_scores(
     """Scores on the main problems, plus weight times the scores on each of the others.
 
     NaN for a genome that has no main problem. One that lost all of the others counts as average
-    there.
+    on them.
 
     >>> main_P_G, other_P_G = np.array([[0.0, 1.0]]), np.array([[4.0, 2.0]])
     >>> total_scores(main_P_G, [Added(0.25, other_P_G)])

@@ -2,12 +2,12 @@
 
 ε(seed) is a set of standard-normal tensors over the search space, a pure function of the seed (see
 `es_cookbook.evolution.noise`). A genome is the centre plus Σ coefficient · ε(seed) over its terms;
-σ lives in the coefficients. A step is what moves the centre, in the same currency, so the centre of
+σ is part of the coefficients. A step moves the centre in the same representation, so the centre of
 any generation is a function of the base model and the ordered steps: the history is the checkpoint.
 
-Two things do not fit into sums of noise. Optimizers of small spaces (CMA-ES) name points by their
-coordinates, `Offsets`. And some updates are not the plain sum of their terms (Adam, Muon): a step
-then has a `Rule`, which says in plain numbers what is done with the terms.
+Two things are no sums of noise. Optimizers of small spaces (CMA-ES) specify points by coordinates,
+`Offsets`. And some updates are not the plain sum of their terms (Adam, Muon): such a step has a
+`Rule`, which defines in plain numbers how the update is computed from the terms.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ class Genome:
     """One member of the population: the centre plus its terms. `Genome()` is the centre itself.
 
     Attributes:
-        terms: what it adds to where it begins, in order.
-        offsets: where it begins, if not at the centre: the base plus these.
+        terms: added to its starting point, in order.
+        offsets: its starting point is the base plus these; the centre if None.
     """
 
     terms: tuple[Term, ...] = ()
@@ -58,16 +58,16 @@ class Genome:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """What an optimizer returns: how the centre moves.
+    """The change of the centre that an optimizer returns.
 
     The centre first decays towards the base, centre ← base + (1 − decay) · (centre − base), unless
-    decay is 0, and then gains its terms one after the other in this order, or what the rule makes
-    of them.
+    decay is 0. Then the terms are added one after the other in this order, or the rule's update is
+    added.
 
     Attributes:
         terms: added to the centre in order; empty for a generation without signal.
-        decay: anchored decay towards the base model, in [0, 1]; 1 is back to the base, exactly.
-        rule: how the terms become the update; None for their plain sum.
+        decay: anchored decay towards the base model, in [0, 1]; 1 resets to the base, exactly.
+        rule: how the update is computed from the terms; None for their plain sum.
     """
 
     terms: tuple[Term, ...] = ()
@@ -82,18 +82,18 @@ class Step:
 
     @property
     def groups(self) -> list[tuple[Term, ...]]:
-        """The terms as the rule takes them; all of them together, if any, without a rule."""
+        """The terms in the rule's groups; one group of all of them, if any, without a rule."""
         if self.rule is None:
             return [self.terms] if self.terms else []
         return list(map(tuple, grouped(self.terms, self.rule.group_sizes(len(self.terms)))))
 
     @property
     def rms(self) -> float:
-        """RMS of the update over the parameters, decay not counted, from plain numbers alone.
+        """RMS of the update over the parameters, without decay, computed from plain numbers alone.
 
         Noise has unit variance and different seeds are independent, so for a plain sum it is
-        √(Σ c²). Where a search space scales or masks noise (σ by layer, density, blocks), that is
-        for parameters that have all of every term; a genome's σ is too, so their ratio holds.
+        √(Σ c²). Where a search space scales or masks noise (σ by layer, density, blocks), this is
+        for parameters with the full noise of every term; so is a genome's σ, so their ratio holds.
 
         >>> Step(terms=(Term(1, 0.003), Term(2, -0.004))).rms
         0.005
@@ -103,7 +103,7 @@ class Step:
 
     @property
     def mean_square(self) -> float:
-        """`rms` squared: such add up over independent updates."""
+        """`rms` squared, which is additive over independent updates."""
         if self.rule is not None:
             return self.rms**2
         return math.fsum(term.coefficient**2 for term in self.terms)

@@ -1,15 +1,15 @@
-"""What a step's rule does to one parameter, in arithmetic that every machine does alike.
+"""The update of one parameter by a step's rule, in arithmetic that is the same on every machine.
 
-Sums, products and quotients of single elements are float32, each rounded by itself, as IEEE 754
-wants it of all of them, on CPUs and GPUs. Square roots are not: on Intel's CPUs torch takes MKL's,
-of which one in 150 is off by a bit. They are taken in float64 and rounded to float32, which gives
-the right bits even where the float64 root is off by one: no root of a float32 number is that close
-to the middle between two others.
+Sums, products and quotients of single elements are float32, each rounded separately, as IEEE 754
+requires on CPUs and GPUs. torch's float32 square roots are not: on Intel's CPUs they are MKL's, of
+which one in 150 is off by a bit. So roots are computed in float64 and rounded to float32, which is
+correct even where the float64 root is off by one bit: no root of a float32 number is that close to
+the middle between two others.
 
-Matrix products are another matter: a library adds up in any order it likes. So Muon's iteration is
-done on whole numbers in units of 2⁻²⁴, held as float64. The singular values in it stay below 1.3,
-so by Cauchy and Schwarz no partial sum of a product reaches 2⁵³, all of them are exact, and the
-order does not matter. What comes out is rounded to the grid again, by itself.
+In matrix products the order of a sum depends on the library. So Muon's iteration works on whole
+numbers in units of 2⁻²⁴, stored as float64. The singular values in it stay below 1.3, so by Cauchy
+and Schwarz no partial sum of a product reaches 2⁵³: all of them are exact, and the order does not
+matter. The result is rounded to the grid again.
 """
 
 import itertools
@@ -30,12 +30,12 @@ from es_cookbook.evolution.rules import (
 from es_cookbook.evolution.spaces.base import AddTerms
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-"""Muon's quintic: x <- a x + b x³ + c x⁵ brings all singular values of (0, 1] near 1, soon."""
+"""Muon's quintic: x <- a x + b x³ + c x⁵ quickly brings singular values in (0, 1] near 1."""
 _GRID = 2.0**24
 
 
 def start_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Where each parameter's elements begin among the offsets of a space with these parameters.
+    """Index of each parameter's first element among the offsets of a space with these parameters.
 
     >>> start_of({"a": (2, 3), "b": (4,)})
     {'a': 0, 'b': 6}
@@ -53,11 +53,11 @@ def set_to_offsets_(
         weight: float32, any device, of the part's size.
         base: as many elements, of any dtype.
         offsets: of the whole search space.
-        start: where the parameter's begin.
+        start: index of the parameter's first offset.
         part: which part of the parameter the weight is.
 
     Raises:
-        ValueError: The offsets are fewer than the parameters.
+        ValueError: There are fewer offsets than parameters.
     """
     values = torch.frombuffer(bytearray(offsets.data), dtype=torch.float32)
     spans = [slice(start + span.start, start + span.stop) for span in part.spans()]
@@ -78,16 +78,16 @@ def apply_rule_(
     start: int,
     part: Part,
 ) -> None:
-    """Change a weight as a rule says.
+    """Change a weight by a rule.
 
     Args:
-        rule: of a step whose decay is done already.
+        rule: of a step whose decay is already applied.
         adders: of the rule's groups of terms.
         name: the parameter's.
         weight: contiguous float32 where the adders work: the part of the parameter.
         base: the same part of the base.
         shape: of the whole parameter.
-        start: where its elements begin among offsets.
+        start: index of its first element among the offsets.
         part: which part of it the weight is.
     """
     match rule:
@@ -151,7 +151,7 @@ def _muon_(
     if len(shape) != 2:
         add_terms_(name, weight, part)
         return
-    # A rank of a tensor-parallel group makes the whole matrix too: its noise costs no traffic.
+    # A rank of a tensor-parallel group generates the whole matrix too: noise needs no traffic.
     total = torch.zeros(shape, dtype=torch.float32, device=weight.device)
     add_terms_(name, total, Part.whole(shape))
     update = orthogonalised(total, rule.iterations) * (rule.scale * math.sqrt(max(shape)))
@@ -184,5 +184,5 @@ def orthogonalised(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product of two matrices in units of the grid, on the grid again."""
+    """The product of two matrices in units of the grid, rounded to the grid."""
     return torch.round((a @ b) / _GRID)

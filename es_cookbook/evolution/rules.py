@@ -1,14 +1,14 @@
-"""How a step's terms become the update, where it is not their plain sum.
+"""Rules: how the update is computed from a step's terms, where it is not their plain sum.
 
-A rule is a few plain numbers beside the step's terms, so it is recorded in the history, sent to
-engines and replayed like the terms themselves; the arithmetic, exact as everything that moves the
-centre, is in `es_cookbook.evolution.rule_arithmetic`.
+A rule is a few plain numbers in addition to the step's terms, so it is recorded in the history,
+sent to engines and replayed like the terms themselves; the exact arithmetic is in
+`es_cookbook.evolution.rule_arithmetic`.
 
-The one idea: what an optimizer remembers of the past (Adam's moments, Muon's momentum) is never
-kept as tensors. The terms of the last generations are in the step again, `counts` of each, oldest
-first, and the moments are made from them anew. So every step is a function of itself and of the
-centre before it, a snapshot holds the centre alone, and replays, forks and exports need to know
-nothing of optimizers. What it costs is the noise of the whole window in every step.
+The one idea: optimizer state (Adam's moments, Muon's momentum) is never stored as tensors. A step
+repeats the terms of the last generations, `counts` of each, oldest first, and the moments are
+recomputed from them. So the next centre is a function of the step and the centre before it, a
+snapshot holds the centre alone, and replays, forks and exports do not depend on optimizers. The
+cost is the noise of the whole window in every step.
 """
 
 import base64
@@ -29,7 +29,7 @@ _FLOAT32 = np.dtype("<f4")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offsets:
-    """A point of the search space by its coordinates: what it adds to the base.
+    """A point of the search space by its coordinates, relative to the base.
 
     Parameter after parameter in the space's order, each in C order.
 
@@ -64,15 +64,15 @@ class Rule(ABC):
 
     @abstractmethod
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """How a step's terms fall into groups: so many consecutive terms each.
+        """Sizes of the groups of consecutive terms into which a step's terms are divided.
 
         Raises:
-            ValueError: The terms are not as many as the rule is about.
+            ValueError: The rule is for another number of terms.
         """
 
     @abstractmethod
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """About the RMS of the update over the parameters, given the terms' coefficients."""
+        """Approximate RMS of the update over the parameters, given the terms' coefficients."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class AdamRule(Rule):
             raise ValueError("an Adam step's counts must not be negative, and epsilon above 0")
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """A group a generation."""
+        """One group per generation."""
         return _all_of(self.counts, num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """As if every element of v were its mean."""
+        """Approximated with the mean of v for all its elements."""
         squares = squares_of_groups(self.counts, coefficients_S)
         m = math.fsum(a * a * square for a, square in zip(self.first, squares, strict=True))
         v = math.fsum(b * square for b, square in zip(self.second, squares, strict=True))
@@ -120,9 +120,9 @@ class MuonRule(Rule):
     """The terms' sum with all singular values made equal, matrix by matrix (Muon).
 
     Keller Jordan's Muon (https://kellerjordan.github.io/posts/muon/): a Newton-Schulz iteration
-    pushes the singular values of G = Σ c ε to about 1 and leaves its singular vectors. The result
-    is scaled so that its RMS is the one that the plain sum has, so learning rates keep their
-    meaning. Parameters that are no matrices gain the plain sum.
+    brings the singular values of G = Σ c ε to about 1 and keeps its singular vectors. The result is
+    scaled to the RMS of the plain sum, so learning rates keep their meaning. To parameters that are
+    no matrices the plain sum is added.
 
     Attributes:
         scale: RMS of the plain sum, √(Σ c²).
@@ -148,11 +148,11 @@ class MuonRule(Rule):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OffsetsRule(Rule):
-    """The centre goes to the base plus these offsets, wherever it was.
+    """Sets the centre to the base plus these offsets, wherever it was.
 
     Attributes:
         offsets: of the whole search space.
-        moved: RMS of the way from the centre before.
+        moved: RMS of the difference from the previous centre.
     """
 
     offsets: Offsets
@@ -170,18 +170,18 @@ class OffsetsRule(Rule):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorFeedbackRule(Rule):
-    """A step rounded to whole numbers, with what earlier rounding left out (QES).
+    """A step rounded to whole numbers, with feedback of earlier rounding errors (QES).
 
     Element by element, e = 0 before the first of the generations j, oldest first,
 
         s = residual_decay · e + Σ_t weight_t · change_t,   d = rint(s),   e = s - d
 
-    with change_t what term t alone does, and then W <- clip(W + d) with the last d.
+    with change_t the change by term t alone, and then W <- clip(W + d) with the last d.
 
     Attributes:
         counts: terms of each generation, oldest first; each as it was tried.
-        weights: what each term counts for.
-        residual_decay: share of the error that is carried on.
+        weights: weight of each term.
+        residual_decay: share of the error that is kept for the next generation.
         highest: W stays in 0 ... highest.
     """
 
@@ -197,11 +197,11 @@ class ErrorFeedbackRule(Rule):
             raise ValueError("an error feedback step needs a decay in [0, 1) and a range")
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """Every term by itself."""
+        """One group per term."""
         return _all_of((1,) * len(self.weights), num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """That of the last generation's sum, were nothing rounded."""
+        """That of the last generation's sum without rounding."""
         newest = self.counts[-1] if self.counts else 0
         pairs = list(zip(self.weights, coefficients_S, strict=True))[len(self.weights) - newest :]
         return math.hypot(*(weight * coefficient for weight, coefficient in pairs))
@@ -217,7 +217,7 @@ RULES: Mapping[str, type[Rule]] = {
 
 
 def rule_to_plain(rule: Rule) -> dict[str, object]:
-    """A rule as JSON knows it: its name as "kind", and its fields; offsets in base64."""
+    """A rule as JSON values: its name as "kind", and its fields; offsets in base64."""
     (kind,) = (name for name, of_kind in RULES.items() if of_kind is type(rule))
     plain: dict[str, object] = {"kind": kind}
     for field in dataclasses.fields(rule):
@@ -244,7 +244,7 @@ def rule_from_plain(plain: Mapping[str, object]) -> Rule:
 
 
 def _value(name: str, of_type: object, found: object) -> object:
-    """A field's value from what JSON gave."""
+    """A field's value from a JSON value."""
     if of_type is Offsets and isinstance(found, str):
         try:
             return Offsets(base64.b64decode(found, validate=True))

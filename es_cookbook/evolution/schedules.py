@@ -1,11 +1,11 @@
 """How σ and the learning rate change over a run: a factor for each generation.
 
 An optimizer multiplies its base value by `schedule(generation, num_generations)`, so
-`optimizer.learning_rate=5e-4` stays a number and `optimizer.learning_rate_schedule=cosine` says how
-it falls. Generation 0 has factor 1 and `final` would be reached at generation `num_generations`,
-just after the last one: a schedule that falls to zero wastes none.
+`optimizer.learning_rate=5e-4` stays a number and `optimizer.learning_rate_schedule=cosine` decays
+it. Generation 0 has factor 1; `final` is the factor of generation `num_generations`, just after the
+last one, so a schedule that decays to zero wastes no generation.
 
-Left out: schedules that look at rewards; those are optimizers' business.
+Left out: schedules that depend on rewards; those belong to optimizers.
 """
 
 import math
@@ -108,15 +108,15 @@ class Exponential(Schedule):
 class Table(Schedule):
     """Factors at given generations and straight lines between them.
 
-    The table begins at generation 0, so that no generation is without; after its last one the last
-    factor holds.
+    The table begins at generation 0, so that every generation has a factor; after its last entry
+    the last factor is used.
 
     >>> table = Table(generations=(0, 10, 20), factors=(1.0, 1.0, 0.5))
     >>> [table(generation, 100) for generation in (0, 10, 15, 99)]
     [1.0, 1.0, 0.75, 0.5]
     """
 
-    generations: tuple[int, ...] = chz.field(default=(0,), doc="generations, rising: 0,100,500")
+    generations: tuple[int, ...] = chz.field(default=(0,), doc="generations, increasing: 0,100,500")
     factors: tuple[float, ...] = chz.field(default=(1.0,), doc="the factor at each: 1,0.5,0.1")
 
     @chz.validate
@@ -140,7 +140,7 @@ class Table(Schedule):
                 raise ConfigError(f"a schedule's factors must be 0 or more, found {factor}")
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """Piecewise linear in the generation; the run's length plays no part."""
+        """Piecewise linear in the generation; the run's length does not matter."""
         del num_generations
         points = zip(self.generations, self.factors, strict=True)
         for (start, first), (end, last) in pairwise(points):
@@ -150,7 +150,7 @@ class Table(Schedule):
 
 
 def progress(generation: int, num_generations: int) -> float:
-    """How much of a run lies behind at the beginning of `generation`, in [0, 1]."""
+    """Share of a run that is complete at the beginning of `generation`, in [0, 1]."""
     return min(generation / num_generations, 1.0) if num_generations > 0 else 0.0
 
 

@@ -1,1 +1,1 @@
-"""What genomes attempt: Envs, datasets, rewards and rollouts."""
+"""Reinforcement learning: Envs, datasets, rewards and rollouts."""

@@ -1,6 +1,6 @@
-"""Objectives: what a genome's K attempts at a problem are worth together.
+"""Objectives: one score from a genome's K attempts at a problem.
 
-The rewards of the attempts, `rewards_P_G_K`, become one score a genome and problem, `scores_P_G`,
+The rewards of the attempts, `rewards_P_G_K`, become one score per genome and problem, `scores_P_G`,
 which fitness then centres per problem over the genomes: the baseline. With attempts n that were not
 lost, c of them solved, and rewards in ascending order r(1) ≤ … ≤ r(n):
 
@@ -11,12 +11,12 @@ lost, c of them solved, and rewards in ascending order r(1) ≤ … ≤ r(n):
 The second is the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374), the third the same for
 rewards that are not 0 or 1, by order statistics: the best of k of the n attempts, averaged over all
 choices of k. Both use all n attempts, so n above k lowers their variance; with n = k a pass@k is 0
-or 1, the noisiest estimate there is. Attempts must differ to be worth it: temperature above 0.
+or 1, the noisiest estimate there is. Attempts must differ to be useful: temperature above 0.
 
-The trap: the pass@k policy gradient has advantages for the tokens of solved and failed attempts,
+Pitfall: the pass@k policy gradient has advantages for the tokens of solved and failed attempts,
 A⁺ = (1 − ρ)/s and A⁻ = (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s with ρ = pass@k and
 s = √(ρ(1 − ρ)). They sum to zero over the attempts at a problem, so as one genome's fitness they
-say nothing. A genome's own pass@k, against other genomes, is what moves an evolution strategy.
+are no signal. An evolution strategy needs a genome's own pass@k, compared with other genomes'.
 
 Left out: a score from fewer than k attempts. It would be biased towards failure just where rollouts
 were lost, so it is NaN and the problem is left out for that genome.
@@ -50,19 +50,19 @@ OBJECTIVE_NAMES = {
 }
 """What a user types on the command line."""
 REWARD = "reward"
-"""Stands for the reward itself where an Env metric is named."""
+"""Names the reward itself in place of an Env metric."""
 SOLVED = "correct"
-"""The Env metric that says whether an attempt solved its problem, where no other is named."""
+"""The Env metric of whether an attempt solved its problem, where no other is named."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What came of a batch, as arrays of problems x genomes x attempts; NaN where it was lost.
+    """Results of a batch, as arrays of problems x genomes x attempts; NaN where one was lost.
 
     Attributes:
         rewards_P_G_K: rewards.
         tokens_P_G_K: tokens sampled.
-        metrics: by name, what Envs and group rewards reported; NaN where they did not.
+        metrics: by name, as Envs and group rewards reported them; NaN where they did not.
     """
 
     rewards_P_G_K: NDArray[np.float64]
@@ -70,14 +70,14 @@ class Outcomes:
     metrics: Mapping[str, NDArray[np.float64]]
 
     def solved(self, metric: str, threshold: float) -> NDArray[np.bool_]:
-        """Which attempts have at least `threshold`; one that does not report the metric has not.
+        """Which attempts reach `threshold`; one that does not report the metric does not.
 
         Args:
             metric: an Env metric's name, or `REWARD`.
-            threshold: from which an attempt counts as solved.
+            threshold: least value at which an attempt counts as solved.
 
         Raises:
-            ConfigError: Nobody reports it; names the nearest.
+            ConfigError: No Env reports it; names the nearest.
         """
         if metric == REWARD:
             return self.rewards_P_G_K >= threshold
@@ -148,15 +148,15 @@ def max_of_k(rewards_P_G_K: NDArray[np.float64], k: int) -> NDArray[np.float64]:
 
 @chz.chz
 class Objective(ABC):
-    """What a genome's attempts at a problem are worth together."""
+    """Turns a genome's attempts at a problem into one score."""
 
     @property
     def min_attempts(self) -> int:
-        """How many attempts a genome must have at a problem."""
+        """Fewest attempts of a genome at a problem."""
         return 1
 
     def check(self, attempts: int, temperature: float) -> None:
-        """Refuse a run in which attempts are too few, or all alike.
+        """Refuse a run in which attempts are too few, or all the same.
 
         Raises:
             ConfigError: They are.
@@ -194,12 +194,12 @@ class Mean(Objective):
 class PassAtK(Objective):
     """The chance that at least one of k attempts solves the problem."""
 
-    k: int = chz.field(default=4, doc="attempts of which one has to solve the problem")
+    k: int = chz.field(default=4, doc="attempts of which at least one must solve the problem")
     metric: str = chz.field(
         default=SOLVED,
-        doc="Env metric that says whether an attempt solved it; reward: the reward itself",
+        doc="Env metric of whether an attempt solved it; reward: the reward itself",
     )
-    threshold: float = chz.field(default=1.0, doc="solved is a metric of at least this")
+    threshold: float = chz.field(default=1.0, doc="least metric of a solved attempt")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -245,22 +245,22 @@ _INNER = Names(OBJECTIVE_NAMES, default="mean")
 
 @chz.chz
 class LengthPenalty(Objective):
-    """Another objective over rewards that length has moved (`rl.rewards.length`).
+    """Another objective over rewards adjusted by length (`rl.rewards.length`).
 
     Length is in sampled tokens. Without a limit an answer is long or short among all attempts of
-    all genomes at its problem, since problems differ in the length that they need.
+    all genomes at its problem, since problems need answers of different lengths.
     """
 
     limit: int | None = chz.field(
         default=None,
-        doc="tokens that are as long as counts; None: by the normal distribution of the problem's",
+        doc="tokens at which an answer is fully long; None: relative to the problem's answers",
     )
-    strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can move")
+    strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can change")
     right_above: float = chz.field(
         default=0.9, doc="answers are right, and should be short, if their reward is above this"
     )
     inner: Objective = chz.field(
-        meta_factory=_INNER, default_factory=_INNER.build_default, doc="what the rewards are then"
+        meta_factory=_INNER, default_factory=_INNER.build_default, doc="of the adjusted rewards"
     )
 
     @chz.validate
@@ -280,7 +280,7 @@ class LengthPenalty(Objective):
         return self.inner.min_attempts
 
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        """Scores of the moved rewards."""
+        """Scores of the adjusted rewards."""
         lengths_P_G_K = outcomes.tokens_P_G_K
         if self.limit is None:
             fractions_P_G_K = np.stack([normalised_fractions(of_p) for of_p in lengths_P_G_K])

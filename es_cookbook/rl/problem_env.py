@@ -1,7 +1,7 @@
 """Single-turn problems: a question, one answer, a grade.
 
 Subclass `ProblemEnv`, write `grade`, and put `functools.partial(YourEnv, observation, ...)` into a
-`ProblemGroupBuilder`. The prompt becomes tokens once a problem (`render_prompt`), not once a
+`ProblemGroupBuilder`. The prompt is tokenized once per problem (`render_prompt`), not once per
 rollout: a generation makes thousands of Envs, all on one event loop.
 """
 
@@ -56,14 +56,14 @@ class ProblemEnv(Env):
 
     @abstractmethod
     def grade(self, text: str) -> Grade:
-        """Grade an answer in microseconds: it runs on the event loop, once a rollout."""
+        """Grade an answer, in microseconds: it runs on the event loop, once per rollout."""
 
     async def initial_observation(self) -> Observation:
         """The question."""
         return self.observation
 
     async def step(self, action: Action) -> StepResult:
-        """Grade the answer and end."""
+        """Grade the answer and end the rollout."""
         grade = self.grade(action.text)
         return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
 
@@ -77,7 +77,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             builder pickles.
         name: what error messages call the problem, for example "train.jsonl, line 3".
         gold: an answer that must earn the Env's full reward, where one is known.
-        problem_tags: names under which the problem's metrics are reported, beside `all`.
+        problem_tags: names under which the problem's metrics are reported, in addition to `all`.
     """
 
     make_env: Callable[[], ProblemEnv]
@@ -102,11 +102,11 @@ def render_prompt(
 
     Args:
         tokenizer: the model's own.
-        question: what is asked.
-        chat: render a chat up to where the assistant speaks, with the tokenizer's own chat
-            template, if it has one; else, and with `chat` false, the plain text.
-        system: system message of a chat; stands before the question, a blank line between, in plain
-            text.
+        question: the user's message.
+        chat: render a chat up to the assistant's turn, with the tokenizer's own chat template, if
+            it has one; else, and with `chat` false, the plain text.
+        system: system message of a chat; in plain text it precedes the question, separated by a
+            blank line.
     """
     if chat and tokenizer.chat_template is not None:
         messages = [{"role": "system", "content": system}] if system else []

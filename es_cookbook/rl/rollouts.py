@@ -1,12 +1,12 @@
-"""One rollout, turn by turn until the Env says done; and what many rollouts add up to.
+"""One rollout, turn by turn until the Env is done; and aggregates over many rollouts.
 
 An Env is the user's code, so everything that it hands over is checked here, once, before it can
 reach an engine or a mean: a wrong type, a NaN reward or an observation without tokens is an
-`EnvError` that names the Env and what was found. Whoever runs many rollouts decides what a failure
-costs (`es_cookbook.population.sampler`: that rollout alone).
+`EnvError` that names the Env and what was found. The caller decides what follows from a failure (in
+`es_cookbook.population.sampler` only that rollout is lost).
 
-Left out: partial credit for a rollout that failed. It is NaN, never 0: a failure says nothing about
-the genome.
+Left out: partial credit for a rollout that failed. It is NaN, never 0: a failure is no evidence
+about the genome.
 """
 
 import math
@@ -39,7 +39,7 @@ MAX_STEPS = 10_000
 async def run_rollout(env: Env, policy: Policy) -> Trajectory:
     """Let the policy attempt the Env's problem.
 
-    Sets `env.policy` first, so that the Env can ask the model itself.
+    Sets `env.policy` first, so that the Env can query the model itself.
 
     Raises:
         EnvError: The Env broke the contract of `es_cookbook.rl.types.Env`.
@@ -130,15 +130,15 @@ def _check_metrics(who: str, metrics: Metrics) -> None:
 def checked_group_rewards(
     who: str, found: object, trajectories: Sequence[Trajectory | LostRollout]
 ) -> Sequence[GroupReward] | None:
-    """Check what `compute_group_rewards` gave.
+    """Check what `compute_group_rewards` returned.
 
     Args:
-        who: the class that gave it.
-        found: what was given.
-        trajectories: what it was given for.
+        who: the class that returned it.
+        found: the returned value.
+        trajectories: the group's.
 
     Returns:
-        What was given; nothing for rollouts that were lost.
+        The group rewards, 0 for rollouts that were lost; None if there are none.
 
     Raises:
         EnvError: Neither None nor a finite `GroupReward` for each trajectory.

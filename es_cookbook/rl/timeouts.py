@@ -1,9 +1,9 @@
-"""How long an Env may have control: one clock a rollout, one watch for all of them.
+"""How long an Env may have control: one clock per rollout, one watch for all of them.
 
-A rollout waits for the engine most of its life, and how long depends on the population, not on its
-Env. So its clock stands still while it waits, and only an Env that keeps control too long (a hung
-grader, a judge that never answers) is overdue. One task looks at all the clocks now and then, which
-costs a thousandth of a timer for every rollout.
+A rollout waits for the engine most of the time, and how long depends on the population, not on its
+Env. So its clock is stopped while it waits, and only an Env that keeps control too long (a hung
+grader, a judge that never answers) is overdue. One task checks all clocks periodically, at a
+thousandth of the cost of one timer per rollout.
 
 Left out: interrupting an Env that never awaits. Nothing on the event loop can; CPU-heavy grading
 belongs in a worker process.
@@ -16,7 +16,7 @@ from types import TracebackType
 import anyio
 
 CHECKS_PER_TIMEOUT = 8
-"""How often the watch looks: an Env is stopped at most an eighth of the time-out late."""
+"""How often the watch checks: an Env is stopped at most an eighth of the time-out late."""
 
 
 class Watch:
@@ -38,7 +38,7 @@ class Watch:
         self._since = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await anyio.sleep(self.timeout / CHECKS_PER_TIMEOUT)
             for clock in self.clocks:
@@ -63,7 +63,7 @@ class Clock:
     The body is cancelled when the clock is overdue; the `with` statement then ends quietly.
 
     Args:
-        watch: looks at this clock, and says when it is overdue.
+        watch: checks this clock, and has the time-out.
 
     Attributes:
         overdue_at: the traceback of the place where an overdue body was cancelled, or None.
@@ -98,7 +98,7 @@ class Clock:
         return bool(ended_quietly)
 
     def wait(self) -> None:
-        """Stand still: the engine has control now. Waits may overlap."""
+        """Stop: the engine has control now. Waits may overlap."""
         self._num_waiting += 1
         if self._num_waiting == 1:
             self._stop()

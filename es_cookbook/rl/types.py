@@ -1,12 +1,12 @@
 """The vocabulary of the rl room: what genomes attempt, and what comes back.
 
-A dataset gives batches of `EnvGroupBuilder`s, one a problem. A builder makes a group of `Env`s, one
-for each attempt of each genome. A rollout runs one Env with one `Policy` and gives a `Trajectory`;
-the trajectories of a group make a `TrajectoryGroup`.
+A dataset returns batches of `EnvGroupBuilder`s, one per problem. A builder makes a group of `Env`s,
+one per attempt of each genome. A rollout runs one Env with one `Policy` and returns a `Trajectory`;
+the trajectories of a group form a `TrajectoryGroup`.
 
-The shapes follow the Tinker cookbook's types, with two differences that evolution strategies ask
-for: the population, not the dataset, decides a group's size, and an Env may itself ask the model
-(judges, preferences, Markovian scoring) through `Env.policy`.
+The types follow the Tinker cookbook's, with two differences that evolution strategies need: the
+population, not the dataset, decides a group's size, and an Env may itself query the model (judges,
+preferences, Markovian scoring) through `Env.policy`.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class Observation:
     Attributes:
         tokens_T: prompt tokens, at least one.
         stop: strings that end the action; the action's text and tokens include them.
-        stop_token_ids: tokens that end the action, beside the model's end-of-sequence tokens.
+        stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
     """
 
     tokens_T: tuple[int, ...]
@@ -80,7 +80,7 @@ class Action:
         stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at
             `max_tokens` or at the end of the context.
         logprobs_T: log-probability of each sampled token (natural log, before temperature and
-            top-p), where asked.
+            top-p), where requested.
     """
 
     tokens_T: tuple[int, ...]
@@ -91,7 +91,7 @@ class Action:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an Env answers to an action.
+    """An Env's response to an action.
 
     Attributes:
         reward: finite; a rollout's reward is the sum over its steps.
@@ -137,7 +137,7 @@ class Env(ABC):
 
     Attributes:
         policy: the policy that makes the attempt, set before `initial_observation`; for Envs that
-            ask the model themselves.
+            query the model themselves.
     """
 
     policy: Policy
@@ -155,7 +155,7 @@ class Env(ABC):
 
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
-        """Take the action; give its reward and the next observation, or the end."""
+        """Take the action; return its reward and the next observation, or the end."""
 
 
 class EnvGroup:
@@ -247,11 +247,11 @@ class TrajectoryGroup:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupReward:
-    """What `compute_group_rewards` gives for one rollout.
+    """What `compute_group_rewards` returns for one rollout.
 
     Attributes:
         reward: finite, added to the rollout's own reward.
-        metrics: numbers reported beside the Env's own.
+        metrics: numbers reported in addition to the Env's own.
     """
 
     reward: float
@@ -284,7 +284,7 @@ class EnvGroupBuilder(ABC):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Names under which this problem's metrics are reported, beside `all`."""
+        """Names under which this problem's metrics are reported, in addition to `all`."""
         return ()
 
 
@@ -304,7 +304,7 @@ class RLDataset(ABC):
         """Prove, before the first generation, that every problem can be attempted and solved.
 
         Args:
-            context_length: most tokens of prompt and action together; a prompt has to leave room.
+            context_length: most tokens of prompt and action together; a prompt must be shorter.
 
         Raises:
             DataError: A prompt that fills the context, or a gold answer that does not earn the full
@@ -318,7 +318,7 @@ class Datasets:
 
     Attributes:
         train: problems that move the centre.
-        test_P: held-out problems that the centre is measured on; may be empty.
+        test_P: held-out problems on which the centre is evaluated; may be empty.
     """
 
     train: RLDataset

@@ -1,9 +1,9 @@
-"""Files that survive a crash: replaced whole, or grown by whole lines.
+"""Files that survive a crash: replaced atomically, or appended to line by line.
 
-`replace_file` writes beside, fsyncs and renames, so a reader sees the old file or the new one.
-`LineFile` appends a line and fsyncs it, so a line that was reported written is there after a power
-cut; a crash in the middle leaves at most one torn line at the end, which every reader here leaves
-out. Where the disk refuses, the error says what to do about it, and what was there stays.
+`replace_file` writes a temporary file, fsyncs and renames it, so a reader sees the old file or the
+new one. `LineFile` appends a line and fsyncs it, so a line that was reported written is there after
+a power cut; a crash in the middle leaves at most one torn line at the end, which every reader here
+ignores. If the disk refuses, the error has advice, and earlier content is kept.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from es_cookbook.common.errors import RunDirectoryError
 
 PARTIAL_SUFFIX = ".partial"
-"""Ends the name of a file that is being written; whoever finds one may delete it."""
+"""Suffix of a file that is being written; a leftover one may be deleted."""
 
 
 def fsync_directory(path: Path) -> None:
@@ -28,10 +28,10 @@ def fsync_directory(path: Path) -> None:
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file beside its final name, fsync it and rename it.
+    """Write a file under a temporary name, fsync it and rename it.
 
     Raises:
-        RunDirectoryError: It cannot be written; the old file, if any, still stands.
+        RunDirectoryError: It cannot be written; the old file, if any, is unchanged.
     """
     beside = path.with_name(path.name + PARTIAL_SUFFIX)
     sizes: list[int] = []
@@ -57,7 +57,7 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryError:
-    """What a refused write says: which file, why, and what to do about it.
+    """The error of a refused write: which file, why, and what to do about it.
 
     >>> print(cannot("write", Path("runs/a/config.json"), OSError(errno.ENOSPC, "No space"), 812))
     cannot write runs/a/config.json: No space; free at least 812 bytes on the disk of runs/a
@@ -65,8 +65,8 @@ def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryErro
     Args:
         do: a verb.
         path: the file.
-        error: the system's answer.
-        needed: bytes of what was to be written.
+        error: the system's error.
+        needed: number of bytes that were to be written.
     """
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
@@ -81,7 +81,7 @@ def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryErro
 
 
 class LineFile:
-    """A file that grows by whole lines, each on the disk when `append` returns.
+    """A file of lines, each of which is on the disk when `append` returns.
 
     Raises:
         RunDirectoryError: The file cannot be opened for writing.
@@ -100,11 +100,11 @@ class LineFile:
         """Write one line, its newline included, and wait for the disk.
 
         Raises:
-            RunDirectoryError: The disk is full or failed. The line does not count; it may be tried
-                again.
+            RunDirectoryError: The disk is full or failed. The line does not count; it may be
+                retried.
         """
         try:
-            # Whatever an append that failed half-way left behind goes first.
+            # Remove what an earlier failed append may have left.
             os.ftruncate(self._descriptor, self._size)
             written = 0
             while written < len(line):
@@ -118,7 +118,7 @@ class LineFile:
         self._size += len(line)
 
     def truncate(self, size: int) -> None:
-        """Cut the file down to its first `size` bytes."""
+        """Truncate the file to its first `size` bytes."""
         try:
             os.ftruncate(self._descriptor, size)
             os.fsync(self._descriptor)

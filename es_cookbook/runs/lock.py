@@ -1,19 +1,19 @@
-"""One writer a run directory, and everybody else can read who it is.
+"""The lock of a run directory: one writer at a time, and others can read who it is.
 
-The lock is the operating system's own (`flock` on the file `lock`), so it goes with its process,
-however that ends: nobody has to guess from a process id whether an owner is still there. The file's
-text only says who that is, and is deleted on a normal end.
+The lock is the operating system's (`flock` on the file `lock`), so it is released when its process
+ends, for whatever reason: no process id has to be checked. The file's text only names the owner,
+and the file is deleted on a normal end.
 
-What else there is to know:
+Special cases:
 
-- A text that was left behind by a process of this machine is taken over: that process is gone.
-- A text that was left behind on another machine is respected. On NFS a lock holds between machines,
-  but some network file systems keep it to one machine, or are mounted so; then a run over there may
-  still be going on, unseen. The sentence says which file to delete if it is not.
-- On a file system (or system) that knows no locks the file itself is the lock. It is made by one
-  process alone, but a killed one leaves it behind, to be deleted by hand.
+- A text left behind by a process of this machine is taken over: that process has ended.
+- A text left behind on another machine is respected. On NFS a lock is valid between machines, but
+  some network file systems, or mounts of them, keep it local; then a run on the other machine may
+  still be in progress, unseen. The error names the file to delete if it is not.
+- Where the file system (or the operating system) has no locks, the file itself is the lock. Only
+  one process can create it, but a killed one leaves it behind, to be deleted by hand.
 
-A machine is told by its boot id, which its containers share, or by its name.
+A machine is identified by its boot id, which its containers share, or by its name.
 """
 
 import contextlib
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a lock, as its file says.
+    """The owner of a lock, as named in its file.
 
     Attributes:
-        host: name of the machine; `boot`, its boot id where it has one, else empty.
+        host: name of the machine; `boot`: its boot id where it has one, else empty.
         pid: process id there.
-        since: when it took the lock, for people.
+        since: when it took the lock, as text.
     """
 
     host: str
@@ -64,7 +64,7 @@ class Owner:
         return cls(platform.node(), boot, os.getpid(), now)
 
     def is_on_the_machine_of(self, other: "Owner") -> bool:
-        """Whether locks of the one are seen by the other for certain."""
+        """Whether the two are certain to see each other's locks."""
         return self.host == other.host or bool(self.boot and self.boot == other.boot)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Owner:
 
 
 class RunLock:
-    """The lock of a run directory, held from here to `release`.
+    """The lock of a run directory, held from construction to `release`.
 
     Args:
         directory: must exist.
@@ -94,7 +94,7 @@ class RunLock:
         _held.add(self._descriptor)
 
     def release(self) -> None:
-        """Let others have it; twice is harmless, and so is a process that was forked off."""
+        """Release it; harmless if called twice, or in a forked process."""
         if self._descriptor not in _held or os.getpid() != self._us.pid:
             return
         _held.discard(self._descriptor)
@@ -134,7 +134,7 @@ class RunLock:
                 return os.open(self._path, os.O_RDWR), False
 
     def _flock(self, descriptor: int) -> bool:
-        """Lock it; gives whether there are locks here."""
+        """Lock it; returns whether the file system has locks."""
         if sys.platform == "win32":
             return False
         try:
@@ -181,7 +181,7 @@ _held: set[int] = set()
 
 
 def _forget() -> None:
-    """In a forked child: a lock is its parent's alone, and ends with the parent."""
+    """In a forked child: a lock belongs to the parent alone, and ends with it."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -197,7 +197,7 @@ def _text(owner: Owner) -> bytes:
 
 
 def _owner(descriptor: int) -> Owner | None:
-    """Who the file names; None if nobody (or not yet)."""
+    """The owner that the file names; None if there is none (yet)."""
     try:
         plain = cast("dict[str, object]", json.loads(os.pread(descriptor, 4096, 0)))
         return Owner(

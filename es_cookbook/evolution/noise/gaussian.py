@@ -7,7 +7,7 @@ It is computed when first needed (tens of milliseconds) rather than shipped. Its
 on the machine: the quantiles are float64 from one published rational approximation (Wichura's
 AS241, in the standard library), whose only calls into libm are a logarithm and a square root, and
 the closest that any of them comes to a float32 rounding boundary is thousands of float64 units,
-where libms differ by one or two. The checksum proves it on every load.
+where libms differ by one or two. The checksum is verified on every load.
 """
 
 import functools

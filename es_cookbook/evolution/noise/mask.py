@@ -2,7 +2,7 @@
 
 Element i, in C order, is in the mask if lane i of the 16-bit lanes (see
 `es_cookbook.evolution.noise`) of (mask seed, name + ".mask") is below density · 65536. So a mask is
-stored nowhere, and a shard, or a program on a GPU, makes just its part.
+never stored, and a shard, or a kernel on a GPU, generates just its part.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from es_cookbook.evolution.noise.tensors import lanes_range
 
 LANE_VALUES = 2**16
-"""What a lane can be: densities are whole numbers of these."""
+"""Number of values of a lane: densities are multiples of its inverse."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Mask:
 
     Attributes:
         seed: 0 ... 2⁶³ - 1.
-        threshold: of 65,536 elements about so many are in it.
+        threshold: about this many of 65,536 elements are in it.
     """
 
     seed: int
@@ -34,5 +34,5 @@ class Mask:
 
 
 def mask_name(name: str) -> str:
-    """What the words of a parameter's mask are keyed by."""
+    """Key of the words of a parameter's mask."""
     return f"{name}.mask"

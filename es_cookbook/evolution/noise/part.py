@@ -1,7 +1,7 @@
-"""A rectangle of one parameter: what a tensor-parallel rank holds of it.
+"""A rectangle of one parameter: the shard that a tensor-parallel rank holds.
 
-Noise and steps are functions of an element's place in the whole parameter, so a rank makes and
-moves just its part, and all ranks together have, bit for bit, what one alone would have.
+Noise and steps are functions of an element's index in the whole parameter, so a rank generates and
+moves just its part, and all ranks together hold the same bits as one alone would.
 """
 
 import dataclasses
@@ -43,16 +43,16 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many rows and columns it has."""
+        """Its number of rows and columns."""
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
     @property
     def num_elements(self) -> int:
-        """How many elements it has."""
+        """Its number of elements."""
         return math.prod(self.shape)
 
     def spans(self) -> Iterator[range]:
-        """Its elements as places in the whole parameter, C order: runs as long as can be."""
+        """Indices of its elements in the whole parameter, C order, as runs of maximal length."""
         first, last = self.columns
         if (first, last) == (0, self.width):
             yield range(self.rows[0] * self.width, self.rows[1] * self.width)

@@ -1,13 +1,13 @@
-"""The random words under all noise: Philox4x64-10, exactly the stream of `numpy.random.Philox`.
+"""The random words of all noise: Philox4x64-10, exactly the stream of `numpy.random.Philox`.
 
-Block b of the stream is the first block that `numpy.random.Philox(key=key, counter=b)` gives. NumPy
+Block b of the stream is the first block of `numpy.random.Philox(key=key, counter=b)`. NumPy
 increments its counter before it generates, so in terms of the published function (Random123), block
-b is Philox4x64-10 at counter (b + 1, 0, 0, 0). Anything that makes the same words elsewhere (the
-Triton twin) must use b + 1 too.
+b is Philox4x64-10 at counter (b + 1, 0, 0, 0). Another implementation of the same words (the
+Triton kernels) must use b + 1 too.
 
-The generator is reused: setting the state of one costs under a microsecond, making one costs ten
-times that, and a generation asks for thousands of small tensors. Each thread has its own, because
-engines make noise in threads.
+The generator is reused: setting its state takes under a microsecond, constructing one ten times as
+long, and a generation needs thousands of small tensors. Each thread has its own, because engines
+generate noise in threads.
 """
 
 import functools
@@ -36,7 +36,7 @@ def words(seed: int, name: str, first_block: int, num_blocks: int) -> NDArray[np
         seed: 0 ... 2^63 - 1.
         name: the parameter's name.
         first_block: 0 ... 2^63 - 1.
-        num_blocks: how many.
+        num_blocks: number of blocks.
 
     Returns:
         `4 * num_blocks` words, little-endian in memory on every machine.
@@ -51,7 +51,7 @@ def words(seed: int, name: str, first_block: int, num_blocks: int) -> NDArray[np
 
 
 class _ThisThread(threading.local):
-    """One bit generator a thread, and a state to write into it: at counter 0, nothing buffered."""
+    """A bit generator per thread, and a state to write into it: at counter 0, nothing buffered."""
 
     def __init__(self) -> None:
         self.philox = np.random.Philox(key=0)

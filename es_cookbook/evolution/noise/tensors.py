@@ -1,6 +1,6 @@
-"""Words -> noise: whole tensors, and any range of their elements.
+"""From words to noise: whole tensors, and any range of their elements.
 
-Large tensors are made in pieces whose temporaries stay in the cache; small ones cost a few
+Large tensors are generated in pieces whose temporaries stay in the cache; small ones take a few
 microseconds.
 """
 
@@ -107,7 +107,7 @@ def noise_range(
     kind: NoiseKind = "gaussian",
     out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """Elements `start` ... `stop` - 1 of the flattened noise tensor, without making the others.
+    """Elements `start` ... `stop` - 1 of the flattened noise tensor, without generating the others.
 
     Args:
         seed: 0 ... 2^63 - 1.
@@ -148,11 +148,11 @@ def noise_range(
 
 
 def lanes_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.uint16]:
-    """The 16-bit lanes that elements `start` ... `stop` - 1 of gaussian noise are looked up by.
+    """The 16-bit lanes of elements `start` ... `stop` - 1, the indices into the gaussian table.
 
     Args:
         seed: 0 ... 2^63 - 1.
-        name: whose they are; another than any noise's, or the two are not independent.
+        name: their key; if a noise tensor has the same name, the two are not independent.
         start: first element, in C order.
         stop: one past the last.
     """

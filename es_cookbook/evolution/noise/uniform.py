@@ -1,4 +1,4 @@
-"""Uniform numbers from the same words as the noise: for rounding at random, and for phases.
+"""Uniform numbers from the same words as the noise: for stochastic rounding, and for phases.
 
 Element i is (lane + ½) / 65536, its lane as in `gaussian`: 0 < u < 1, exact in float32, with mean ½
 exactly.
@@ -15,7 +15,7 @@ def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.flo
 
     Args:
         seed: 0 ... 2^63 - 1.
-        name: whose they are; another name than any noise's, or the two are not independent.
+        name: their key; if a noise tensor has the same name, the two are not independent.
         start: first element, in C order.
         stop: one past the last.
     """

@@ -1,1 +1,1 @@
-"""Where problems come from: files and Hub sets as checked rows, and rows as batches."""
+"""Problems from files and Hub sets: checked rows, and batches of them."""

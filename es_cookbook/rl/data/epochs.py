@@ -1,4 +1,4 @@
-"""The order in which a set is gone through, as a pure function of the generation."""
+"""The order of a data set's rows, as a pure function of the generation."""
 
 import random
 
@@ -6,13 +6,13 @@ from es_cookbook.common.seeds import derive_seed
 
 
 class EpochOrder:
-    """Every index once an epoch, each epoch in an order of its own.
+    """Every index once per epoch, each epoch in an order of its own.
 
     Epochs follow each other without a gap, so a batch may end one and begin the next.
 
     Args:
-        size: how many indices.
-        seed: of the order.
+        size: number of indices.
+        seed: seed of the order.
     """
 
     def __init__(self, size: int, seed: int) -> None:

@@ -10,12 +10,12 @@ from es_cookbook.rl.types import RLDataset
 
 
 class ProblemDataset(RLDataset):
-    """Every problem once an epoch, see `EpochOrder`.
+    """Every problem once per epoch, see `EpochOrder`.
 
     Args:
         builders: the problems.
         problems_per_generation: problems in a batch.
-        seed: of the order.
+        seed: seed of the order.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ProblemDataset(RLDataset):
         return len(self.builders)
 
     async def validate(self, context_length: int) -> None:
-        """Measure every prompt and grade every gold answer there is."""
+        """Check every prompt's length and grade every gold answer."""
         for builder in self.builders:
             length = len(builder.make_env().observation.tokens_T)
             if length >= context_length:
@@ -53,7 +53,7 @@ class ProblemDataset(RLDataset):
 
 
 def validate_gold(builders: Sequence[ProblemGroupBuilder]) -> None:
-    """Prove that the reward of every problem with a gold answer can be earned.
+    """Check that every gold answer earns its problem's full reward.
 
     Raises:
         DataError: A gold answer that does not earn the full reward; names the problem.

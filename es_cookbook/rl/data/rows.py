@@ -1,8 +1,8 @@
-"""Rows of local files and of Hugging Face Hub sets, each knowing where it came from.
+"""Rows of local files and of Hugging Face Hub sets, each with its origin.
 
-A `Row` hands out its fields by name and type, and says in one sentence what is wrong with one, with
-file and line. Parquet and the Hub go through `datasets`. JSON lines are read one by one instead,
-because a table loader reports the first bad batch, if anything, and people need the line.
+A `Row` returns its fields by name and type, and names file and line in the error about a wrong one.
+Parquet and the Hub go through `datasets`. JSON lines are read one by one instead, because a table
+loader reports the first bad batch, if anything, and users need the line.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ class Row:
     fields: Fields
 
     def integer(self, *names: str) -> int:
-        """The whole number under the first of `names` that is there: sets differ in names."""
+        """The integer under the first of `names` that is there: sets differ in names."""
         name, value = self._first(names)
         if not _is_integer(value):
             raise self.error(f"field {name!r} must be a whole number, found {_show(value)}")
         return cast(int, value)
 
     def integers(self, *names: str) -> tuple[int, ...]:
-        """The list of whole numbers under the first of `names` that is there; not empty."""
+        """The list of integers under the first of `names` that is there; not empty."""
         name, value = self._first(names)
         items = cast(list[object], value) if isinstance(value, list) else []
         if not items or not all(map(_is_integer, items)):

@@ -1,1 +1,1 @@
-"""What else a run wants of its genomes: problems of their own, with a weight."""
+"""Further terms of the objective: problems of their own, with a weight."""

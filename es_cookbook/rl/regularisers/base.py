@@ -1,15 +1,14 @@
 """A regulariser adds problems of its own to every batch, the same for all genomes, and a weight.
 
 A genome's total score is its score on the batch plus weight times its mean reward on these, each
-less the mean over the genomes (`evolution.fitness.Added`). So the reward of a regulariser needs no
-scale that fits the batch's, and what all genomes share, a KL that the centre has by now for
-example, is no signal and does no harm.
+minus the mean over the genomes (`evolution.fitness.Added`). So the offset of a regulariser's reward
+does not matter: a value that all genomes share, such as the centre's KL, has no effect.
 
 Its problems come after the batch's own, whose sampling seeds stay what they were: with weight 0 a
 run is the same to the bit, and the regulariser's metrics are measured all the same.
 
-Its problems are a pure function of the generation and the batch, so a run that goes on needs to
-know nothing about them.
+Its problems are a pure function of the generation and the batch, so a resumed run needs no record
+of them.
 
 Left out: an objective over the attempts at them. They count by their mean reward.
 """
@@ -35,7 +34,7 @@ class Regulariser(ABC):
     """Builds the problems of one regulariser."""
 
     weight: float = chz.field(
-        doc="what its mean reward counts beside the batch's; 0: only its metrics are measured"
+        doc="of its mean reward, relative to the batch's; 0: only its metrics are measured"
     )
     problems_per_generation: int = chz.field(default=8, doc="its problems in a batch, at most")
 
@@ -53,7 +52,7 @@ class Regulariser(ABC):
         Args:
             tokenizer: the model's own.
             context_length: most tokens of prompt and action together.
-            run_seed: of the order of its rows.
+            run_seed: seed of the order of its rows.
 
         Raises:
             DataError: A row that cannot be used; names the file and the line.

@@ -8,13 +8,12 @@ On each prompt the genome samples an answer, and the base scores the same tokens
 which is Schulman's k3 ("Approximating KL divergence", joschu.net/blog/kl-approx.html, 2020):
 unbiased as −ℓ is, but never negative and of lower variance while the two are close.
 
-The trap: it estimates the KL only if the answer was drawn from π_genome as it is. A run often
-samples greedily, and the most likely answer says little about the distribution. So answers are
-drawn here at temperature 1 and without top-p, whatever the run does; genomes share the sampling
-seeds.
+Pitfall: it estimates the KL only if the answer was drawn from π_genome itself. A run often samples
+greedily, and the most likely answer is not representative of the distribution. So answers are drawn
+here at temperature 1 and without top-p, whatever the run does; genomes share the sampling seeds.
 
-The genome's log-probabilities come with its sample, so only the base scores: one scoring a rollout.
-It works on every engine, also where a genome cannot score.
+The genome's log-probabilities come with its sample, so only the base scores, once per rollout. This
+works on every engine, also where genomes cannot score.
 
 Left out: a sum over tokens. It would grow with the length of the answer, and a run could lower it
 by answering shorter. Only the first turn of an Env's prompt is answered.
@@ -66,7 +65,7 @@ class KLEnv(Env):
     """Answers a prompt once, at temperature 1; the reward is minus the KL to the base.
 
     Args:
-        prompt: what is answered, or an Env whose first observation is.
+        prompt: the prompt, or an Env whose first observation is the prompt.
         max_tokens: of the answer.
     """
 
@@ -111,7 +110,7 @@ class KLProblem(EnvGroupBuilder):
     """One prompt.
 
     Attributes:
-        prompt: itself, or a problem whose Envs begin with it.
+        prompt: the prompt, or a problem whose Envs begin with it.
         max_tokens: of an answer.
     """
 
@@ -132,16 +131,16 @@ class KLProblem(EnvGroupBuilder):
 
 @chz.chz
 class KLToBase(Regulariser):
-    """Keeps genomes close to the base, by what they answer on a set of prompts."""
+    """Keeps genomes close to the base, as measured on a set of prompts."""
 
     source: str | None = chz.field(
         default=None,
-        doc=".jsonl or .parquet file, or Hub set, with a prompt a row; None: the batch's problems",
+        doc=".jsonl or .parquet file, or Hub set, of prompts; None: the batch's problems",
     )
     chat: bool = chz.field(
         default=True, doc="render a row's prompt as a chat, if the model has a chat template"
     )
-    max_tokens: int = chz.field(default=32, doc="most tokens of an answer that are looked at")
+    max_tokens: int = chz.field(default=32, doc="most tokens of an answer")
 
     @chz.validate
     def _ranges(self) -> None:

@@ -8,15 +8,15 @@ which is minus the loss of DPO (Rafailov et al. 2023, arXiv:2305.18290), whose g
 strategy estimates like any reward's. With `relative_to_base` false the base's margin is left out,
 and the reward is the likelihood of the preference under the model itself.
 
-The trap: the reward looks at a difference, so both answers may become less likely together; KL to
-the base beside it holds that back. And a margin is a sum over tokens, in which one long answer
-outweighs many short ones.
+Pitfall: the reward depends on a difference, so both answers may become less likely together; adding
+KL to the base limits that. And a margin is a sum over tokens, in which one long answer outweighs
+many short ones.
 
-The base scores a pair once a generation, not once a genome: two scorings a genome and pair, and two
-a pair. A genome's attempts at one pair are all alike.
+The base scores a pair once per generation, not per genome: two scorings per genome and pair, and
+two per pair. A genome's attempts at one pair are all the same.
 
 An answer ends with the tokenizer's end-of-sequence token, where it has one, so that an answer which
-is the beginning of another is not simply likelier.
+is a prefix of another is not always likelier.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def log_sigmoid(x: float) -> float:
 
 
 class PairEnv(Env):
-    """Scores both answers; says nothing itself. The reward is the group's, which asks the base."""
+    """Scores both answers; samples nothing. The reward is the group's, which needs the base."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -104,7 +104,7 @@ class PairProblem(EnvGroupBuilder):
     Attributes:
         pair: as tokens.
         beta: see the module's text.
-        relative_to_base: whether the base's margin is taken off.
+        relative_to_base: whether the base's margin is subtracted.
     """
 
     pair: Pair
@@ -139,17 +139,17 @@ class PairProblem(EnvGroupBuilder):
 
 @chz.chz
 class PreferencePairs(Regulariser):
-    """Teaches genomes to find chosen answers likelier than rejected ones."""
+    """Makes chosen answers likelier than rejected ones."""
 
     source: str = chz.field(
-        doc=".jsonl or .parquet file, or Hub set, with prompt, chosen and rejected a row"
+        doc=".jsonl or .parquet file, or Hub set, of prompt, chosen and rejected"
     )
     chat: bool = chz.field(
         default=True, doc="render a row's prompt as a chat, if the model has a chat template"
     )
-    beta: float = chz.field(default=0.1, doc="how soon a margin is large enough, as in DPO")
+    beta: float = chz.field(default=0.1, doc="inverse scale of the margin, as in DPO")
     relative_to_base: bool = chz.field(
-        default=True, doc="take the base's own margin off, as in DPO"
+        default=True, doc="subtract the base's own margin, as in DPO"
     )
 
     @chz.validate

@@ -1,1 +1,1 @@
-"""What answers earn: pure functions of text, fast and safe."""
+"""Reward functions: pure functions of text, fast and safe on any input."""

@@ -1,4 +1,4 @@
-"""Arithmetic that a model wrote, graded without ever running it.
+"""Arithmetic in a model's answer, graded without executing it.
 
 `evaluate` is a recursive-descent parser over exact rationals for `+ - * /`, parentheses and whole
 numbers. Lengths are checked before anything is parsed and nesting while it is, so `9**9**9`, ten
@@ -107,7 +107,7 @@ def divide(left: Number, right: Number) -> Number:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What an expression is worth.
+    """The result of an expression.
 
     Attributes:
         value: exact.
@@ -119,7 +119,7 @@ class Evaluated:
 
 
 def evaluate(expression: str) -> Evaluated | None:
-    """Value and numbers of an arithmetic expression; None for whatever is not one.
+    """Value and numbers of an arithmetic expression; None for text that is not one.
 
     >>> evaluate("(1 + 2) / 6")
     Evaluated(value=Fraction(1, 2), numbers=(1, 2, 6))
@@ -140,15 +140,15 @@ def evaluate(expression: str) -> Evaluated | None:
 
 @chz.chz
 class CountdownReward:
-    """How a Countdown answer is paid: `answer_weight` · correct + `format_weight` · format."""
+    """The reward of a Countdown answer: `answer_weight` · correct + `format_weight` · format."""
 
-    answer_weight: float = chz.field(default=0.9, doc="paid for a correct answer")
+    answer_weight: float = chz.field(default=0.9, doc="reward of a correct answer")
     format_weight: float = chz.field(
-        default=0.1, doc="paid for the whole format, in parts for parts of it"
+        default=0.1, doc="reward of the full format, in parts for parts of it"
     )
     form: Literal["tags", "paper"] = chz.field(
         default="tags",
-        doc="tags: a point a tag in place; paper: whole, or 0.1 thought + 0.5 answer",
+        doc="tags: share of correct tags; paper: 1 if whole, or 0.1 thought + 0.5 answer",
     )
 
     @chz.validate
@@ -157,7 +157,7 @@ class CountdownReward:
 
     @property
     def full(self) -> float:
-        """What a correct answer in the right form earns."""
+        """Reward of a correct answer in the right form."""
         return self.answer_weight + self.format_weight
 
 
@@ -172,8 +172,8 @@ class CountdownGrade:
     Attributes:
         reward: weighted sum of the next two.
         correct: the answer uses each number exactly once and equals the target.
-        format: form of the whole text, in [0, 1], whatever the answer says.
-        well_formed: full format, and the answer is an expression that can be read, right or wrong.
+        format: form of the whole text, in [0, 1], whatever the answer.
+        well_formed: full format, and the answer parses as an expression, right or wrong.
     """
 
     reward: float
@@ -190,7 +190,7 @@ def grade_countdown(
     *,
     prompt_ends_in_think: bool = False,
 ) -> CountdownGrade:
-    """Grade what a model wrote for one Countdown problem.
+    """Grade a model's answer to one Countdown problem.
 
     Args:
         text: the whole answer, thought included.

@@ -1,8 +1,8 @@
-"""Rewards for the form of an answer: `<think>…</think><answer>…</answer>`, whatever it says.
+"""Rewards for the form of an answer: `<think>…</think><answer>…</answer>`, whatever its content.
 
-Two of them: one point a tag correctly placed, and the form of "Evolution Strategies at Scale"
-(arXiv 2509.24372), which asks for the whole or gives parts of it. Everything is substring search,
-so the cost is linear in the text whatever a model writes; regular expressions for the same patterns
+Two of them: the share of correctly placed tags, and the form of "Evolution Strategies at Scale"
+(arXiv 2509.24372), 1 for the whole form and less for parts of it. Everything is substring search,
+so the cost is linear in the text, whatever it is; regular expressions for the same patterns
 are quadratic on hostile text.
 """
 
@@ -20,14 +20,14 @@ def tag_format_reward(
 ) -> float:
     """Share of the expected tags that are correctly placed, in [0, 1].
 
-    `<think>` counts when it stands once, at the start; `</think>` when it stands exactly once;
-    `<answer>` when it stands exactly once, after `</think>`; `</answer>` when it stands exactly
-    once, at the end. Without a correct `</think>` the answer tags, which must follow it, earn
+    `<think>` counts if it occurs once, at the start; `</think>` if it occurs exactly once;
+    `<answer>` if it occurs exactly once, after `</think>`; `</answer>` if it occurs exactly once,
+    at the end. Without a correct `</think>` the answer tags, which must follow it, earn
     nothing, unless `</think>` is excluded. White space around the whole is ignored.
 
     Args:
         text: what the model wrote.
-        excluded: tags that are neither expected nor looked at.
+        excluded: tags that are neither expected nor checked.
         prompt_ends_in_think: the prompt already holds the opening `<think>`, so the text need not.
 
     >>> tag_format_reward("<think>1+2=3</think><answer>1+2</answer>")
@@ -62,7 +62,7 @@ def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> flo
 
     Args:
         text: what the model wrote.
-        prompt_ends_in_think: the prompt already holds the opening `<think>`; it is put back first.
+        prompt_ends_in_think: the prompt already holds the opening `<think>`, which is prepended.
 
     >>> paper_format_reward("<think>1+2=3</think>\n<answer>1+2</answer>")
     1.0
@@ -82,7 +82,7 @@ def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> flo
 
 
 def extract_answer(text: str) -> str | None:
-    """What stands in the last `<answer>`, stripped; None where it is missing or never closed.
+    """The content of the last `<answer>`, stripped; None where it is missing or never closed.
 
     >>> extract_answer("<answer>1</answer> no, <answer> 2 </answer>")
     '2'
@@ -95,6 +95,6 @@ def extract_answer(text: str) -> str | None:
 
 
 def _has_pair(text: str, opening: str, closing: str) -> bool:
-    """Whether `opening` stands somewhere before `closing`."""
+    """Whether `opening` occurs before `closing`."""
     start = text.find(opening)
     return start >= 0 and text.find(closing, start + len(opening)) >= 0

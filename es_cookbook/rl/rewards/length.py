@@ -1,17 +1,17 @@
 """Length penalties: of two right answers the shorter earns more, of two wrong ones the longer.
 
-An answer's length becomes a fraction f from 0 (short) to 1 (long), in one of two ways, and f moves
-its reward r by a share s:
+An answer's length becomes a fraction f from 0 (short) to 1 (long), in one of two ways, and f
+changes its reward r by a share s:
 
     right:  r · (1 − s f)
     wrong:  r + (1 − r) · s f
 
-A right answer pays for its length; a wrong one is paid for having tried longer, so that a model
-does not learn to give up early. The second line takes rewards to be at most 1; a wrong answer then
-never earns more than 1, and with s = 0.3 a right one keeps at least 0.7 of its reward.
+A right answer loses reward with its length; a wrong one gains reward, so that a model does not
+learn to give up early. The second line assumes rewards of at most 1; a wrong answer then never
+earns more than 1, and with s = 0.3 a right one keeps at least 0.7 of its reward.
 
-The trap: with rewards of 0 and 1, s above one half pays a long wrong answer more than a long right
-one. `penalised` takes any s from 0 to 1; 0.3 is the usual one.
+Pitfall: with rewards of 0 and 1 and s above one half, a long wrong answer earns more than a long
+right one. `penalised` takes any s from 0 to 1; 0.3 is the usual one.
 
 Lengths are in whatever unit the caller counts: words, characters, tokens. NaN is a lost rollout,
 and stays NaN.
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 STRENGTH = 0.3
-"""The usual share of the reward that length can move."""
+"""The usual share of the reward that length can change."""
 
 
 def dynamic_fractions(lengths: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
@@ -38,7 +38,7 @@ def dynamic_fractions(lengths: NDArray[np.float64], limit: float) -> NDArray[np.
 def normalised_fractions(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     """The normal distribution function of each length's z-score among these lengths.
 
-    So nobody has to choose a limit: 0.5 is as long as the mean, and lengths that are all the same
+    So there is no limit to choose: 0.5 is as long as the mean, and lengths that are all the same
     are all 0.5.
 
     >>> normalised_fractions(np.array([8.0, 10.0, 12.0])).round(3)
@@ -58,7 +58,7 @@ def penalised(
     fractions: NDArray[np.float64],
     strength: float = STRENGTH,
 ) -> NDArray[np.float64]:
-    """Rewards moved by length, see the module's text; all arrays have one shape.
+    """Rewards adjusted by length, see the module's text; all arrays have one shape.
 
     >>> penalised(np.array([1.0, 1.0, 0.1, 0.1]), np.array([True, True, False, False]),
     ...           np.array([0.0, 1.0, 0.0, 1.0]))

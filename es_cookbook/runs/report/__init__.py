@@ -1,1 +1,1 @@
-"""Runs beside each other, in tables and plots."""
+"""Comparisons of runs, in tables and plots."""

@@ -1,14 +1,14 @@
-"""Runs beside each other: a table and curves from what they wrote, and from nothing else.
+"""Comparison of runs: a table and curves from the files that they wrote, and nothing else.
 
 Several runs that differ in their seed alone are one line of the table and one curve: the mean over
-them, with the lowest and the highest. Three seeds are too few for a confidence interval to mean
-much, so all that was seen is shown.
+them, with the lowest and the highest. Three seeds are too few for a useful confidence interval, so
+the range is shown.
 
-A held-out metric is measured at the start of a generation, so the rollouts that it cost are those
-of the generations before. `over the run` is the mean height of the curve over rollouts
-(trapezoids): what it got to on the way, where `at the end` is one point.
+A held-out metric is measured at the start of a generation, so its x is the number of rollouts of
+the generations before. `over the run` is the mean height of the curve over rollouts (trapezoids),
+`at the end` its last point.
 
-Arrays with `_R` have one entry a run, with `_M` one a measurement.
+Arrays with `_R` have one entry per run, with `_M` one per measurement.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ class Curve:
     """A metric over rollouts, of runs that differ in their seed.
 
     Attributes:
-        rollouts_M: made before each measurement.
-        values_R_M: what was measured, runs x measurements.
+        rollouts_M: number of rollouts before each measurement.
+        values_R_M: measured values, runs x measurements.
     """
 
     rollouts_M: NDArray[np.int64]
@@ -54,10 +54,10 @@ class Summary:
 
     Attributes:
         curve: of the metric.
-        rollouts_R: made in training, by each run.
+        rollouts_R: training rollouts of each run.
         seconds_R: mean of a generation's `time/total`.
         optimizer_share_R: share of that in `time/ask` and `time/tell`; NaN where not measured.
-        terms_R: mean terms a step, each of which is noise made again wherever the centre is kept.
+        terms_R: mean terms per step; their noise is generated again wherever the centre is kept.
     """
 
     curve: Curve
@@ -68,7 +68,7 @@ class Summary:
 
 
 def summarise(log_paths_R: Sequence[Path], metric: str) -> Summary:
-    """Read what runs wrote.
+    """Read the files of runs.
 
     Args:
         log_paths_R: run directories that differ in their seed alone.

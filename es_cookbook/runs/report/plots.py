@@ -1,8 +1,8 @@
-"""Curves as drawings: the mean of several runs, and a band from the lowest to the highest.
+"""Plots of curves: the mean of several runs, and a band from the lowest to the highest.
 
-A PNG to look at and an SVG to print, of the same figure. Colours are Okabe and Ito's (2008), which
-people with any kind of colour vision can tell apart; each curve has a marker of its own as well.
-The files are the same bytes for the same numbers.
+A PNG for the screen and an SVG for print, of the same figure. Colours are Okabe and Ito's (2008),
+which are distinct with any kind of colour vision; each curve has a marker of its own as well. The
+same numbers are drawn to the same bytes.
 
 matplotlib is needed here alone, and imported only when something is drawn.
 """
@@ -28,7 +28,7 @@ class Line:
     """One curve.
 
     Attributes:
-        x_M: where it was measured.
+        x_M: positions of the measurements.
         values_R_M: runs x measurements; one run has no band.
     """
 
@@ -37,7 +37,7 @@ class Line:
 
 
 def require_matplotlib() -> None:
-    """Say at the start, rather than after hours, that there will be no drawing.
+    """Refuse at the start, rather than after hours, if plots cannot be drawn.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -58,12 +58,12 @@ def draw(
     """Draw curves with their legend.
 
     Args:
-        path: of the files, which end in .png and .svg in place of its suffix.
+        path: of the files; its suffix is replaced by .png and .svg.
         lines: name in the legend -> curve.
-        title: over it all.
-        x_label: what x is, with its unit.
-        y_label: what the values are, with their unit.
-        log_y: values on a logarithmic axis.
+        title: of the figure.
+        x_label: quantity and unit of x.
+        y_label: quantity and unit of the values.
+        log_y: use a logarithmic axis for the values.
 
     Returns:
         The files.

@@ -1,9 +1,9 @@
-"""The live view: one screen in a terminal, one plain line a generation anywhere else.
+"""The live view: one screen in a terminal, one plain line per generation anywhere else.
 
 Text from a model or an Env is data: it is never read as Rich markup, and control characters, escape
 sequences and direction overrides in it are shown as text, so no answer can recolour or garble the
-terminal. A display that fails (a closed pipe, an encoding without our characters) is switched off
-with a warning; it never stops a run.
+terminal. A display that fails (a closed pipe, an encoding without these characters) is switched
+off with a warning; it never stops a run.
 """
 
 import itertools
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @chz.chz
 class LiveTrackerBuilder(TrackerBuilder):
-    """Builds the live view that fits where standard output goes."""
+    """Builds the live view that suits standard output."""
 
     rollout_lines: int = chz.field(
         default=6, doc="lines of one sampled rollout shown below the numbers; 0 shows none"
@@ -61,7 +61,7 @@ class LiveTrackerBuilder(TrackerBuilder):
 
 
 class Pace:
-    """Estimates the time left from when the last generations ended, evaluations included."""
+    """Estimates the time left from the times of the last generations, evaluations included."""
 
     def __init__(self, run: RunInfo, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -95,7 +95,7 @@ class Pace:
 
 
 class PlainTracker(Tracker):
-    """One line a generation on standard output: for logs, pipes and dumb terminals."""
+    """One line per generation on standard output: for logs, pipes and dumb terminals."""
 
     def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
@@ -198,7 +198,7 @@ class ScreenTracker(Tracker):
             logger.warning("the live view stopped: the terminal failed (%s)", error)
 
     def close(self) -> None:
-        """Leave the last picture standing and give the terminal back."""
+        """Leave the last picture on the screen and release the terminal."""
         try:
             self._live.stop()
         except (OSError, UnicodeError) as error:
@@ -255,7 +255,7 @@ class ScreenTracker(Tracker):
 
 
 def shown(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics worth a place on a screen: rewards, the Envs' own means, held-out ones."""
+    """The metrics to show: rewards, the Envs' means, held-out ones."""
     first = ("reward/mean", "reward/max_genome")
     keys = [key for key in first if key in metrics]
     for prefix in ("env/all/", "test/reward/mean", "test/env/all/"):
@@ -264,7 +264,7 @@ def shown(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def label(key: str) -> str:
-    """A metric's key as a person would say it.
+    """A short label for a metric's key.
 
     >>> label("test/env/all/correct"), label("reward/max_genome"), label("env/all/format")
     ('held-out correct', 'best genome', 'format')

@@ -1,7 +1,7 @@
-"""The Triton twin of the noise: made on the GPU, where the weights are, bit for bit the same.
+"""The noise in Triton: generated on the GPU, where the weights are, bit for bit the same.
 
-Noise is a pure function of (seed, name, element), so nothing goes to a GPU but seeds, and a shard
-of a tensor makes just its part. It is made for five things:
+Noise is a pure function of (seed, name, element), so only seeds are sent to a GPU, and a shard of a
+tensor generates just its part. There are five uses:
 
 - `noise_into`: the noise itself;
 - `perturbed_into`: cast(centre + Σ scale · noise), a full-rank genome's own weights;
@@ -9,15 +9,15 @@ of a tensor makes just its part. It is made for five things:
 - `add_dense_`, `add_low_rank_`: a step of the centre, as `FullRankSpace` and `LowRankSpace` move
   it: term after term in exact arithmetic, a weight read and written once for many terms.
 
-Terms go to the GPU once and serve for every parameter:
+Terms are sent to the GPU once, for all parameters:
 
     terms = low_rank_terms(step.terms, rank, device)
     for name, weight in weights.items():
         add_low_rank_(weight, name, terms)
 
-What runs is in `es_cookbook.evolution.noise.triton.programs`. It needs Triton and an NVIDIA GPU;
-under `TRITON_INTERPRET=1`, set before Triton is first imported, it runs on the CPU instead, slowly,
-which is how it is tested. Work is queued on the current stream, and nothing here waits for it.
+The kernels are in `es_cookbook.evolution.noise.triton.programs`. They need Triton and an NVIDIA
+GPU; with `TRITON_INTERPRET=1`, set before Triton is first imported, they run on the CPU instead,
+slowly, which is how they are tested. Work is queued on the current stream without waiting.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class DeviceTerms:
 
     Attributes:
         seeds_S: int64.
-        scales_S: float32: what the noise is multiplied by.
+        scales_S: float32: factors of the noise.
         rank: of the perturbation; None where the noise is dense.
     """
 
@@ -84,7 +84,7 @@ class SlotTerms:
     """Low-rank terms on a device, each with its LoRA slot, as `slot_terms` makes them.
 
     Attributes:
-        terms: the terms, those whose scale is 0 too.
+        terms: the terms, including those whose scale is 0.
         slots_S: int64.
         num_slots: one more than the highest.
     """
@@ -97,7 +97,7 @@ class SlotTerms:
 def dense_terms(terms: Sequence[Term], device: torch.device) -> DeviceTerms:
     """Terms of dense noise, with scale float32(coefficient).
 
-    Those whose scale is 0 are left out: they leave every bit (-0.0 too).
+    Those whose scale is 0 are left out: they change no bit (-0.0 too).
     """
     scaled = [(term.seed, np.float32(term.coefficient)) for term in terms]
     return _upload([(seed, scale) for seed, scale in scaled if scale != 0], device, None)
@@ -106,7 +106,7 @@ def dense_terms(terms: Sequence[Term], device: torch.device) -> DeviceTerms:
 def low_rank_terms(terms: Sequence[Term], rank: int, device: torch.device) -> DeviceTerms:
     """Terms of low-rank noise, with scale float32(coefficient / √rank).
 
-    Those whose scale is 0 are left out: they leave every bit (-0.0 too).
+    Those whose scale is 0 are left out: they change no bit (-0.0 too).
     """
     scaled = [(term.seed, _low_rank_scale(term, rank)) for term in terms]
     return _upload([(seed, scale) for seed, scale in scaled if scale != 0], device, rank)
@@ -115,7 +115,7 @@ def low_rank_terms(terms: Sequence[Term], rank: int, device: torch.device) -> De
 def slot_terms(
     terms: Sequence[Term], slots: Sequence[int], rank: int, device: torch.device
 ) -> SlotTerms:
-    """Low-rank terms and the slot that each goes to; a scale of 0 makes a slot of zeros.
+    """Low-rank terms and the slot of each; a scale of 0 makes a slot of zeros.
 
     Raises:
         ValueError: A term has no slot, a negative one, or another's.
@@ -179,7 +179,7 @@ def perturbed_into(
         terms: of `dense_terms`.
         kind: distribution of the noise.
         part: which part of the parameter the two hold; all of it if None.
-        mask: which elements gain the terms; all if None.
+        mask: elements to which the terms are added; all if None.
 
     Raises:
         ValueError: Terms, a kind, a part or tensors that do not fit.
@@ -234,7 +234,7 @@ def add_dense_(
         terms: of `dense_terms`.
         kind: distribution of the noise.
         part: which part of the parameter `weight` holds; all of it if None.
-        mask: which elements gain the terms; all if None.
+        mask: elements to which the terms are added; all if None.
 
     Raises:
         ValueError: Terms, a kind, a part or a tensor that does not fit.
@@ -253,7 +253,7 @@ def add_low_rank_(
     """W <- W + (scale * A[:, k])[:, None] * B[:, k][None, :], as `LowRankSpace` adds terms.
 
     For each term in order, and for each k in it. The factors of as many terms as fit into 64 MiB
-    are made first, each number once; then every element of W gains all of these.
+    are generated first, each number once; then all of these are added to every element of W.
 
     Args:
         weight: float32, two axes, any strides.

@@ -1,8 +1,8 @@
 """From tensors to Triton programs: which elements a tensor holds, how they are tiled, the launch.
 
-A tensor may hold a whole parameter or a part of one (a tensor-parallel shard), and a `Part` says
-which. Its elements are then runs of neighbours in the parameter, and each run
-is cut into tiles of whole Philox blocks, a program a tile.
+A tensor may hold a whole parameter or a part of one (a tensor-parallel shard), as its `Part` says.
+Its elements are then runs of neighbours in the parameter, and each run is divided into tiles of
+whole Philox blocks, one program per tile.
 """
 
 import dataclasses
@@ -146,7 +146,7 @@ def launch(
     """Start a program on `out`'s device, on its current stream."""
     launcher = cast("dict[tuple[int, ...], Callable[..., object]]", program)[grid]
     with torch.cuda.device_of(out):
-        # The programs write their own products and sums; Triton warns unless it is told this too.
+        # The programs round products and sums themselves; without this option Triton warns.
         launcher(out, *arguments, **settings, enable_fp_fusion=False)
 
 

@@ -1,22 +1,22 @@
-"""What the GPU runs, as Triton programs: Philox words, noise, and noise added to weights.
+"""The Triton programs: Philox words, noise, and noise added to weights.
 
-`es_cookbook.evolution.noise.triton.kernels` starts them and says what they are for; here is only
-what one program does. The steps are those of the NumPy definition: `philox` makes the four words of
-a block (block b is the published function at counter b + 1, see
+`es_cookbook.evolution.noise.triton.kernels` launches them and documents their use; this module is
+only what one program does. The steps are those of the NumPy definition: `philox` makes the four
+words of a block (block b is the published function at counter b + 1, see
 `es_cookbook.evolution.noise.philox`), `_noise` spreads them over the block's elements.
 
-A program's share is a *tile* of whole blocks, because a block is what Philox makes at once. Asked
-for are runs of `length` elements, of which run i begins at element `start + i * pitch`: one run for
-a range, a run a row for a region of a matrix. Runs may begin and end in the middle of a block; what
-a tile holds beyond them is masked.
+One program computes a *tile* of whole blocks, because Philox generates a block at once. Requested
+are runs of `length` elements, of which run i begins at element `start + i * pitch`: one run for a
+range, one per row for a region of a matrix. Runs may begin and end in the middle of a block; the
+rest of a tile is masked.
 
-Exact arithmetic: every product and every sum is rounded to float32 by itself. A compiler may fuse
+Exact arithmetic: every product and every sum is rounded to float32 separately. A compiler may fuse
 `a * b + c` into one instruction that rounds once, and whether Triton lets it depends on its version
 (the default changes from 3.9 to 3.10) and on environment variables. So products and sums are
 written in PTX with a rounding modifier, `mul.rn.f32` and `add.rn.f32`: by the definition of PTX
-these are never contracted and, without `.ftz`, keep subnormal numbers. libdevice's `mul_rn` would
-not do, because Triton makes it flush them. Triton's interpreter has no PTX; it runs on NumPy, which
-rounds after every operation.
+these are never contracted and, without `.ftz`, keep subnormal numbers. libdevice's `mul_rn` is not
+an alternative, because Triton makes it flush them. Triton's interpreter has no PTX; it runs on
+NumPy, which rounds after every operation.
 """
 
 # Annotations stay text, in which Triton finds the word constexpr: without it they have no values.
@@ -135,7 +135,7 @@ def _tile(
 
 @_jit
 def _times(a: tensor, b: tensor) -> tensor:
-    """The product, rounded to float32 by itself."""
+    """The product, rounded to float32 separately."""
     if INTERPRETED:
         product = a * b
     else:
@@ -147,7 +147,7 @@ def _times(a: tensor, b: tensor) -> tensor:
 
 @_jit
 def _plus(a: tensor, b: tensor) -> tensor:
-    """The sum, rounded to float32 by itself."""
+    """The sum, rounded to float32 separately."""
     if INTERPRETED:
         total = a + b
     else:

@@ -1,0 +1,90 @@
+"""The project's pages: their code runs, and what they say of the layout is so."""
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.runs.history.store import read_history
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "es_cookbook"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_at_most_150_lines() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_readmes_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands, but for its length."""
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(example, encoding="utf-8")
+    given: list[train.Config] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "run", given.append)
+        runpy.run_path(str(script))
+    (config,) = given
+    assert isinstance(config.optimizer, ES)
+    assert isinstance(config.dataset, CountdownDatasetBuilder)
+    short = chz.replace(
+        config,
+        optimizer=chz.replace(config.optimizer, population_size=4),
+        dataset=chz.replace(config.dataset, num_train=64, num_test=4, problems_per_generation=2),
+        num_generations=2,
+        log_path=str(tmp_path / "run"),
+    )
+    train.run(short)
+    assert len(list(read_history(tmp_path / "run/history.jsonl"))) == 2
+
+
+def test_every_file_that_the_pages_link_to_exists() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.md")]
+    pages.append(ROOT / "benchmarks/README.md")
+    missing = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert missing == []
+
+
+def folders_of_the_tree() -> set[str]:
+    """Folders of the package in CONTRIBUTING's tree, by their indentation."""
+    (tree,) = re.findall(r"```\nes_cookbook/\n(.*?)\n(?! )", CONTRIBUTING, flags=re.DOTALL)
+    parents: list[str] = []
+    folders: set[str] = set()
+    for indentation, name in re.findall(r"^( +)([\w.]+)/ ", tree, flags=re.MULTILINE):
+        parents = [*parents[: len(indentation) // 2 - 1], name]
+        folders.add("/".join(parents))
+    return folders
+
+
+def test_the_tree_names_every_folder_and_no_other() -> None:
+    files = [path for path in PACKAGE.rglob("*.*") if "__pycache__" not in path.parts]
+    existing = {path.parent.relative_to(PACKAGE).as_posix() for path in files if path.is_file()}
+    assert folders_of_the_tree() == existing - {"."}
+
+
+def test_the_floors_are_those_of_the_contract() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["id"] == "floors"]
+    contract = {
+        str(floor): set(re.findall(r"\w+", layer))
+        for floor, layer in enumerate(reversed(layers), start=1)
+    }
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", CONTRIBUTING, flags=re.MULTILINE)
+    assert {floor: set(re.findall(r"`(\w+)`", rooms)) for floor, rooms in rows} == contract
+    planned = set(re.findall(r"`(\w+)` \(planned\)", CONTRIBUTING))
+    rooms = set[str]().union(*contract.values())
+    assert planned == {room for room in rooms - {"__main__"} if not (PACKAGE / room).is_dir()}
