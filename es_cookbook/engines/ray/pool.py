@@ -175,6 +175,11 @@ class RayPool(Engine):
         return self._roster.traits.capacity
 
     @property
+    def members(self) -> Sequence[Member]:
+        """Engines that are there now, and where their processes are."""
+        return self._roster.members
+
+    @property
     def num_engines(self) -> int:
         """Engines that are there now."""
         return max(1, len(self._roster.members))

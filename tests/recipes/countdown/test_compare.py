@@ -8,9 +8,10 @@ import chz
 import pytest
 
 from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.configs import Names
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.recipes.countdown import compare, train_cli
+from es_cookbook.recipes.countdown import compare
 from es_cookbook.recipes.countdown.compare import METRIC, Compare
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
 from es_cookbook.runs.report.comparison import summarise
@@ -28,7 +29,9 @@ TINY = (
 @pytest.fixture(autouse=True)
 def twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second optimizer, whatever others there are."""
-    for names in (OPTIMIZER_NAMES, train_cli._OPTIMIZERS.accepted):
+    own_names = chz.chz_fields(CLIConfig)["optimizer"].meta_factory
+    assert isinstance(own_names, Names)
+    for names in (OPTIMIZER_NAMES, own_names.accepted):
         monkeypatch.setitem(names, "twin", OPTIMIZER_NAMES["es"])
 
 
