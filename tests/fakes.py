@@ -25,7 +25,8 @@ from es_cookbook.engines.base import (
     SampleRequest,
     Target,
 )
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.rules import Offsets, Rule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import (
@@ -43,12 +44,38 @@ if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 
-def digest(*parts: object) -> int:
-    """A small number that is a pure function of its arguments.
+def rendered(value: object) -> str:
+    """The text that is hashed of a value: a class's fields are named one by one.
 
-    Fields that say nothing do not count: runs recorded before there were such go on.
+    Fields that are None are left out, as are any that classes get later, so the answers in recorded
+    runs stay what they are.
     """
-    text = repr(parts).replace(", rule=None", "").replace(", offsets=None", "")
+    match value:
+        case Term(seed=seed, coefficient=coefficient):
+            fields = {"seed": seed, "coefficient": coefficient}
+        case Genome(terms=terms, offsets=offsets):
+            fields = {"terms": terms, "offsets": offsets}
+        case Step(terms=terms, decay=decay, rule=rule):
+            fields = {"terms": terms, "decay": decay, "rule": rule}
+        case Offsets(data=data):
+            fields = {"data": data}
+        case Rule():
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        case tuple():
+            return f"({', '.join(map(rendered, value))}{',' * (len(value) == 1)})"
+        case list():
+            return f"[{', '.join(map(rendered, value))}]"
+        case None | int() | float() | str() | bytes():
+            return repr(value)
+        case _:
+            raise TypeError(f"a fake answer cannot depend on {value!r}")
+    counted = [f"{name}={rendered(of)}" for name, of in fields.items() if of is not None]
+    return f"{type(value).__name__}({', '.join(counted)})"
+
+
+def digest(*parts: object) -> int:
+    """A small number that is a pure function of its arguments."""
+    text = rendered(parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 

@@ -1,10 +1,13 @@
 """The house rules: what the tools and the tree can check, checked."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +18,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "es_cookbook"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+def dotted(path: Path) -> str:
+    """The name under which a file is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def run(*command: str | Path) -> None:
@@ -42,10 +50,9 @@ IN_VLLM = {"es_cookbook.engines.vllm.worker", "es_cookbook.engines.vllm.cpu"}
 
 
 def test_no_module_of_the_package_imports_an_optional_package() -> None:
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
+    names = [dotted(path) for path in MODULES]
     assert set(names) >= IN_VLLM
-    names = [name for name in names if name not in IN_VLLM]
-    statements = "\n".join(f"import {name.removesuffix('.__init__')}" for name in names)
+    statements = "\n".join(f"import {name}" for name in names if name not in IN_VLLM)
     optional = {"vllm", "ray", "wandb", "trl", "peft", "matplotlib"}
     assert loaded_by(statements) & optional == set()
 
@@ -70,7 +77,36 @@ def test_the_types_hold() -> None:
     )
 
 
-def test_no_module_passes_the_alarm_of_600_lines() -> None:
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    """All names that a module asks other modules for, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_modules_import_each_other() -> None:
+    # In functions and for type checking neither, which import-linter does not look at.
+    trees = {dotted(path): tree for path, tree in TREES.items()}
+    graph = {
+        name: {found if found in trees else found.rpartition(".")[0] for found in imports_of(tree)}
+        & trees.keys()
+        for name, tree in trees.items()
+    }
+    assert sum(map(len, graph.values())) > len(graph), "the search finds imports"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' <- '.join(error.args[1])}")
+
+
+def test_no_folder_has_more_than_13_modules() -> None:
+    counts = Counter(path.parent for path in MODULES)
+    assert {str(folder): count for folder, count in counts.items() if count > 13} == {}
+
+
+def test_no_module_is_longer_than_600_lines() -> None:
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
         for path in MODULES
@@ -171,3 +207,33 @@ def test_console_scripts_exist() -> None:
     for name in project["scripts"]:
         for script in entry_points(group="console_scripts", name=name):
             assert callable(script.load())
+
+
+PRIVATE = re.compile(r"(.*\.)?_[A-Za-z]\w*")
+NOT_THE_PACKAGES = {"os._exit"}
+"""Private names of others: a child that was forked has to leave by this one."""
+
+
+def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Names with a leading underscore that are no test's own: (line, what is used)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            private = [alias.name for alias in node.names if PRIVATE.fullmatch(alias.name)]
+            yield from ((node.lineno, f"{node.module}.{name}") for name in private)
+        elif isinstance(node, ast.Call):  # of setattr, getattr, mock.patch
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            private = [t for t in texts if isinstance(t, str) and PRIVATE.fullmatch(t)]
+            yield from ((node.lineno, ast.unparse(node)) for _ in private)
+
+
+def test_no_test_reaches_into_what_is_private() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, what in private_uses(ast.parse(path.read_text(encoding="utf-8")))
+        if what not in NOT_THE_PACKAGES
+    ]
+    assert found == []

@@ -18,7 +18,7 @@ MODULUS = 2**64
 """Of fingerprints."""
 _PIECE = 2**15
 """Elements that NumPy processes at once, so that they and their temporaries stay in the cache."""
-_DEVICE_PIECE = 2**24
+DEVICE_PIECE = 2**24
 """Elements that torch processes at once: temporaries of up to 128 MiB each."""
 
 
@@ -51,9 +51,9 @@ def device_decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> Non
     if decay == 1:
         moving.copy_(anchor)
         return
-    for i in range(0, moving.numel(), _DEVICE_PIECE):
-        anchor_piece = anchor[i : i + _DEVICE_PIECE].to(weight.device, torch.float32)
-        moving[i : i + _DEVICE_PIECE].sub_(anchor_piece).mul_(keep).add_(anchor_piece)
+    for i in range(0, moving.numel(), DEVICE_PIECE):
+        anchor_piece = anchor[i : i + DEVICE_PIECE].to(weight.device, torch.float32)
+        moving[i : i + DEVICE_PIECE].sub_(anchor_piece).mul_(keep).add_(anchor_piece)
 
 
 def fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
@@ -96,7 +96,7 @@ def device_fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
     a, b = _multipliers(name)
     rows = weight.view(part.shape)
     column = torch.arange(part.shape[1], device=weight.device)
-    at_once = max(1, _DEVICE_PIECE // max(1, part.shape[1]))
+    at_once = max(1, DEVICE_PIECE // max(1, part.shape[1]))
     total = 0
     for i in range(0, len(rows), at_once):
         # int64 in place of uint64: they wrap to the same bits.

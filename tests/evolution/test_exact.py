@@ -28,7 +28,7 @@ def values(shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
 def test_decay_rounds_as_numpy_does(
     dtype: torch.dtype, decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "_DEVICE_PIECE", 1000)
+    monkeypatch.setattr(exact, "DEVICE_PIECE", 1000)
     base = values((257, 129), seed=2).clamp(-6e4, 6e4).to(dtype)
     expected, found = values((257, 129)), values((257, 129))
     exact.decay_(expected, base, decay)
@@ -60,7 +60,7 @@ PARTS = [
 def test_fingerprints_are_the_same_number(
     part: Part, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "_DEVICE_PIECE", at_once)
+    monkeypatch.setattr(exact, "DEVICE_PIECE", at_once)
     weight = values(part.shape)
     found = exact.device_fingerprint("w", weight, part)
     assert found == exact.fingerprint("w", weight, part)

@@ -21,7 +21,6 @@ import pytest
 from es_cookbook import train
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, SampleRequest
-from es_cookbook.engines.ray.member import Member
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -70,10 +69,6 @@ async def light_pool(**settings: Any) -> AsyncIterator[RayPool]:
         yield pool
     finally:
         await pool.close()
-
-
-def members(pool: RayPool) -> list[Member]:
-    return pool._roster.members
 
 
 def requests(target: Any, count: int = 12) -> list[SampleRequest]:
@@ -135,9 +130,10 @@ async def test_a_run_on_a_pool_is_the_run_on_one_engine_even_if_one_is_killed(
 
     async def kill_one() -> None:
         """In the middle of the third generation, a process with requests."""
-        while not (PoolBuilder.made and PoolBuilder.made[-1]._ledger.steps[1:]):
+        recorded = tmp_path / "pool" / "history.jsonl"
+        while not (recorded.exists() and recorded.read_bytes().count(b"\n") == 1 + 2):
             await asyncio.sleep(0.001)
-        victim = members(PoolBuilder.made[-1])[1]
+        victim = PoolBuilder.made[-1].members[1]
         while not victim.mailbox.num_unanswered:
             await asyncio.sleep(0.0001)
         os.kill(victim.built.pid, signal.SIGKILL)
@@ -188,7 +184,7 @@ async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> N
         assert await pool.logprobs(asked) == await LightEngine("", "").logprobs(asked)
         many = [asyncio.create_task(pool.sample(r)) for r in requests("base", 40)]
         await asyncio.sleep(0)
-        assert [host.mailbox.num_unanswered for host in members(pool)] == [20, 20]
+        assert [host.mailbox.num_unanswered for host in pool.members] == [20, 20]
         await asyncio.gather(*many)
         with pytest.raises(RequestError, match="genome 1 was asked of a pool"):
             await texts(pool, requests(1))
@@ -288,7 +284,7 @@ class KillingBuilder(TrackerBuilder):
 class Killing(Tracker):
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         if generation == 2:
-            for host in members(PoolBuilder.made[-1]):
+            for host in PoolBuilder.made[-1].members:
                 os.kill(host.built.pid, signal.SIGKILL)
 
     def log_rollouts(self, *_: Any) -> None:

@@ -62,7 +62,7 @@ async def test_a_killed_engine_changes_no_answer_and_no_fingerprint(tmp_path: Pa
                 answers[b] = list(zip(asked, await asyncio.gather(*tasks), strict=True))
 
         def kill() -> None:
-            os.kill(pool._roster.members[0].built.pid, signal.SIGKILL)
+            os.kill(pool.members[0].built.pid, signal.SIGKILL)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(block, 0, kill)

@@ -170,6 +170,11 @@ class RayPool(Engine):
         self._roster = Roster(settings, self._ledger, strategy, most)
 
     @property
+    def members(self) -> Sequence[Member]:
+        """Engines that are there now, and where their processes are."""
+        return self._roster.members
+
+    @property
     @override
     def num_engines(self) -> int:
         """Engines that are there now."""

@@ -21,6 +21,7 @@ from es_cookbook.evolution.spaces.quant_codes import QuantCodes
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.quantised_models import How, quantise
+from tests.runs.recorded_run import record_run
 
 pytestmark = pytest.mark.anyio
 
@@ -129,13 +130,13 @@ async def test_restoring_begins_at_a_snapshot(
     quantised: Callable[[How], Path], tmp_path: Path, space: str
 ) -> None:
     path = quantised(HOW["gptq with zeros"])
+    recorded = record_run(tmp_path / "run", path, SPACES[space], STEPS)
+    snapshot = tmp_path / "snapshot.safetensors"
+    save_file(recorded.weights[1], snapshot, metadata(1, recorded.fingerprints[1]))
     async with running_engine(path, SPACES[space]) as engine:
-        fingerprints = [await engine.apply(step) for step in STEPS]
-        await engine.restore(STEPS[:1])
-        centre = dict(engine._weights.centre.weights)
-        snapshot = tmp_path / "snapshot.safetensors"
-        save_file(centre, snapshot, metadata(1, fingerprints[0]))
-        assert await engine.restore(STEPS, snapshot) == fingerprints[-1]
+        assert [await engine.apply(step) for step in STEPS] == recorded.fingerprints[1:]
+        # The first step is not looked at: it is in the snapshot.
+        assert await engine.restore([Step(), *STEPS[1:]], snapshot) == recorded.fingerprints[-1]
         assert read_snapshot(snapshot).holds_what_it_says()
 
 

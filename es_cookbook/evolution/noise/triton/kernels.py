@@ -60,7 +60,7 @@ __all__ = [
 
 _TILE_ROWS, _TILE_COLUMNS = 32, 128
 """Of a weight, for one program of rank-1 updates."""
-_FACTORS_AT_ONCE = 2**24
+FACTORS_AT_ONCE = 2**24
 """Numbers of factors that are held at once, 64 MiB; a weight is read and written once for these."""
 
 
@@ -273,7 +273,7 @@ def add_low_rank_(
     num_rows, num_columns = part.shape
     if weight.numel() == 0:
         return
-    at_once = _FACTORS_AT_ONCE // (rank * (num_rows + num_columns))
+    at_once = FACTORS_AT_ONCE // (rank * (num_rows + num_columns))
     at_once = max(1, min(at_once, MAX_GRID))
     tiles_down, tiles_across = -(-num_rows // _TILE_ROWS), -(-num_columns // _TILE_COLUMNS)
     for first in range(0, len(terms.seeds_S), at_once):

@@ -264,7 +264,7 @@ class TestPrograms:
     def test_a_step_of_more_terms_than_are_held_at_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(twin, "_FACTORS_AT_ONCE", 2 * 3 * (20 + 30))  # Two terms.
+        monkeypatch.setattr(twin, "FACTORS_AT_ONCE", 2 * 3 * (20 + 30))  # Two terms.
         shape, terms = (20, 30), [Term(seed, 0.1 * (seed + 1)) for seed in range(5)]
         expected, found = start_of(shape), start_of(shape).to(DEVICE)
         LowRankSpace({"w": shape}, 3).add_terms_("w", expected, terms)
