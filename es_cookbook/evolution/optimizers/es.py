@@ -26,6 +26,7 @@ Everything an ES-like optimizer shares is here, with one hook: `move`, what is d
 fitness-weighted sum. Momentum, Adam, ClipUp and Muon are that hook (`optimizers/window.py`).
 """
 
+import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
@@ -40,6 +41,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
+    check_fitness,
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
@@ -203,15 +205,13 @@ class ESOptimizer(Optimizer):
     ) -> Step:
         """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
         del scores_P_G
-        if np.isinf(fitness_G).any():
-            raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+        check_fitness(fitness_G)
         if self._config.adaptive_sigma is not None:
             adapt = self._config.adaptive_sigma
             self._sigma_factor = adapt(self._sigma_factor, genomes_G, fitness_G.tolist())
         step = self.move(generation, genomes_G, fitness_G)
         decay = self._config.weight_decay * self.rate_factor(generation)
-        moves = step.terms or step.rule
-        return Step(step.terms, decay, step.rule) if decay and moves else step
+        return dataclasses.replace(step, decay=decay) if step.terms or step.rule else step
 
     def move(
         self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]

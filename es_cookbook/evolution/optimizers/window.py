@@ -15,20 +15,20 @@ A generation without signal has an empty gradient. What is remembered still move
 """
 
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeVar
 
 import chz
 import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer, weighted_sum
+from es_cookbook.evolution.spaces.base import SearchSpace
 
 Gradient = tuple[Term, ...]
-_Config = TypeVar("_Config", bound="WindowedES")
 
 
 @chz.chz
@@ -45,6 +45,27 @@ class WindowedES(ES):
             raise ConfigError(f"window must be at least 1, found {self.window}")
 
 
+@chz.chz
+class AverageES(WindowedES):
+    """What those share whose step is a function of the window's gradients and the learning rate."""
+
+    @abstractmethod
+    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
+        """The step, without weight decay.
+
+        Args:
+            gradients: of the window, oldest first.
+            rate: the learning rate of this generation.
+        """
+
+    def __call__(
+        self, *, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> "AverageOptimizer":
+        """Build it."""
+        del space
+        return AverageOptimizer(self, run_seed, num_generations)
+
+
 class WindowOptimizer(ESOptimizer):
     """Remembers gradients; subclasses say what becomes of them."""
 
@@ -58,6 +79,20 @@ class WindowOptimizer(ESOptimizer):
         """Take in a generation; gives the window's gradients, oldest first."""
         self._gradients.append(weighted_sum(genomes_G, self.relative(genomes_G, fitness_G), 1.0))
         return self._gradients
+
+
+class AverageOptimizer(WindowOptimizer):
+    """Steps as its config says."""
+
+    def __init__(self, config: AverageES, run_seed: int, num_generations: int) -> None:
+        super().__init__(config, run_seed, num_generations)
+        self._step = config.step
+
+    def move(
+        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Step:
+        """By the window's gradients, this generation's included."""
+        return self._step(self.remember(genomes_G, fitness_G), self.learning_rate(generation))
 
 
 def average_weights(decay: float, count: int) -> list[float]:

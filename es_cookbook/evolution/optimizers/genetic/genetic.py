@@ -61,6 +61,7 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
+    check_fitness,
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
@@ -292,8 +293,7 @@ class GeneticOptimizer(Optimizer):
     ) -> Step:
         """From the champion before to the champion now, and the ES step if there is one."""
         del genomes_G  # The same that `population` knows.
-        if np.isinf(fitness_G).any():
-            raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+        check_fitness(fitness_G)
         asked = self.population(generation)
         told = self._told(asked.members_G, scores_P_G, fitness_G)
         self._latest = None
