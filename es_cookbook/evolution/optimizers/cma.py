@@ -87,7 +87,6 @@ class CMAOptimizer(OffsetsOptimizer):
     """See the module's text."""
 
     def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
-        self._config = config
         self._seed, self._draws = 0, 0
         super().__init__(config, run_seed, dimension)
 

@@ -95,6 +95,7 @@ class OffsetsOptimizer(Optimizer):
     """
 
     def __init__(self, config: OffsetsBuilder, run_seed: int, dimension: int) -> None:
+        self._config = config
         self._run_seed = run_seed
         self._sigma = config.sigma
         self._asked: int | None = None

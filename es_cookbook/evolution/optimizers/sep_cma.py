@@ -64,10 +64,6 @@ class _Strategy(Protocol):
 class SepCMAOptimizer(OffsetsOptimizer):
     """See the module's text."""
 
-    def __init__(self, config: SepCMA, run_seed: int, dimension: int) -> None:
-        self._config = config
-        super().__init__(config, run_seed, dimension)
-
     def start(self, mean: NDArray[np.float64]) -> None:
         """See `OffsetsOptimizer.start`."""
         import cmaes

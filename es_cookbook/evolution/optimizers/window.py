@@ -1,17 +1,16 @@
-"""Optimizers that remember: momentum, Adam, RMSProp, ClipUp and Muon over a window of gradients.
+"""Optimizers with a memory: momentum, Adam, RMSProp, ClipUp and Muon over a window of gradients.
 
-They all keep the same thing, the last generations' gradient estimates g_j = 1/N · Σ fitness · ε as
-terms, and never a tensor: a step has the window's terms again, so it needs nothing but itself and
-the centre. The window says how much is remembered, and what it costs: the noise of that many
-generations in every step, of which the newest alone is plain ES's.
+They keep the gradient estimates of the last generations, g_j = 1/N · Σ fitness · ε, as terms and
+never as tensors. A step holds the terms of the whole window, so it depends on nothing but itself
+and the centre. It costs the noise of `window` generations, where plain ES's costs that of one.
 
 A moving average v <- m v + (1 - m) g is thus Σ_j (1 - m) m^age g_j over the window, divided by the
-sum of its weights. That is Adam's bias correction, and accounts for what has left the window too.
-It matters: without (1 - m) the weights add up to 1 / (1 - m), ten at m = 0.9, so a learning rate
+sum of its weights. That is Adam's bias correction, and corrects for what has left the window too.
+Without (1 - m) the weights add up to 1 / (1 - m), ten at m = 0.9, so a learning rate
 tuned for plain ES becomes ten times as large, its diffusion a hundred times, and the run diverges
 (shown in the tests and in docs/optimizers.md).
 
-A generation without signal has an empty gradient. What is remembered still moves the centre.
+A generation without signal has an empty gradient; the others in the window still move the centre.
 """
 
 import math
@@ -33,7 +32,7 @@ Gradient = tuple[Term, ...]
 
 @chz.chz
 class WindowedES(ES):
-    """What they share."""
+    """ES with a window."""
 
     window: int = chz.field(
         default=10, doc="generations that are remembered; each costs its noise again in every step"
@@ -47,7 +46,7 @@ class WindowedES(ES):
 
 @chz.chz
 class AverageES(WindowedES):
-    """What those share whose step is a function of the window's gradients and the learning rate."""
+    """Those whose step is a function of the window's gradients and the learning rate alone."""
 
     @abstractmethod
     def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
