@@ -26,26 +26,23 @@ from collections.abc import Sequence
 from typing import Literal
 
 import chz
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.window import (
-    WindowedES,
-    WindowOptimizer,
+    AverageES,
+    Gradient,
     average_weights,
     mean_square,
     scaled,
 )
 from es_cookbook.evolution.rules import AdamRule
-from es_cookbook.evolution.spaces.base import SearchSpace
 
 
 @chz.chz
-class Adam(WindowedES):
+class Adam(AverageES):
     """Evolution strategies with Adam."""
 
     beta1: float = chz.field(default=0.9, doc="share of the mean gradient that is kept")
@@ -63,11 +60,20 @@ class Adam(WindowedES):
             raise ConfigError(f"moments must be element or block, found {self.moments!r}")
 
     @override
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "AdamOptimizer":
-        del space
-        return AdamOptimizer(self, run_seed, num_generations)
+    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
+        """The window's terms with the rule, or scaled by one number."""
+        first = average_weights(self.beta1, len(gradients))
+        second = average_weights(self.beta2, len(gradients))
+        pairs = zip(first, gradients, strict=True)
+        if not rate or not any(weight and gradient for weight, gradient in pairs):
+            return Step()
+        if self.moments == "element":
+            terms = tuple(term for gradient in gradients for term in gradient)
+            counts = tuple(map(len, gradients))
+            rule = AdamRule(counts, tuple(first), tuple(second), rate, self.epsilon)
+            return Step(terms, rule=rule)
+        v = math.fsum(w * mean_square(g) for w, g in zip(second, gradients, strict=True))
+        return Step(scaled(gradients, [rate * w / (math.sqrt(v) + self.epsilon) for w in first]))
 
 
 @chz.chz
@@ -75,31 +81,3 @@ class RMSProp(Adam):
     """Evolution strategies with RMSProp."""
 
     beta1: float = chz.field(default=0.0, doc="share of the mean gradient that is kept")
-
-
-class AdamOptimizer(WindowOptimizer):
-    """Divides the mean gradient by the root of the mean squared gradient."""
-
-    def __init__(self, config: Adam, run_seed: int, num_generations: int) -> None:
-        super().__init__(config, run_seed, num_generations)
-        self._adam = config
-
-    def move(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Step:
-        """The window's terms with the rule, or scaled by one number."""
-        config = self._adam
-        gradients = self.remember(genomes_G, fitness_G)
-        first = average_weights(config.beta1, len(gradients))
-        second = average_weights(config.beta2, len(gradients))
-        rate = self.learning_rate(generation)
-        pairs = zip(first, gradients, strict=True)
-        if not rate or not any(weight and gradient for weight, gradient in pairs):
-            return Step()
-        if config.moments == "element":
-            terms = tuple(term for gradient in gradients for term in gradient)
-            counts = tuple(map(len, gradients))
-            rule = AdamRule(counts, tuple(first), tuple(second), rate, config.epsilon)
-            return Step(terms, rule=rule)
-        v = math.fsum(w * mean_square(g) for w, g in zip(second, gradients, strict=True))
-        return Step(scaled(gradients, [rate * w / (math.sqrt(v) + config.epsilon) for w in first]))

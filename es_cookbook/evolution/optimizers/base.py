@@ -132,6 +132,16 @@ def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> No
             )
 
 
+def check_fitness(fitness_G: NDArray[np.float64]) -> None:
+    """Check that fitness is finite, or NaN for a genome that is to be left out.
+
+    Raises:
+        ValueError: It is infinite.
+    """
+    if np.isinf(fitness_G).any():
+        raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+
+
 def tied_fraction(genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]) -> float:
     """Share of mirrored pairs whose twins have equal fitness, and so say nothing.
 

@@ -88,7 +88,6 @@ class CMAOptimizer(OffsetsOptimizer):
     """Samples and updates with the `cma` package."""
 
     def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
-        self._config = config
         self._seed, self._draws = 0, 0
         super().__init__(config, run_seed, dimension)
 

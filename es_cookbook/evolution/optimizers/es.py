@@ -1,4 +1,4 @@
-"""Evolution strategies in their plainest form: fitness-weighted sum of the noise that was tried.
+"""Evolution strategies (ES): the fitness-weighted sum of the noise that was tried.
 
 Salimans et al. 2017 (arXiv:1703.03864) as ES at Scale (arXiv:2509.24372) uses it on language
 models: N genomes at centre ± σ·ε(seed), and the centre gains α/N · Σ_g fitness_g · sign_g ·
@@ -12,20 +12,21 @@ Lost genomes (NaN fitness) are left out and N counts those that remain. A twin w
 is left out too: the difference between twins is what cancels everything that the two share, and one
 side alone would bring it back in as noise, biased if failing depends on the direction.
 
-Three things may be added. `weight_decay` draws the centre back towards the base model, not towards
-zero, by that share of the way a generation (times the learning rate's schedule): earlier
-coefficients shrink. `evaluate_centre` lets the centre itself attempt the problems, and without
-mirrored pairs its fitness is the baseline. `adaptive_sigma` steers σ by it:
+Three options. `weight_decay` moves the centre back towards the base model, not towards zero, by
+that share of the way a generation (times the learning rate's schedule). `evaluate_centre` makes the
+centre itself attempt the problems; without mirrored pairs its fitness is the baseline.
+`adaptive_sigma` adapts σ by it:
 
     σ <- σ · exp(rate · tanh(target - (fitness of the centre - mean) / std))
 
 over the genomes' mean and standard deviation: where the centre beats its neighbours by more than
 the target, σ is too large for the landscape and falls.
 
-Everything an ES-like optimizer shares is here, with one hook: `move`, what is done with the
-fitness-weighted sum. Momentum, Adam, ClipUp and Muon are that hook (`optimizers/window.py`).
+Optimizers that use the fitness-weighted sum otherwise (momentum, Adam, ClipUp, Muon, QES) override
+`move`, most of them by `optimizers/window.py`.
 """
 
+import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
@@ -41,6 +42,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
+    check_fitness,
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
@@ -194,15 +196,13 @@ class ESOptimizer(Optimizer):
     ) -> Step:
         """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
         del scores_P_G
-        if np.isinf(fitness_G).any():
-            raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+        check_fitness(fitness_G)
         if self._config.adaptive_sigma is not None:
             adapt = self._config.adaptive_sigma
             self._sigma_factor = adapt(self._sigma_factor, genomes_G, fitness_G.tolist())
         step = self.move(generation, genomes_G, fitness_G)
         decay = self._config.weight_decay * self.rate_factor(generation)
-        moves = step.terms or step.rule
-        return Step(step.terms, decay, step.rule) if decay and moves else step
+        return dataclasses.replace(step, decay=decay) if step.terms or step.rule else step
 
     def move(
         self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]

@@ -23,13 +23,13 @@ Cost: momentum's noise, and of each matrix one float32 and about five float64 co
 from collections.abc import Sequence
 
 import chz
-import numpy as np
-from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.optimizers.momentum import Momentum, MomentumOptimizer
+from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.optimizers.momentum import Momentum
+from es_cookbook.evolution.optimizers.window import AverageOptimizer, Gradient
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace
 
@@ -44,9 +44,10 @@ class Muon(Momentum):
     def _iterations(self) -> None:
         check_range(self, "iterations", at_least=1)
 
+    @override
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "MuonOptimizer":
+    ) -> AverageOptimizer:
         """Build it.
 
         Raises:
@@ -57,21 +58,10 @@ class Muon(Momentum):
                 "optimizer=muon moves every element of a matrix, also those that the mask of "
                 "search_space.density leaves as they are; take density=1 or another optimizer"
             )
-        return MuonOptimizer(self, run_seed, num_generations)
+        return super().__call__(run_seed=run_seed, num_generations=num_generations, space=space)
 
-
-class MuonOptimizer(MomentumOptimizer):
-    """Orthogonalises the averaged gradient of each matrix."""
-
-    def __init__(self, config: Muon, run_seed: int, num_generations: int) -> None:
-        super().__init__(config, run_seed, num_generations)
-        self._iterations = config.iterations
-
-    def move(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Step:
+    @override
+    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
         """Momentum's step, with the rule."""
-        step = super().move(generation, genomes_G, fitness_G)
-        if not step.terms:
-            return step
-        return Step(step.terms, rule=MuonRule(step.rms, self._iterations))
+        step = super().step(gradients, rate)
+        return Step(step.terms, rule=MuonRule(step.rms, self.iterations)) if step.terms else step

@@ -35,7 +35,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder, check_fitness
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.base import SearchSpace
 
@@ -96,6 +96,7 @@ class OffsetsOptimizer(Optimizer):
     """
 
     def __init__(self, config: OffsetsBuilder, run_seed: int, dimension: int) -> None:
+        self._config = config
         self._run_seed = run_seed
         self._sigma = config.sigma
         self._asked: int | None = None
@@ -154,8 +155,7 @@ class OffsetsOptimizer(Optimizer):
     ) -> Step:
         """To the new mean; nothing where the fitness ranks nobody."""
         del scores_P_G
-        if np.isinf(fitness_G).any():
-            raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+        check_fitness(fitness_G)
         self.ask(generation)
         if len(genomes_G) != len(self._points_G):
             raise ValueError(f"{len(self._points_G)} genomes were asked, {len(genomes_G)} told")

@@ -1,4 +1,4 @@
-"""QES: steps on a grid of whole numbers, whose rounding errors are not lost but carried on.
+"""QES: steps on a grid of integers with error feedback, which keeps what rounding left out.
 
 Quantized Evolution Strategies (Xu, Miikkulainen and Qiu 2026, arXiv:2602.03120), for the codes of a
 quantised checkpoint (`spaces/quant_codes.py`). A step of ES is a small part of a code, so rounded

@@ -65,10 +65,6 @@ class _Strategy(Protocol):
 class SepCMAOptimizer(OffsetsOptimizer):
     """Samples and updates with the `cmaes` package."""
 
-    def __init__(self, config: SepCMA, run_seed: int, dimension: int) -> None:
-        self._config = config
-        super().__init__(config, run_seed, dimension)
-
     @override
     def start(self, mean: NDArray[np.float64]) -> None:
         import cmaes

@@ -1,39 +1,38 @@
-"""Optimizers that remember: momentum, Adam, RMSProp, ClipUp and Muon over a window of gradients.
+"""Optimizers with a memory: momentum, Adam, RMSProp, ClipUp and Muon over a window of gradients.
 
-They all keep the same thing, the last generations' gradient estimates g_j = 1/N · Σ fitness · ε as
-terms, and never a tensor: a step has the window's terms again, so it needs nothing but itself and
-the centre. The window says how much is remembered, and what it costs: the noise of that many
-generations in every step, of which the newest alone is plain ES's.
+They keep the gradient estimates of the last generations, g_j = 1/N · Σ fitness · ε, as terms and
+never as tensors. A step holds the terms of the whole window, so it depends on nothing but itself
+and the centre. It costs the noise of `window` generations, where plain ES's costs that of one.
 
 A moving average v <- m v + (1 - m) g is thus Σ_j (1 - m) m^age g_j over the window, divided by the
-sum of its weights. That is Adam's bias correction, and accounts for what has left the window too.
-It matters: without (1 - m) the weights add up to 1 / (1 - m), ten at m = 0.9, so a learning rate
+sum of its weights. That is Adam's bias correction, and corrects for what has left the window too.
+Without (1 - m) the weights add up to 1 / (1 - m), ten at m = 0.9, so a learning rate
 tuned for plain ES becomes ten times as large, its diffusion a hundred times, and the run diverges
 (shown in the tests and in docs/optimizers.md).
 
-A generation without signal has an empty gradient. What is remembered still moves the centre.
+A generation without signal has an empty gradient; the others in the window still move the centre.
 """
 
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeVar
 
 import chz
 import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer, weighted_sum
+from es_cookbook.evolution.spaces.base import SearchSpace
 
 Gradient = tuple[Term, ...]
-_Config = TypeVar("_Config", bound="WindowedES")
 
 
 @chz.chz
 class WindowedES(ES):
-    """What they share."""
+    """ES with a window."""
 
     window: int = chz.field(
         default=10, doc="generations that are remembered; each costs its noise again in every step"
@@ -42,6 +41,27 @@ class WindowedES(ES):
     @chz.validate
     def _window(self) -> None:
         check_range(self, "window", at_least=1)
+
+
+@chz.chz
+class AverageES(WindowedES):
+    """Those whose step is a function of the window's gradients and the learning rate alone."""
+
+    @abstractmethod
+    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
+        """The step, without weight decay.
+
+        Args:
+            gradients: of the window, oldest first.
+            rate: the learning rate of this generation.
+        """
+
+    def __call__(
+        self, *, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> "AverageOptimizer":
+        """Build it."""
+        del space
+        return AverageOptimizer(self, run_seed, num_generations)
 
 
 class WindowOptimizer(ESOptimizer):
@@ -57,6 +77,20 @@ class WindowOptimizer(ESOptimizer):
         """Take in a generation; gives the window's gradients, oldest first."""
         self._gradients.append(weighted_sum(genomes_G, self.relative(genomes_G, fitness_G), 1.0))
         return self._gradients
+
+
+class AverageOptimizer(WindowOptimizer):
+    """Steps as its config says."""
+
+    def __init__(self, config: AverageES, run_seed: int, num_generations: int) -> None:
+        super().__init__(config, run_seed, num_generations)
+        self._step = config.step
+
+    def move(
+        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
+    ) -> Step:
+        """By the window's gradients, this generation's included."""
+        return self._step(self.remember(genomes_G, fitness_G), self.learning_rate(generation))
 
 
 def average_weights(decay: float, count: int) -> list[float]:

@@ -1,14 +1,13 @@
-"""What an individual of the genetic algorithm is: its genes, each one mutation that it inherited.
+"""An individual of the genetic algorithm: a set of genes, each one mutation that it inherited.
 
 Such et al. 2017 (arXiv:1712.06567): a network of any size is the list of the seeds that mutated its
-forebears. Here a gene is a seed and its coefficient, an individual is a set of genes, and its
-weights are the base plus its genes' terms one after the other, in the order of their birth. That
-order is the same for whoever holds them, so equal sets are equal weights, to the bit, however they
-were bred.
+ancestors. Here a gene is a seed and its coefficient, and an individual's weights are the base plus
+its genes' terms in the order of their birth. That order is the same in all individuals, so equal
+sets are equal weights, to the bit, however they were bred.
 
-The one idea: sets of genes have an algebra, and weights have none. What two individuals share, how
-far apart they are and what a child of both may hold is all set arithmetic; and a genome, which an
-engine hosts as terms beside the centre's weights, is the difference of two sets.
+What two individuals share, how far apart they are and what a child of both may have is set
+arithmetic. A genome, which an engine hosts as terms beside the centre's weights, is the difference
+of two sets.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -58,8 +57,8 @@ def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
 def distance(a: Individual, b: Individual) -> int:
     """Genes in which two individuals differ: the terms of their `difference`.
 
-    Stanley and Miikkulainen's (2002) measure of genomes, counted and not divided by their length: a
-    share of all genes would shrink as the genealogy grows, though relatives stay as far apart.
+    The measure of Stanley and Miikkulainen (2002), but not divided by the number of genes: a share
+    would shrink as genealogies grow, though relatives stay as far apart.
     """
     return len(a ^ b)
 

@@ -1,48 +1,48 @@
-"""A genetic algorithm on seeds: individuals breed, and the best of them is the centre.
+"""A genetic algorithm on seeds: individuals breed, and the fittest of them is the centre.
 
-Deep GA (Such et al. 2017, arXiv:1712.06567), with crossover, species (Stanley and Miikkulainen
-2002) and islands. A child has the genes of a parent, or of two crossed, and one new mutation:
+Deep GA (Such et al. 2017, arXiv:1712.06567) with crossover, species (Stanley and Miikkulainen 2002)
+and islands. A child has the genes of a parent, or of two crossed, and one new mutation:
 
     child = cross(tournament, tournament) or tournament;   child <- child + σ ε(new seed)
 
-The centre is always the champion, the fittest of the last generation that said anything: exactly
-the base and its genes' terms, in the order of birth. So what is evaluated, saved and exported is an
-individual that was tried. A genome is what another differs from it (`genealogy.difference`).
+The centre is the champion, the fittest of the last generation whose fitness was not all equal:
+exactly the base plus its genes' terms, in the order of birth. A genome is how another individual
+differs from it (`genealogy.difference`), so genes that an individual shares with the champion are
+in the centre's weights and cost nothing, and long genealogies fit into an engine that hosts few
+terms a genome. An individual that differs from the champion by `max_terms` genes or more does not
+breed, and a cross that would is not made: the first parent breeds alone. An island on which nobody
+may breed begins again from the champion.
 
-That is how long genealogies fit into an engine that hosts few terms a genome: what an individual
-shares with the champion is in the centre's weights and costs nothing. Who differs from the champion
-by `max_terms` genes or more has outgrown the engine and breeds no more; if that is a whole island,
-its children are the champion's. A cross that would be so far is not made, and the first parent
-breeds alone.
+A generation in which all fitness is equal changes neither champion nor parents; the next one has
+other children of the same parents. Lost genomes (NaN) do not breed.
 
-Traps. A line gains a gene a generation, so two that parted t generations ago differ by 2 t, and
-`max_terms` is also how long a niche or an island may keep to itself. Relatives are near only where
-selection is strong: truncation, larger tournaments, fewer elites. And luck: the champion is the
-best of many that were tried on few problems. Elites are tried again, on the next ones.
+Species are individuals near each other in genes, or (`species_by=behaviour`) in what they solve:
+mean |difference| of scores over the problems that both have. Behaviour is only compared within a
+generation, where all attempt the same problems; all parents, migrants too, are from one generation.
 
-Species keep to themselves who differ in genes, or (`species_by=behaviour`) in what they solve:
-mean |difference| of rewards over the problems that both have. Behaviour is only compared within a
-generation, in which all attempt the same problems: the last one that said anything, from which all
-parents are, migrants between islands too. Its trap: sampled answers differ by luck, so that an
-individual is some way from itself, and `species_distance` must be more than that. Whoever is alone
-in a species breeds, so many small ones are little selection.
+`es_weight` mixes in evolution strategies: α/N · Σ fitness · ε over the new mutations, with their
+mean fitness as the baseline, is added to a trunk of terms that all individuals share. All of them
+move alike, and no genome grows.
 
-What was tied says nothing: a generation in which all fitness is equal changes neither champion nor
-parents, and the next one has other children of the same parents. Lost genomes (NaN) do not breed.
+`merge_every` replaces the population by one individual (`es.merged`): each inherited gene with the
+mean of its holders' coefficients, and the new mutations by fitness, as in an ES step of α
+`es_weight`. It becomes the trunk, and everybody begins there again without genes.
 
-`es_weight` mixes in evolution strategies: over the new mutations, α/N · Σ fitness · ε is added to a
-trunk that all individuals have, so that all move alike and no genome grows; the mean of the
-mutants is the baseline.
+Traps:
 
-`merge_every` makes one of all, as seeds-based codes do (`es.merged`): each inherited gene with the
-mean of its holders' coefficients, the new mutations by their fitness as in an ES step of α
-`es_weight`. That is the trunk from then on, and everybody begins at it without genes, within any
-engine's rank again. Trap: a gene that one holds counts as much as one that all hold, so merge after
-selection has left few lines.
+- Two lines that parted t generations ago differ by 2 t genes, so `max_terms` also limits how long a
+  niche or an island stays apart. Strong selection (truncation, larger tournaments, fewer elites)
+  keeps relatives near.
+- The champion is the best of many that were tried on few problems, and so partly lucky. Elites are
+  tried again, on the next problems.
+- Sampled answers vary, so `species_distance` by behaviour must be more than an individual differs
+  from itself. Who is alone in a species breeds, so many small species select little.
+- In a merge, a gene that one individual holds counts as much as one that all hold: merge after
+  selection has left few lines.
 
-Cost: noise of one term a generation while the champion's line goes on; of all its genes (with
-`es_weight`: and of the whole trunk) when another line takes over, in time and in the history. Of
-the terms of all genomes when they are loaded. Memory: a few megabytes of genes.
+Cost: the noise of one term a generation while the champion's line goes on; when another line takes
+over, that of all its genes (with `es_weight`, of the whole trunk too), in time and in the history.
+Loading takes the noise of the terms of all genomes. Memory: a few megabytes of genes.
 """
 
 import dataclasses
@@ -62,6 +62,7 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
+    check_fitness,
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
@@ -82,7 +83,7 @@ from es_cookbook.evolution.optimizers.genetic.selection import (
     best_first,
     elites,
     migrated,
-    quotas,
+    parents_of,
     species_of,
     tournament,
 )
@@ -136,7 +137,6 @@ class Genetic(OptimizerBuilder):
     es_weight: float = chz.field(
         default=0.0, doc="α of an ES step over the new mutations that moves everybody; 0: none"
     )
-
     merge_every: int = chz.field(
         default=0, doc="generations after which all individuals are merged into one; 0: never"
     )
@@ -282,8 +282,7 @@ class GeneticOptimizer(Optimizer):
     ) -> Step:
         """From the champion before to the champion now, and the ES step if there is one."""
         del genomes_G  # The same that `population` knows.
-        if np.isinf(fitness_G).any():
-            raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
+        check_fitness(fitness_G)
         asked = self.population(generation)
         told = self._told(asked.members_G, scores_P_G, fitness_G)
         self._latest = None
@@ -314,7 +313,7 @@ class GeneticOptimizer(Optimizer):
         return self._latest
 
     def _bred(self, generation: int) -> Population:
-        """An island keeps its elites and fills up with children, by its species' quotas."""
+        """On each island: its elites, and children of those near enough to be hosted."""
         config, apart = self._config, DISTANCES[self._config.species_by]
         members_G: list[Member] = []
         outgrown = num_species = 0
@@ -326,13 +325,7 @@ class GeneticOptimizer(Optimizer):
             kept = elites(species, config.num_elites)
             members_G += [Member(parent.individual, i) for parent in kept]
             first, end = (config.population_size * n // config.num_islands for n in (i, i + 1))
-            pools = [
-                members[: math.ceil(config.truncation * len(members))]
-                for members, quota in zip(
-                    species, quotas(species, end - first - len(kept)), strict=True
-                )
-                for _ in range(quota)
-            ]
+            pools = parents_of(species, end - first - len(kept), config.truncation)
             children = [self._child(generation, n, pool) for n, pool in enumerate(pools, first)]
             members_G += [Member(inherited | {new}, i, new) for inherited, new, _ in children]
             outgrown += len(parents) - len(near) + sum(crossed for *_, crossed in children)

@@ -1,15 +1,14 @@
 """Who breeds: tournaments, elites, truncation, and species that share what they may have.
 
-Tournaments look at order alone, so it does not matter how rewards were shaped into fitness. Species
+Tournaments use order alone, so how rewards were shaped into fitness does not matter. Species
 (Stanley and Miikkulainen 2002) keep a niche alive while it is still worse than the best: similar
-individuals compete with each other, and a species has as many children as its *mean* says, however
-many members it has. That is fitness sharing; over ranks instead of fitness, because centred fitness
-is negative for half of them.
+individuals compete with each other, and the number of a species' children follows from its *mean*,
+not from its size. That is fitness sharing, over ranks, because centred fitness is negative for half
+of them.
 
-What is similar is said by genes or by behaviour. Genes tell relatives from strangers, whatever they
-do. Behaviour, as novelty search has it (Lehman and Stanley 2011) but here rewards problem by
-problem, tells those who solve some problems from those who solve others, even where one mutation
-is all that lies between them.
+Individuals are similar in genes or in behaviour. Genes tell relatives from strangers, whatever they
+do. Behaviour, as in novelty search (Lehman and Stanley 2011) but here scores problem by problem,
+tells those who solve some problems from those who solve others, even one mutation apart.
 """
 
 import dataclasses
@@ -143,6 +142,23 @@ def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
     for s in by_remainder[: number - sum(counts)]:
         counts[s] += 1
     return counts
+
+
+def parents_of(
+    species: Sequence[Sequence[Parent]], number: int, truncation: float
+) -> list[Sequence[Parent]]:
+    """For each child, who may be its parents: the best share of a species, by `quotas`.
+
+    Args:
+        species: each best first.
+        number: of children.
+        truncation: the share of a species that may breed, rounded up.
+    """
+    return [
+        members[: math.ceil(truncation * len(members))]
+        for members, quota in zip(species, quotas(species, number), strict=True)
+        for _ in range(quota)
+    ]
 
 
 def migrated(islands: Sequence[Sequence[Parent]]) -> list[list[Parent]]:
