@@ -81,6 +81,8 @@ class Compare:
                 raise ConfigError(f"{field} must name at least one, found none")
             if len(set(values)) < len(values):
                 raise ConfigError(f"{field} must be different ones, found {tuple(values)}")
+        if not self.metric.startswith("test/"):
+            raise ConfigError(f"metric must be a held-out one, test/..., found {self.metric!r}")
 
     @property
     def labelled(self) -> list[tuple[str, str]]:
@@ -142,6 +144,7 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[train.Co
     for label, own in of_one.items():
         _check(f"{label}.", own, compare.taken)
     _check("", of_all, [*compare.taken, *of_one])
+
     default = compare.config_class(trackers=JsonlTrackerBuilder())
     found: dict[str, list[train.Config]] = {}
     for label, name in compare.labelled:

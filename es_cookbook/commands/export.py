@@ -1,12 +1,103 @@
 """Write the centre of a run as files that other programs load.
 
-python -m es_cookbook export log_path=runs/mine output=exported
-python -m es_cookbook export log_path=runs/mine generation=20 output=exported
-python -m es_cookbook export log_path=runs/mine rank=8 output=adapter
+    python -m es_cookbook export log_path=runs/mine output=exported
+    python -m es_cookbook export log_path=runs/mine generation=20 output=exported
+    python -m es_cookbook export log_path=runs/mine rank=8 output=adapter
+
+The run directory is only read, and the run may be going on.
 """
 
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.runs.export.export import ExportConfig, export
+from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.runs.export.export import write_export
+from es_cookbook.runs.replay import Replay, open_replay
+
+
+@chz.chz
+class ExportConfig:
+    """Write a run's centre as a Hugging Face model directory or a PEFT adapter."""
+
+    log_path: str = chz.field(doc="run directory; it is only read")
+    output: str = chz.field(doc="directory to make; it must not be there yet")
+    generation: int | None = chz.field(
+        default=None, doc="the centre after so many generations, 0 is the base; all if unset"
+    )
+    merge: bool = chz.field(
+        default=False, doc="of an adapter run: write the whole model, with the adapter merged"
+    )
+    rank: int | None = chz.field(
+        default=None,
+        doc="of a low-rank or full-rank run: write an adapter of this rank, an approximation",
+    )
+    model_name: str | None = chz.field(
+        default=None, doc="where the base model is now, if not where it was"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "rank", at_least=1)
+        check_range(self, "generation", at_least=0)
+
+
+def export(config: ExportConfig) -> str:
+    """Write the export.
+
+    Returns:
+        What is to be said about it.
+
+    Raises:
+        ConfigError: The output is there already, or these options do not go with this run.
+        ModelError: The base cannot be found or read.
+        HistoryError: There is no such generation, the base is another than the run began with, or
+            the rebuilt centre is not the recorded one.
+        RunDirectoryError: There is no such run, or the output cannot be written.
+    """
+    output = Path(config.output)
+    if output.exists() or output.is_symlink():
+        raise ConfigError(f"output {str(output)!r} is there already; give another one")
+    try:
+        replay = open_replay(Path(config.log_path), config.generation, model_name=config.model_name)
+    except ModelError as error:
+        if config.model_name is not None:
+            raise
+        raise ModelError(
+            f"{error}; if the base has moved, give model_name=its new place"
+        ) from error
+    _check_options(config, replay)
+    written = write_export(replay, output, merge=config.merge, rank=config.rank)
+    said = list(written.said)
+    if config.merge and replay.space.adapter is None:
+        said.append("merge=true changes nothing: this run moves the model's own weights")
+    which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
+    said.append(
+        f"exported the centre after {replay.generation} generations ({which}) as {written.kind}: "
+        f"{output}"
+    )
+    return "\n".join(said)
+
+
+def _check_options(config: ExportConfig, replay: Replay) -> None:
+    if config.rank is None:
+        return
+    if config.merge:
+        raise ConfigError("rank gives an adapter and merge=true a whole model; give one of them")
+    if (adapter := replay.space.adapter) is not None:
+        raise ConfigError(
+            f"rank={config.rank} is for runs that move whole weights; this run's adapter has rank "
+            f"{adapter.lora.rank} and is written as it is without it"
+        )
+    kinds = {info.name: info.kind for info in replay.infos}
+    if others := [name for name in replay.space.shapes if kinds[name] != "linear"]:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise ConfigError(
+            f"rank={config.rank}: an adapter holds changes of linear weights only, and this run "
+            f"also moves {', '.join(others[:3])}{more}; leave rank out for a whole model"
+        )
 
 
 def main(config: ExportConfig) -> None:

@@ -40,16 +40,13 @@ class HubCommand:
 
 def main(config: HubCommand) -> None:
     """Push, and print the address of the commit."""
-    timer = None
-    if config.timeout is not None:
-        timer = threading.Timer(config.timeout, _give_up, [config])
-        timer.daemon = True
-        timer.start()
+    timer = threading.Timer(config.timeout or threading.TIMEOUT_MAX, _give_up, [config])
+    timer.daemon = True
+    timer.start()
     try:
         print(push(Path(config.path), config.repo_id, config.revision, config.private))
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
 
 
 def _give_up(config: HubCommand) -> None:

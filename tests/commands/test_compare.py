@@ -140,6 +140,7 @@ def test_a_recipe_needs_nothing_but_a_cli_config(
         (["optimizers=es", "twin.num_generations=7"], "an optimizer that is not compared"),
         (["optimizers=es", "es.optimizer.sigmo=7"], "did you mean 'optimizer.sigma'?"),
         (["optimizers=es", "num_generation=7"], "did you mean 'num_generations'?"),
+        (["optimizers=es", "metric=correct"], "metric must be a held-out one, test/..., found"),
         (["optimizers=es", "recipe=count"], "unknown recipe 'count': did you mean 'countdown'?"),
         (["optimizers=es", "sedes=7"], "did you mean 'seeds'?"),
         (["optimizers=es", "seed=7"], "seed cannot be given: seeds=... says which"),

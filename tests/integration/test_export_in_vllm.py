@@ -6,11 +6,11 @@ import anyio
 import pytest
 
 from benchmarks.export import vllm_answers
+from es_cookbook.commands.export import ExportConfig, export
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.runs.export.export import ExportConfig, export
 from tests.runs.export_runs import PROMPTS, engine_at, greedy, make_base, make_run
 
 pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from es_cookbook import train
 from es_cookbook.commands import fork
+from es_cookbook.commands.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.optimizers.cma import CMA
@@ -22,7 +23,6 @@ from es_cookbook.recipes.countdown.demonstrations import Demonstrations
 from es_cookbook.recipes.countdown.demonstrations import main as demonstrate
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.export.export import ExportConfig, export
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.engines.torch.reference import request, running_engine, sample_all

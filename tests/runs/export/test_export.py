@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.commands.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.qes import QES
@@ -28,7 +29,6 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.quant_codes import QuantCodes
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
-from es_cookbook.runs.export.export import ExportConfig, export
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.history import store
 from tests.quantised_models import How, quantise

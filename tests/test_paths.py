@@ -1,0 +1,100 @@
+"""What scripts import and documents show keeps its place, or somebody's script breaks."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.__main__ import COMMANDS, RECIPES
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
+    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "lab_notes.md"),
+    *sorted((ROOT / "recipes").rglob("*.py")),
+    *(path for path in (ROOT / "es_cookbook").rglob("*.py") if path.name != "configs.py"),
+]
+"""Lab notes say what was there on their day, and configs.py where recorded classes were."""
+
+IMPORTED = {
+    "es_cookbook.train": "Config main run MAY_DIFFER recorded_config",
+    "es_cookbook.train.sweep": "run_all refuse_unequal_rollouts",
+    "es_cookbook.rl.types": (
+        "Action Datasets Env EnvGroup EnvGroupBuilder GroupReward Logs LostRollout Metrics "
+        "Observation Policy RLDataset RLDatasetBuilder SamplingParams StepResult Trajectory "
+        "TrajectoryGroup Transition"
+    ),
+    "es_cookbook.rl.problem_env": "ProblemEnv render_prompt",
+    "es_cookbook.common.cli": "run_cli changed split_options",
+    "es_cookbook.common.configs": "Names config_from_json config_to_json load_config",
+    "es_cookbook.common.errors": "ESCookbookError ConfigError DataError EnvError nearest",
+    "es_cookbook.common.seeds": "derive_seed",
+    "es_cookbook.evolution.optimizers.base": "OPTIMIZER_NAMES Optimizer OptimizerBuilder",
+    "es_cookbook.evolution.optimizers.es": "ES",
+    "es_cookbook.recipes.countdown.env": "CountdownEnv",
+    "es_cookbook.recipes.countdown.dataset": "CountdownDatasetBuilder",
+    "es_cookbook.recipes.countdown.problems": "Problem generate_problems solve",
+    "es_cookbook.recipes.countdown.train_cli": "BUNDLED_MODEL RECOMMENDED CLIConfig cli main",
+    "es_cookbook.recipes.countdown.warm_start": "cli main",
+    "es_cookbook.recipes.countdown.demonstrations": "cli main",
+    "es_cookbook.baselines.sft": "cli main",
+    "es_cookbook.runs.files": "replace_file",
+    "es_cookbook.runs.report.comparison": "summarise table",
+    "es_cookbook.runs.report.plots": "Line draw",
+    "es_cookbook.runs.tracking.jsonl": "JsonlTrackerBuilder read_metrics",
+}
+"""Module -> the names in it that scripts use."""
+
+
+@pytest.mark.parametrize("module", IMPORTED)
+def test_what_scripts_import_is_there(module: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in IMPORTED[module].split() if not hasattr(found, name)] == []
+
+
+def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> None:
+    assert set(COMMANDS) == {
+        *("resume", "fork", "rewind", "play", "export", "plan", "hub", "compare")
+    }
+    assert set(RECIPES) == {"countdown"}
+    for module, _ in (COMMANDS | RECIPES).values():
+        assert callable(importlib.import_module(module).cli)
+
+
+def shown(pattern: str) -> set[tuple[str, str]]:
+    """(document, what matches) in everything that a user reads."""
+    return {
+        (path.name, match)
+        for path in DOCUMENTS
+        for match in re.findall(pattern, path.read_text(encoding="utf-8"))
+    }
+
+
+def test_every_command_that_a_document_shows_exists() -> None:
+    commands = shown(r"(?:python -m es_cookbook|es-cookbook) ([a-z]+)\b(?= [\w.]+=| --help|`)")
+    assert len({name for _, name in commands}) > 5, "the search finds them"
+    assert {(path, name) for path, name in commands if name not in COMMANDS | RECIPES} == set()
+
+
+def test_every_module_that_a_document_runs_has_a_command_line() -> None:
+    modules = shown(r"python -m (es_cookbook\.[\w.]*\w)")
+    assert len({name for _, name in modules}) >= 4, "the search finds them"
+    for _, name in modules:
+        assert callable(importlib.import_module(name).cli), name
+
+
+def test_every_path_into_the_package_that_a_document_shows_exists() -> None:
+    paths = shown(r"\bes_cookbook(?:\.[a-zA-Z_]\w*)+")
+    assert len(paths) > 20, "the search finds them"
+    assert [f"{document}: {path}" for document, path in sorted(paths) if not exists(path)] == []
+
+
+def exists(path: str) -> bool:
+    """Whether it is a module, a room, or a name in one."""
+    *parents, name = path.split(".")
+    place = ROOT.joinpath(*parents)
+    if (place / name).is_dir() or (place / f"{name}.py").exists():
+        return True
+    module = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return module.exists() and re.search(rf"\b{name}\b", module.read_text("utf-8")) is not None
