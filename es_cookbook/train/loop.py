@@ -14,6 +14,7 @@ from pathlib import Path
 
 import anyio
 
+from es_cookbook.common.terminal import command
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.train.config import Config
@@ -51,8 +52,7 @@ def run(config: Config) -> None:
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
             f"interrupted {when}; to go on, run the same command with "
-            "behavior_if_log_dir_exists=resume, or python -m es_cookbook resume "
-            f"log_path={config.log_path}"
+            f"behavior_if_log_dir_exists=resume, or {command('resume')} log_path={config.log_path}"
         )
 
 

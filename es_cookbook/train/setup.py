@@ -17,6 +17,7 @@ import anyio
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.garbage import rare_garbage_collection
+from es_cookbook.common.terminal import command
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
@@ -154,8 +155,8 @@ async def _go_on(
         fork.generation if fork else 0,
         "; resume with the version of es_cookbook and the num_generations (where a schedule "
         "depends on it) that the run began with, or fork it with "
-        f"generation={history.next_generation} (python -m es_cookbook fork), which takes the "
-        "recorded steps as given",
+        f"generation={history.next_generation} ({command('fork')}), which takes the recorded "
+        "steps as given",
     )
     if records:
         await restore(engine, history.path, history.header, records, config.model_name)
