@@ -28,6 +28,13 @@ settings.register_profile(
 settings.load_profile("es_cookbook")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts vLLM or Ray is slow; other slow tests are marked where they are."""
+    for item in items:
+        if "integration" in item.path.parts or item.get_closest_marker("xdist_group"):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Async tests run on asyncio, which the engines use."""
