@@ -1,7 +1,7 @@
 """vLLM's processes, forked from one that has imported vLLM already: that is most of their start.
 
 They are told what vLLM tells a fresh process, the environment included. Fresh ones are started by
-the engines in Ray actors (`test_ray_vllm.py`) and in `tests/commands/test_plan.py`.
+the engines in Ray actors (`integration/test_ray_vllm.py`).
 """
 
 import os
