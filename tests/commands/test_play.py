@@ -116,6 +116,7 @@ def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> lis
     return anyio.run(ask)
 
 
+@pytest.mark.slow
 def test_through_a_pipe_an_answer_is_a_line_and_nothing_else_is_said(log_path: Path) -> None:
     typed = "A\n/base\nA\n/generation 2\nA\n/genome 1\nA\n/generation\nA\n/quit\nnever\n"
     done = piped(log_path, typed)
@@ -168,6 +169,7 @@ def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> N
     assert json.loads(once.stdout)["name"] == "test 51"
 
 
+@pytest.mark.slow
 def test_what_a_model_writes_stays_on_its_line_and_can_be_undone(fake_run: Path) -> None:
     typed = "hello\n/problem 0\nhello again\n"
     done = piped(fake_run, typed, "engine=tests.play_engines:HostileBuilder", encoding="ascii")
@@ -195,6 +197,7 @@ def test_a_mistake_in_a_pipe_stops_it_and_names_the_line(fake_run: Path) -> None
     assert done.stderr.startswith("line 2: there is no command /genom; did you mean 'genome'? ")
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(fake_run: Path) -> None:
     player = subprocess.Popen(
         command(fake_run),
@@ -293,6 +296,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+@pytest.mark.slow
 def test_a_person_is_told_who_answers_and_may_err(log_path: Path) -> None:
     person = Person(*command(log_path))
     hint = person.sees("generation 4, centre> ")
@@ -321,6 +325,7 @@ def test_a_person_is_told_who_answers_and_may_err(log_path: Path) -> None:
     assert person.leaves() == 0
 
 
+@pytest.mark.slow
 def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(fake_run: Path) -> None:
     person = Person(*command(fake_run, "engine=tests.play_engines:HostileBuilder"))
     person.sees("centre> ")
@@ -338,6 +343,7 @@ def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(fake_run:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_then_the_program(fake_run: Path) -> None:
     person = Person(*command(fake_run, "engine=tests.play_engines:SilentBuilder"))
     person.sees("centre> ")

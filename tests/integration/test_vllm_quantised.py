@@ -16,7 +16,11 @@ from tests.integration.vllm_models import make_vllm_model
 from tests.quantised_models import How, quantise
 
 pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.anyio]
+pytestmark = [
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.usefixtures("warm_vllm"),
+    pytest.mark.anyio,
+]
 
 STEP = Step((Term(5, 0.3),))
 GENOMES_G = (Genome((Term(1, 0.5),)), Genome((Term(1, -0.5),)))

@@ -28,7 +28,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.engines.torch.reference import request, running_engine, sample_all
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install 'es-cookbook[baselines]'")
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from es_cookbook.runs.tracking.jsonl import read_metrics
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
+@pytest.mark.slow
 def test_an_env_of_ones_own_trains(tmp_path: Path) -> None:
     options = [f"log_path={tmp_path / 'run'}", "optimizer.population_size=6", "num_generations=2"]
     command = [sys.executable, str(RECIPES / "custom_env.py"), *options]

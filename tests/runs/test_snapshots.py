@@ -148,6 +148,7 @@ writer.finish()
 """
 
 
+@pytest.mark.slow
 def test_sigkill_while_one_is_written_leaves_nothing_under_its_name(recorded: Recorded) -> None:
     process = subprocess.Popen([sys.executable, "-c", _SLOW_WRITER, str(recorded.path)], cwd=ROOT)
     path = recorded.path / "snapshots" / "000005.safetensors"

@@ -366,6 +366,7 @@ def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     options = (
         f"model_name={BASE}",
@@ -390,6 +391,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     await cancelled_after_more_than(recorded, resumed)
 
 
+@pytest.mark.slow
 async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_model(
     tmp_path: Path,
 ) -> None:
@@ -412,6 +414,7 @@ async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_m
     assert (tmp_path / "history.jsonl").read_bytes().startswith(recorded)
 
 
+@pytest.mark.slow
 async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     options = (f"model_name={model}", "engine.num_lanes=1")
@@ -464,6 +467,7 @@ async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is
         assert {"genetic/outgrown", "genetic/species"} <= row.keys()
 
 
+@pytest.mark.slow
 def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
     tmp_path: Path,
 ) -> None:

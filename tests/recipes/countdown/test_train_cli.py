@@ -117,6 +117,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_generation(
     assert not log_path.exists()
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_says_what_it_brought(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "es_cookbook.recipes.countdown.train_cli"]
     done = subprocess.run(

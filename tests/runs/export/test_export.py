@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import re
-import resource
 import shutil
-import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import es_cookbook.__main__
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.commands.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
@@ -31,6 +30,7 @@ from es_cookbook.evolution.spaces.quant_codes import QuantCodes
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.history import store
+from tests.limits import largest_file
 from tests.quantised_models import How, quantise
 from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
 
@@ -391,30 +391,28 @@ async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
             ExportConfig(log_path="x", output="y", **{name: value})
 
 
-async def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path, base: Path) -> None:
+async def test_a_full_disk_leaves_nothing_under_the_final_name(
+    tmp_path: Path,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = await make_run(tmp_path / "run", base, LowRank())
     size = (base / "model.safetensors").stat().st_size
-
-    def as_program(limit: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "es_cookbook", "export"]
-        command += [f"log_path={run}", f"output={tmp_path / 'out' / 'here'}"]
-        limits = (limit, limit)
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
-        )
-
-    full = as_program(size // 2)
-    assert full.returncode == 1
-    assert full.stderr.startswith("cannot write output") and full.stderr.count("\n") == 1
-    assert "nothing was left" in full.stderr
+    options = ["export", f"log_path={run}", f"output={tmp_path / 'out' / 'here'}"]
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
+    with largest_file(size // 2), pytest.raises(SystemExit) as stopped:
+        es_cookbook.__main__.main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 1
+    assert said.startswith("cannot write output") and said.count("\n") == 1
+    assert "nothing was left" in said
     assert list((tmp_path / "out").iterdir()) == []
-    done = as_program(2 * size)
-    assert done.returncode == 0, done.stderr
-    assert "exported the centre after 3 generations" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
+    with largest_file(2 * size):
+        es_cookbook.__main__.main()
+    assert "exported the centre after 3 generations" in capsys.readouterr().out
 
 
 async def test_what_a_process_left_that_died_is_cleared_away(tmp_path: Path, base: Path) -> None:

@@ -191,6 +191,7 @@ async def test_without_a_token_the_run_says_so_at_once_and_goes_on(
     assert hub.requests == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Path) -> None:
     hub.hang = 600
     options = [

@@ -9,6 +9,8 @@ import pytest
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def logged_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,12 +163,12 @@ class TestPrograms:
         assert torch.equal(out.cpu().nan_to_num(9.0), expected.nan_to_num(9.0))
 
     def test_a_tensor_of_any_strides_is_written(self) -> None:
-        shape = (37, 130)
+        shape = (9, 130)
         expected = torch.from_numpy(noise(3, "w", shape))
-        transposed = torch.empty(130, 37, device=DEVICE).mT
+        transposed = torch.empty(130, 9, device=DEVICE).mT
         twin.noise_into(transposed, 3, "w")
         assert same_bits(transposed, expected)
-        every_other = torch.zeros(37, 260, device=DEVICE)
+        every_other = torch.zeros(9, 260, device=DEVICE)
         twin.noise_into(every_other[:, ::2], 3, "w")
         assert same_bits(every_other[:, ::2], expected)
         assert not every_other[:, 1::2].any()
@@ -241,7 +241,7 @@ class TestPrograms:
     @pytest.mark.parametrize("builder", SHARING)
     @pytest.mark.parametrize("in_part", [False, True])
     def test_shares_and_masks(self, builder: SearchSpaceBuilder, in_part: bool) -> None:
-        space = builder([ParameterInfo(f"{i}.q.weight", (30, 150), "linear") for i in range(3)])
+        space = builder([ParameterInfo(f"{i}.q.weight", (9, 150), "linear") for i in range(3)])
         terms = [*TERMS, Term(4, 0.3), Term(9, -0.3)]
         add = space.device_adder(terms, DEVICE)
         for name, (num_rows, num_columns) in space.shapes.items():
@@ -273,11 +273,11 @@ class TestPrograms:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_shards_move_as_the_whole_does(self, kind: NoiseKind) -> None:
-        shape = (30, 150)
+        shape = (12, 150)
         dense, low_rank = start_of(shape), start_of(shape)
         FullRankSpace({"w": shape}, kind).add_terms_("w", dense, TERMS)
         LowRankSpace({"w": shape}, 3, kind).add_terms_("w", low_rank, TERMS)
-        for rows, columns in [((0, 30), (40, 150)), ((7, 30), (0, 150)), ((8, 9), (3, 4))]:
+        for rows, columns in [((0, 12), (40, 150)), ((7, 12), (0, 150)), ((8, 9), (3, 4))]:
             region = slice(*rows), slice(*columns)
             part = Part(rows, columns, 150)
             found = start_of(shape).to(DEVICE)
@@ -316,8 +316,8 @@ class TestPrograms:
 
     def test_the_benchmark_measures_every_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_noise, "SLOTS", 2)
-        rows = triton_noise.measured(DEVICE, side=16, calls=1, repeats=1)
-        rows += triton_noise.whole_steps(DEVICE, side=16, repeats=1)
+        rows = triton_noise.measured(DEVICE, side=4, calls=1, repeats=1)
+        rows += triton_noise.whole_steps(DEVICE, side=4, repeats=1)
         assert [row.unit for row in rows] == ["GB/s", *["GB/s", "x"] * 14, *["s", "s", "x"] * 2]
         assert all(row.value > 0 for row in rows)
 
@@ -378,6 +378,7 @@ INTERPRETED = {
 
 @pytest.mark.skipif(RUNS_HERE, reason="the programs run in this process")
 @pytest.mark.parametrize("what", INTERPRETED)
+@pytest.mark.slow
 def test_in_tritons_interpreter(what: str) -> None:
     tests = INTERPRETED[what]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
