@@ -106,18 +106,15 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
     quantised: dict[str, QuantisedWeight] = {}
     try:
-        if checkpoint is not None:
-            quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
         with _no_progress_bar():
-            loaded = (
-                AutoModelForCausalLM.from_pretrained(
-                    model_name,
-                    dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-                    output_loading_info=True,
+            if checkpoint is None:
+                held = dtype if dtype == "auto" else getattr(torch, dtype)
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    model_name, dtype=held, output_loading_info=True
                 )
-                if checkpoint is None
-                else _load_quantised(checkpoint, quantised, dtype)
-            )
+            else:
+                quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
+                loaded = _load_quantised(checkpoint, quantised, dtype)
     except ModelError:
         raise
     except Exception as error:
@@ -167,9 +164,8 @@ def _load_quantised(
     """As `from_pretrained` gives it, the quantised weights as what they stand for."""
     model_name = checkpoint.model_name
     config = AutoConfig.from_pretrained(model_name)
-    vars(config).pop(
-        "quantization_config", None
-    )  # or transformers would want its own quantisers for it
+    # transformers would want its own quantisers for it.
+    vars(config).pop("quantization_config", None)
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
     if held is None:
         held = quantised[checkpoint.layers[0]].scales.dtype
