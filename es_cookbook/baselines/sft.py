@@ -21,6 +21,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
+from es_cookbook.common.files import whole_directory
 from es_cookbook.rl.data.rows import Row, load_rows
 
 
@@ -76,7 +77,7 @@ def main(config: SFTConfig) -> None:
     import torch
     from datasets import Dataset
 
-    from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, whole_directory
+    from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 
     model = load_causal_lm(config.model_name, "float32", torch.device("cpu"))
     _check_targets(config, {name.rpartition(".")[2] for name, _ in model.named_modules()})

@@ -5,9 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
-import shutil
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, cast
@@ -29,17 +27,16 @@ from transformers.utils.logging import (
 
 from es_cookbook.checkpoints.quantised import (
     QuantisedCheckpoint,
-    is_quantised,
-    quantised_checkpoint,
-)
-from es_cookbook.checkpoints.quantised_linear import (
     QuantisedWeight,
     QuantLinear,
+    is_quantised,
     parameter_name,
+    quantised_checkpoint,
     quantised_layers,
 )
-from es_cookbook.checkpoints.weights import WeightFiles, find_file, weight_files
+from es_cookbook.checkpoints.tensors import WeightFiles, find_file, first_line, weight_paths
 from es_cookbook.common.errors import EngineError, ModelError
+from es_cookbook.common.files import whole_directory
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 _VOCABULARY = "tokenizer.json"
@@ -87,7 +84,7 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(model_name)
     except Exception as error:  # transformers raises many kinds; to the user it is one mistake
         raise ModelError(
-            f"model_name: cannot load the tokenizer of {model_name!r}: {_first_line(error)}"
+            f"model_name: cannot load the tokenizer of {model_name!r}: {first_line(error)}"
         ) from error
 
 
@@ -109,22 +106,19 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
     quantised: dict[str, QuantisedWeight] = {}
     try:
-        if checkpoint is not None:
-            quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
         with _no_progress_bar():
-            loaded = (
-                AutoModelForCausalLM.from_pretrained(
-                    model_name,
-                    dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-                    output_loading_info=True,
+            if checkpoint is None:
+                held = dtype if dtype == "auto" else getattr(torch, dtype)
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    model_name, dtype=held, output_loading_info=True
                 )
-                if checkpoint is None
-                else _load_quantised(checkpoint, quantised, dtype)
-            )
+            else:
+                quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
+                loaded = _load_quantised(checkpoint, quantised, dtype)
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
+        raise ModelError(f"model_name: cannot load {model_name!r}: {first_line(error)}") from error
     model, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", loaded)
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
         raise ModelError(
@@ -151,7 +145,7 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_name))
     except Exception as error:
-        raise ModelError(f"model_name: cannot load {model_name!r}: {_first_line(error)}") from error
+        raise ModelError(f"model_name: cannot load {model_name!r}: {first_line(error)}") from error
 
 
 def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTrainedModel:
@@ -174,9 +168,8 @@ def _load_quantised(
     """As `from_pretrained` gives it, the quantised weights as what they stand for."""
     model_name = checkpoint.model_name
     config = AutoConfig.from_pretrained(model_name)
-    vars(config).pop(
-        "quantization_config", None
-    )  # or transformers would want its own quantisers for it
+    # transformers would want its own quantisers for it.
+    vars(config).pop("quantization_config", None)
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
     if held is None:
         held = quantised[checkpoint.layers[0]].scales.dtype
@@ -213,28 +206,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
     Raises:
         EngineError: The path exists.
     """
-    if path.exists():
-        raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
-    with whole_directory(path) as beside:
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-
-
-@contextlib.contextmanager
-def whole_directory(path: Path) -> Generator[Path]:
-    """A directory to fill, beside its final name: on the disk and renamed in the end, or gone."""
-    beside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
-        beside.mkdir()
-        yield beside
-        for file in (*beside.iterdir(), beside):
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-        os.rename(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with _new_directory(path, tokenizer) as directory:
+        model.save_pretrained(directory)
 
 
 def save_quantised(
@@ -254,11 +227,17 @@ def save_quantised(
     Raises:
         EngineError: The path exists.
     """
+    with _new_directory(path, tokenizer) as directory:
+        checkpoint.write(directory, dict(checkpoint.stored(name, value) for name, value in moved))
+
+
+@contextlib.contextmanager
+def _new_directory(path: Path, tokenizer: PreTrainedTokenizerBase) -> Generator[Path]:
     if path.exists():
         raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
-    with whole_directory(path) as beside:
-        checkpoint.write(beside, dict(checkpoint.stored(name, value) for name, value in moved))
-        tokenizer.save_pretrained(beside)
+    with whole_directory(path) as directory:
+        yield directory
+        tokenizer.save_pretrained(directory)
 
 
 def base_identity(model_name: str) -> BaseIdentity:
@@ -269,7 +248,7 @@ def base_identity(model_name: str) -> BaseIdentity:
     Raises:
         ModelError: Weights or tokenizer are missing or cannot be read; says where.
     """
-    files = weight_files(model_name)
+    files = WeightFiles(weight_paths(model_name))
     names = sorted(files)
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         digests = pool.map(_tensor_digest, itertools.repeat(files), names)
@@ -283,6 +262,57 @@ def tokenizer_files(model_name: str) -> list[Path]:
     """The files of a directory's or Hub name's tokenizer, all that there are."""
     names = (*_TOKENIZER_FILES, *_TOKENIZER_SETTINGS)
     return [path for name in names if (path := find_file(model_name, name))]
+
+
+class BaseParameters(Mapping[str, torch.Tensor]):
+    """A base model's parameters, each read when it is asked for, as an engine holds them.
+
+    A parameter is looked up in the checkpoint under its own name, or under another that is tied to
+    it, and cast to the engine's dtype. Where the checkpoint stores the model otherwise (some
+    architectures fuse or rename on loading), transformers loads all of it, as an engine does, and
+    then it does take the memory of the model. Threads may share it.
+
+    Args:
+        model_name: directory or Hub name.
+        architecture: the model without weights.
+        names: parameters that will be asked for.
+        dtype: "auto" for the checkpoint's own, or a dtype's name.
+
+    Attributes:
+        dtype: that they are cast to.
+
+    Raises:
+        ModelError: The checkpoint cannot be read.
+    """
+
+    def __init__(
+        self, model_name: str, architecture: PreTrainedModel, names: Collection[str], dtype: str
+    ) -> None:
+        files = WeightFiles(weight_paths(model_name))
+        self.dtype = _held_dtype(architecture, files) if dtype == "auto" else getattr(torch, dtype)
+        self._source: Mapping[str, torch.Tensor] = files
+        parameters = dict(architecture.named_parameters(remove_duplicate=False))
+        stored_as: dict[int, str] = {}
+        for name, parameter in parameters.items():
+            if name in files:
+                stored_as.setdefault(id(parameter), name)
+        self._stored = {name: stored_as.get(id(parameters[name]), name) for name in names}
+        if any(
+            stored not in files or files[stored].shape != parameters[name].shape
+            for name, stored in self._stored.items()
+        ):
+            model = load_causal_lm(model_name, dtype, torch.device("cpu"))
+            self._source = dict(model.named_parameters())
+            self._stored = {name: name for name in names}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._source[self._stored[name]].detach().to(self.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
@@ -319,6 +349,15 @@ def end_of_sequence_ids(
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     return tuple(sorted(found))
+
+
+def _held_dtype(architecture: PreTrainedModel, files: WeightFiles) -> torch.dtype:
+    """What transformers makes of "auto": the config's, or that of the first weight there is."""
+    configured = cast("torch.dtype | None", architecture.config.dtype)
+    if configured is not None:
+        return configured
+    dtypes = (tensor.dtype for tensor in files.values())
+    return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
 
 
 def _tokenizer_digest(model_name: str) -> str:
@@ -381,7 +420,3 @@ def _check_directory(model_name: str) -> None:
     looks_like_path = model_name.startswith((".", "/", "~")) or model_name.count("/") > 1
     if looks_like_path and not Path(model_name).is_dir():
         raise ModelError(f"model_name: there is no directory {model_name!r}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.checkpoints.tensors import TensorFile
 from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.spaces.factors import LoRA, StoredAdapter, factor_names, factor_shapes
@@ -75,22 +76,19 @@ def _read_factors(path: Path) -> dict[str, torch.Tensor]:
 
 def write_adapter(
     directory: Path,
-    *,
-    weights: Mapping[str, tuple[int, ...]],
     lora: LoRA,
+    weights: Mapping[str, tuple[int, ...]],
     factors: Iterable[tuple[str, torch.Tensor, torch.Tensor]],
-    modules: Collection[str],
-    base_model: str,
+    model_name: str,
 ) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors`.
 
     Args:
         directory: there already.
-        weights: name -> (out, in) of the adapted weights.
         lora: rank and scale.
+        weights: name -> (out, in) of the adapted weights.
         factors: name, A and B of each weight, in any order; taken one at a time.
-        modules: names of all modules of the base model, adapted or not.
-        base_model: what loaders are to put the adapter on.
+        model_name: the base model, which loaders are to put the adapter on.
     """
     shapes = factor_shapes(weights, lora.rank)
     kinds = {f"{_PREFIX}{name}": (torch.float32, shape) for name, shape in shapes.items()}
@@ -98,11 +96,12 @@ def write_adapter(
         for weight, *pair in factors:
             for name, factor in zip(factor_names(weight), pair, strict=True):
                 file.write(f"{_PREFIX}{name}", factor)
+    modules = [name for name, _ in load_architecture(model_name).named_modules()]
     adapted = [name.removesuffix(".weight") for name in weights]
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
+        "base_model_name_or_path": location(model_name),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rslora,
@@ -113,6 +112,11 @@ def write_adapter(
         "inference_mode": True,
     }
     (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def location(model_name: str) -> str:
+    """Where loaders find a model from any directory."""
+    return str(Path(model_name).resolve()) if Path(model_name).is_dir() else model_name
 
 
 def target_modules(adapted: Collection[str], modules: Collection[str]) -> list[str]:

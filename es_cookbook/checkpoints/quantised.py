@@ -1,6 +1,19 @@
-"""Quantised checkpoints on the disk: read into whole numbers and scales, and written again.
+"""Quantised linear weights: whole numbers, scales and zero points, in memory and on the disk.
 
-Two formats are known, which differ in names and in what is transposed:
+    W[o, i] = (code[o, i] - zero[o, g(i)]) · scale[o, g(i)]
+
+with codes of a few bits, 0 ... 2^bits - 1, and a scale (and a zero point) for each output and group
+of inputs g. That is the layout of GPTQ (Frantar et al. 2022, arXiv:2210.17323) and of every other
+format with groups; a symmetric one has its zero points all in the middle, 2^(bits - 1), and stores
+none. The weight is computed in float32, where the difference is exact and the product is rounded
+once, and then cast to the dtype that samples: it is always derived, never the truth.
+
+What search spaces move are the parameters of a `QuantisedWeight`, each a tensor (out, ...) under
+the layer's name with `.scales`, `.zeros` or `.codes` after it; `moved` says what their values make
+of it. The result is a quantised weight again, with scales in the dtype that the checkpoint stores
+and whole numbers in its range: every genome is a checkpoint that could be written as it is.
+
+Two formats of files are known, which differ in names and in what is transposed:
 
 - GPTQ, as AutoGPTQ and GPTQModel write it and vLLM reads it: `qweight` (in / n, out), `scales`
   (groups, out), `qzeros` (groups, out / n), `g_idx` (in). Its first version stores zero points less
@@ -22,20 +35,18 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
-from es_cookbook.checkpoints.quantised_linear import (
-    KINDS,
-    Kind,
-    QuantisedWeight,
-    layer_and_kind,
-    parameter_name,
-)
-from es_cookbook.checkpoints.weights import WeightFiles, find_file, weight_paths
+from es_cookbook.checkpoints.tensors import WeightFiles, find_file, weight_paths
 from es_cookbook.common.errors import ModelError
+
+Kind: TypeAlias = Literal["codes", "scales", "zeros"]
+KINDS: tuple[Kind, ...] = ("scales", "zeros", "codes")
+"""In the order in which a layer's parameters are listed."""
 
 _ACCEPTED = (
     "accepted are gptq, and compressed-tensors in the format pack-quantized with one group of "
@@ -43,6 +54,123 @@ _ACCEPTED = (
 )
 _ALSO_COPIED = ("config.json", "generation_config.json", "model.safetensors.index.json")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisedWeight:
+    """A quantised weight, never written.
+
+    Attributes:
+        codes: (out, in), whole numbers 0 ... 2^bits - 1 as uint8.
+        scales: (out, groups), in the dtype that the checkpoint stores.
+        zeros: (out, groups), whole numbers as int16; None if all are 2^(bits - 1) by definition.
+        group_of_input: (in,), int64.
+        bits: of a code.
+        least_zero: the format's least zero point; there are 2^bits of them.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    group_of_input: torch.Tensor
+    bits: int
+    least_zero: int = 0
+
+    def __deepcopy__(self, memo: Mapping[int, object]) -> Self:
+        """Itself: copies of a model share it."""
+        return self
+
+    def parameters(self) -> dict[Kind, torch.Tensor]:
+        """What search spaces may move."""
+        found: dict[Kind, torch.Tensor] = {"scales": self.scales}
+        if self.zeros is not None:
+            found["zeros"] = self.zeros
+        found["codes"] = self.codes
+        return found
+
+    def dequantised(self) -> torch.Tensor:
+        """The weight (out, in) in float32."""
+        zeros = 2.0 ** (self.bits - 1)
+        if self.zeros is not None:
+            zeros = self.zeros.float()[:, self.group_of_input]
+        return (self.codes.float() - zeros) * self.scales.float()[:, self.group_of_input]
+
+    def moved(self, values: Mapping[Kind, torch.Tensor]) -> "QuantisedWeight":
+        """This weight with other parameters, given as the search spaces keep them.
+
+        Args:
+            values: float32 tensors of the parameters' shapes, of those that move:
+
+                - scales: factors on the base's scales; the product is rounded to float32, and then
+                  to the dtype that the checkpoint stores.
+                - zeros: offsets from the base's zero points, as fractions of half the codes' range;
+                  the nearest whole number is added.
+                - codes: the codes themselves, taken to the nearest whole number.
+        """
+        changed: dict[str, torch.Tensor] = {}
+        if (factors := values.get("scales")) is not None:
+            changed["scales"] = (self.scales.float() * factors).to(self.scales.dtype)
+        if (offsets := values.get("zeros")) is not None and self.zeros is not None:
+            steps = (offsets * 2.0 ** (self.bits - 1)).round()
+            most = self.least_zero + 2**self.bits - 1
+            zeros = (self.zeros.float() + steps).clamp(self.least_zero, most)
+            changed["zeros"] = zeros.to(self.zeros.dtype)
+        if (codes := values.get("codes")) is not None:
+            changed["codes"] = codes.round().clamp(0, 2**self.bits - 1).to(self.codes.dtype)
+        return dataclasses.replace(self, **changed)  # pyright: ignore[reportArgumentType]
+
+    def to(self, device: torch.device) -> "QuantisedWeight":
+        """The same on another device."""
+        return dataclasses.replace(
+            self,
+            codes=self.codes.to(device),
+            scales=self.scales.to(device),
+            zeros=None if self.zeros is None else self.zeros.to(device),
+            group_of_input=self.group_of_input.to(device),
+        )
+
+
+class QuantLinear(nn.Linear):
+    """A linear layer that knows of its weight how it is quantised.
+
+    Args:
+        layer: what it takes the place of; its weight is the dequantised one.
+        quantised: where that comes from.
+    """
+
+    def __init__(self, layer: nn.Linear, quantised: QuantisedWeight) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        self.weight = layer.weight
+        self.bias = layer.bias
+        self.quantised = quantised
+
+
+def quantised_layers(model: nn.Module) -> Iterator[tuple[str, QuantisedWeight]]:
+    """Name and weight of each quantised linear layer, in the model's order."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            yield name, module.quantised
+
+
+def parameter_name(layer: str, kind: Kind) -> str:
+    """Name of a quantised layer's parameter.
+
+    >>> parameter_name("model.layers.0.mlp.up_proj", "scales")
+    'model.layers.0.mlp.up_proj.scales'
+    """
+    return f"{layer}.{kind}"
+
+
+def layer_and_kind(name: str) -> tuple[str, Kind]:
+    """The inverse of `parameter_name`.
+
+    Raises:
+        ValueError: It is no parameter of a quantised layer.
+    """
+    layer, _, kind = name.rpartition(".")
+    if kind not in KINDS:
+        raise ValueError(f"{name} is no parameter of a quantised layer")
+    return layer, kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,15 +273,23 @@ class QuantisedCheckpoint:
         return self.layout.read(self.files, layer)
 
     def outline(self, layer: str) -> QuantisedWeight:
-        """One layer's shapes and dtypes, without its numbers: tensors of the meta device."""
-        return self.weight(layer).to(torch.device("meta"))
+        """One layer's shapes and dtypes: its numbers are on the meta device, and are not read."""
+        numbers = {f"{layer}.{suffix}" for suffix in self.layout.names.values()}
+        stored = {
+            name: self.files[name].to("meta") if name in numbers else self.files[name]
+            for name in self._stored_names(layer)
+        }
+        return self.layout.read(stored, layer)
 
     def plain_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What is not quantised, biases of quantised layers too."""
+        quantised = {name for layer in self.layers for name in self._stored_names(layer)}
+        return ((name, self.files[name]) for name in self.files if name not in quantised)
+
+    def _stored_names(self, layer: str) -> list[str]:
         layout = self.layout
         suffixes = (*layout.names.values(), layout.group_of_input, *layout.others)
-        quantised = {f"{layer}.{suffix}" for layer in self.layers for suffix in suffixes}
-        return ((name, self.files[name]) for name in self.files if name not in quantised)
+        return [name for suffix in suffixes if (name := f"{layer}.{suffix}") in self.files]
 
     def stored(self, name: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
         """What a moved parameter changes in the files: a tensor's name, and that tensor.
@@ -186,21 +322,23 @@ class QuantisedCheckpoint:
 
 
 class QuantisedParameters(Mapping[str, torch.Tensor]):
-    """Scales, zero points and codes by their parameters' names, read when they are asked for."""
+    """What search spaces may move of a quantised checkpoint, read when it is asked for.
 
-    def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
-        self._checkpoint = checkpoint
+    Raises:
+        ModelError: As `quantised_checkpoint`.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._checkpoint = quantised_checkpoint(model_name)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         layer, kind = layer_and_kind(name)
         return self._checkpoint.weight(layer).parameters()[kind]
 
     def __iter__(self) -> Iterator[str]:
-        kinds: tuple[Kind, ...] = (
-            ("scales", "codes") if self._checkpoint.layout.symmetric else KINDS
-        )
-        for layer in self._checkpoint.layers:
-            yield from (parameter_name(layer, kind) for kind in kinds)
+        symmetric = self._checkpoint.layout.symmetric
+        kinds: list[Kind] = [kind for kind in KINDS if not (symmetric and kind == "zeros")]
+        return (parameter_name(layer, kind) for layer in self._checkpoint.layers for kind in kinds)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -235,22 +373,13 @@ def quantised_checkpoint(model_name: str) -> QuantisedCheckpoint:
     return QuantisedCheckpoint(model_name, layout, files, layers)
 
 
-def quantised_parameters(model_name: str) -> QuantisedParameters:
-    """What search spaces may move of a quantised checkpoint.
-
-    Raises:
-        ModelError: As `quantised_checkpoint`.
-    """
-    return QuantisedParameters(quantised_checkpoint(model_name))
-
-
 def unpack(words: torch.Tensor, bits: int, axis: int) -> torch.Tensor:
     """Numbers of a few bits out of 32-bit words, the lowest bits first, as uint8.
 
     >>> unpack(torch.tensor([[0x21]], dtype=torch.int32), 4, axis=1).tolist()
     [[1, 2, 0, 0, 0, 0, 0, 0]]
     """
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     shape = [1] * (words.dim() + 1)
     shape[axis + 1] = -1
     numbers = (words.unsqueeze(axis + 1) >> shifts.view(shape)) & (2**bits - 1)

@@ -15,7 +15,7 @@ from typing import cast
 import safetensors
 import torch
 
-from es_cookbook.checkpoints.weights import WeightFiles
+from es_cookbook.checkpoints.tensors import WeightFiles
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ESCookbookError, HistoryError
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span

@@ -157,23 +157,17 @@ class Centre:
     def _adder(self, terms: tuple[Term, ...]) -> AddTerms:
         if self._on_gpu:
             return self._space.device_adder(terms, self._device)
-        return cpu_adder(self._space, terms)
+        return _cpu_adder(self._space, terms)
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
         """What moves one tensor by these steps."""
         moves = [(step, [self._adder(group) for group in step.groups]) for step in steps]
-        decay_of_device_ = device_decay_ if self._on_gpu else decay_
+        decay_here_ = device_decay_ if self._on_gpu else decay_
 
         def move(name: str) -> None:
-            weight, base, part = self.weights[name], self._base[name], self.parts[name]
-            for step, adders in moves:
-                if step.decay:
-                    decay_of_device_(weight, base, step.decay)
-                if step.rule is not None:
-                    shape, start = self._space.shapes[name], self._start[name]
-                    apply_rule_(step.rule, adders, name, weight, base, shape, start, part)
-                elif adders:
-                    adders[0](name, weight, part)
+            shape, start, part = self._space.shapes[name], self._start[name], self.parts[name]
+            weight, base = self.weights[name], self._base[name]
+            _take_(moves, decay_here_, name, weight, base, shape, start, part)
 
         return move
 
@@ -211,21 +205,33 @@ def moved(
         A new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
-    shape = space.shapes[name]
-    part = Part.whole(shape)
-    for step in steps:
-        if step.decay:
-            decay_(weight, base, step.decay)
-        adders = [cpu_adder(space, group) for group in step.groups]
-        if step.rule is not None:
-            first = start_of(space.shapes)[name]
-            apply_rule_(step.rule, adders, name, weight, base, shape, first, part)
-        elif adders:
-            adders[0](name, weight, part)
+    shape, first = space.shapes[name], start_of(space.shapes)[name]
+    moves = [(step, [_cpu_adder(space, group) for group in step.groups]) for step in steps]
+    _take_(moves, decay_, name, weight, base, shape, first, Part.whole(shape))
     return weight
 
 
-def cpu_adder(space: SearchSpace, terms: Sequence[Term]) -> AddTerms:
+def _take_(
+    moves: Iterable[tuple[Step, Sequence[AddTerms]]],
+    decay_here_: Callable[[torch.Tensor, torch.Tensor, float], None],
+    name: str,
+    weight: torch.Tensor,
+    base: torch.Tensor,
+    shape: tuple[int, ...],
+    start: int,
+    part: Part,
+) -> None:
+    """Move one weight by steps, each given with what adds its groups of terms."""
+    for step, adders in moves:
+        if step.decay:
+            decay_here_(weight, base, step.decay)
+        if step.rule is not None:
+            apply_rule_(step.rule, adders, name, weight, base, shape, start, part)
+        elif adders:
+            adders[0](name, weight, part)
+
+
+def _cpu_adder(space: SearchSpace, terms: Sequence[Term]) -> AddTerms:
     """`SearchSpace.add_terms_` of these terms, for weights on the CPU."""
     return lambda name, weight, part: space.add_terms_(name, weight, terms, part)
 

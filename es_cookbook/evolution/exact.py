@@ -12,14 +12,12 @@ import numpy as np
 import torch
 
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.spaces.base import as_array
+from es_cookbook.evolution.spaces.base import PIECE, as_array
 
 MODULUS = 2**64
 """Of fingerprints."""
-_PIECE = 2**15
-"""Elements that NumPy processes at once, so that they and their temporaries stay in the cache."""
 DEVICE_PIECE = 2**24
-"""Elements that torch processes at once: temporaries of up to 128 MiB each."""
+"""Elements that torch works on at once: temporaries of up to 128 MiB each."""
 
 
 def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
@@ -36,9 +34,9 @@ def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
     if decay == 1:  # The sum would turn a base's -0 into 0, and an infinite weight into NaN.
         weight.view(-1).copy_(anchor)
         return
-    for i in range(0, moving.size, _PIECE):
-        piece = moving[i : i + _PIECE]
-        anchor_piece = anchor[i : i + _PIECE].to(torch.float32).numpy()
+    for i in range(0, moving.size, PIECE):
+        piece = moving[i : i + PIECE]
+        anchor_piece = anchor[i : i + PIECE].to(torch.float32).numpy()
         np.subtract(piece, anchor_piece, out=piece)
         np.multiply(piece, keep, out=piece)
         np.add(anchor_piece, piece, out=piece)
@@ -80,10 +78,10 @@ def fingerprint_span(name: str, flat: torch.Tensor, start: int) -> int:
     """
     a, b = _multipliers(name)
     patterns = as_array(flat).view(np.uint32)
-    position = np.arange(min(_PIECE, patterns.size), dtype=np.uint64)
+    position = np.arange(min(PIECE, patterns.size), dtype=np.uint64)
     total = 0
-    for i in range(0, patterns.size, _PIECE):
-        bits = patterns[i : i + _PIECE].astype(np.uint64)
+    for i in range(0, patterns.size, PIECE):
+        bits = patterns[i : i + PIECE].astype(np.uint64)
         # Σ bits_j · (a + (start + i + j) · b) over the elements j of the piece; uint64 sums wrap.
         plain = int(bits.sum())
         by_position = int(bits @ position[: bits.size])

@@ -24,8 +24,9 @@ from typing import Literal, TypeAlias
 
 from es_cookbook.common.config_differences import differences
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
 from es_cookbook.common.terminal import choose, command
-from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory, replace_file
+from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
 from es_cookbook.runs.lock import LOCK, RunLock
@@ -260,7 +261,7 @@ def _delete(log_path: Path, names: set[str]) -> None:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        fsync_directory(log_path)
+        fsync(log_path)
     except OSError as error:
         raise RunDirectoryError(
             f"cannot delete the run in {log_path}: {error.strerror or error}"

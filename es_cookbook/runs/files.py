@@ -13,18 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from es_cookbook.common.errors import RunDirectoryError
-
-PARTIAL_SUFFIX = ".partial"
-"""Suffix of a file that is being written; a leftover one may be deleted."""
-
-
-def fsync_directory(path: Path) -> None:
-    """Make names that were created, renamed or deleted in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
@@ -48,7 +37,7 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-        fsync_directory(path.parent)
+        fsync(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
@@ -92,7 +81,7 @@ class LineFile:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._size = os.fstat(self._descriptor).st_size
-            fsync_directory(path.parent)
+            fsync(path.parent)
         except OSError as error:
             raise cannot("write", path, error, needed=1) from error
 

@@ -19,12 +19,13 @@ import torch
 
 from es_cookbook.checkpoints.models import (
     BaseIdentity,
+    BaseParameters,
     architecture_for,
     base_identity,
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.checkpoints.quantised import quantised_parameters
+from es_cookbook.checkpoints.quantised import QuantisedParameters
 from es_cookbook.checkpoints.snapshots import Snapshot
 from es_cookbook.common.configs import config_from_json
 from es_cookbook.common.cores import num_cores
@@ -34,7 +35,6 @@ from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.runs.directory import CONFIG, HISTORY
-from es_cookbook.runs.export.base_parameters import BaseParameters
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import check_fingerprint, check_same_base, read_beginning
 from es_cookbook.runs.snapshots import latest_snapshot
@@ -178,7 +178,7 @@ def open_replay(
         model_name=model_name,
         infos=infos,
         space=space,
-        base=space.base(quantised_parameters(model_name) if moves_quantised else parameters),
+        base=space.base(QuantisedParameters(model_name) if moves_quantised else parameters),
         dtype=parameters.dtype,
         generation=len(records),
         steps=[record.step for record in records],

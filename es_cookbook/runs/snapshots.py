@@ -7,7 +7,6 @@ run, or of generations that were since run again another way, is not.
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,8 +15,8 @@ import torch
 from es_cookbook.checkpoints.snapshots import Snapshot, metadata, read_snapshot
 from es_cookbook.checkpoints.tensors import TensorFile, TensorKind
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
 from es_cookbook.runs.directory import SNAPSHOTS
-from es_cookbook.runs.files import PARTIAL_SUFFIX, fsync_directory
 from es_cookbook.runs.history.format import Header
 
 _SUFFIX = ".safetensors"
@@ -91,13 +90,9 @@ def write_snapshot(
         with TensorFile(beside, kinds, metadata(generation, fingerprint)) as file:
             for name, tensor in tensors:
                 file.write(name, tensor)
-        descriptor = os.open(beside, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync(beside)
         beside.replace(path)
-        fsync_directory(path.parent)
+        fsync(path.parent)
     except OSError as error:
         if isinstance(error, RunDirectoryError):
             raise

@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.checkpoints.quantised import (
+    QuantisedParameters,
+    QuantLinear,
     pack,
     quantised_checkpoint,
-    quantised_parameters,
+    quantised_layers,
     unpack,
 )
-from es_cookbook.checkpoints.quantised_linear import QuantLinear, quantised_layers
 from es_cookbook.common.errors import ModelError
 from tests.quantised_models import How, quantise, quantise_weight
 
@@ -59,7 +60,7 @@ def test_what_did_not_move_is_written_as_it_was(
     checkpoint = quantised_checkpoint(str(tmp_path / "bits"))
     still = {"scales": torch.ones, "zeros": torch.zeros}
     moved = {}
-    for name, value in quantised_parameters(str(tmp_path / "bits")).items():
+    for name, value in QuantisedParameters(str(tmp_path / "bits")).items():
         kind = name.rpartition(".")[2]
         parameter = still[kind](value.shape) if kind in still else value.float()
         stored, tensor = checkpoint.stored(name, parameter)
@@ -72,6 +73,21 @@ def test_what_did_not_move_is_written_as_it_was(
     for name, tensor in before.items():
         assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name]), name
     assert json.loads((tmp_path / "written/config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize("how", ALL, ids=IDS)
+def test_an_outline_is_the_layer_without_its_numbers(
+    tiny_model: Callable[[str], Path], tmp_path: Path, how: How
+) -> None:
+    quantise(tiny_model("llama"), tmp_path / "bits", tmp_path / "numbers", how)
+    checkpoint = quantised_checkpoint(str(tmp_path / "bits"))
+    for layer in checkpoint.layers:
+        outline, weight = checkpoint.outline(layer), checkpoint.weight(layer)
+        found, expected = outline.parameters(), weight.parameters()
+        assert list(found) == list(expected) and outline.bits == weight.bits
+        for kind, tensor in found.items():
+            assert tensor.is_meta
+            assert (tensor.shape, tensor.dtype) == (expected[kind].shape, expected[kind].dtype)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from es_cookbook.checkpoints.models import base_identity, load_causal_lm, parameter_infos
-from es_cookbook.checkpoints.quantised_linear import parameter_name, quantised_layers
+from es_cookbook.checkpoints.peft import read_adapter
+from es_cookbook.checkpoints.quantised import parameter_name, quantised_layers
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -67,7 +68,7 @@ def record_run(
     for layer, weight in quantised_layers(loaded):
         parts = weight.parameters().items()
         parameters |= {parameter_name(layer, kind): tensor for kind, tensor in parts}
-    centre = Centre(parameters, space(parameter_infos(loaded)))
+    centre = Centre(parameters, space(parameter_infos(loaded), read_adapter))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
     history = HistoryStore(path / "history.jsonl", header_of(model, str(loaded.dtype)))
     for generation, step in enumerate(steps):

@@ -4,7 +4,7 @@ Low-rank genomes share one model: all of them run in one batch (`population_laye
 (`FullRank`) get a model each, as many as `memory_gib` holds; a larger population goes in blocks.
 The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`); the weights that
 sample are always derived from it, never undone. Of a quantised checkpoint the weights are held as
-what they stand for (`quantised_linear`), so it takes the memory of a plain one.
+what they stand for (`checkpoints.quantised`), so it takes the memory of a plain one.
 
 On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32: not
 of the batch, the number of lanes or cores. On CUDA and MPS matmuls of other heights may round

@@ -15,11 +15,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from es_cookbook.checkpoints.models import save_model, save_quantised
-from es_cookbook.checkpoints.quantised import quantised_checkpoint
-from es_cookbook.checkpoints.quantised_linear import (
+from es_cookbook.checkpoints.quantised import (
     Kind,
     QuantisedWeight,
     parameter_name,
+    quantised_checkpoint,
     quantised_layers,
 )
 from es_cookbook.common.errors import EngineError, RequestError

@@ -18,7 +18,7 @@ import difflib
 import fnmatch
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
@@ -52,6 +52,9 @@ ParameterKind: TypeAlias = Literal["linear", "embedding", "other", "scales", "ze
 """What a layer does with a parameter; the last three are what a quantised linear weight is."""
 WHOLE_KINDS: tuple[ParameterKind, ...] = ("linear", "embedding", "other")
 """Those of the model itself."""
+
+PIECE = 2**15
+"""Elements of a weight that are worked on at once: they and their temporaries stay in the cache."""
 
 AddTerms: TypeAlias = "Callable[[str, torch.Tensor, Part | None], None]"
 """Adds some terms to a weight, given its name and which part of the parameter it is."""
@@ -326,16 +329,7 @@ def linear_shapes(
 def refuse_quantised(
     builder: SearchSpaceBuilder, parameters: Sequence[ParameterInfo], names: Iterable[str]
 ) -> None:
-    """For spaces that move weights: a quantised one has none of its own to move.
-
-    Args:
-        builder: the space's.
-        parameters: the model's.
-        names: of the selected weights.
-
-    Raises:
-        ConfigError: One of them is quantised.
-    """
+    """Raise a ConfigError where a selected weight is quantised: it has no numbers of its own."""
     bits = {p.name: p.bits for p in parameters if p.bits is not None}
     for name in names:
         if name in bits:
@@ -374,6 +368,24 @@ def _matched(
             )
         matched.update(hits)
     return matched
+
+
+def pieces(weight: "torch.Tensor", part: Part) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    """A weight's own memory, piece by piece, so that one that gains many terms stays in the cache.
+
+    Args:
+        weight: as `as_array` takes it.
+        part: which part of its parameter it is.
+
+    Yields:
+        Place of a piece's first element in the parameter, one past its last, and the piece.
+    """
+    flat, done = as_array(weight).reshape(-1), 0
+    for span in part.spans():
+        for start in span[::PIECE]:
+            stop = min(start + PIECE, span.stop)
+            yield start, stop, flat[done : done + stop - start]
+            done += stop - start
 
 
 def as_array(weight: "torch.Tensor") -> NDArray[np.float32]:

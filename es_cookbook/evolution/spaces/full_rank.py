@@ -32,11 +32,12 @@ from es_cookbook.evolution.noise import NoiseKind, noise_range
 from es_cookbook.evolution.noise.mask import LANE_VALUES, Mask
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
+    PIECE,
     AddTerms,
     ParameterInfo,
     SearchSpace,
     SearchSpaceBuilder,
-    as_array,
+    pieces,
     refuse_quantised,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
@@ -44,9 +45,6 @@ from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
-
-_PIECE = 2**15
-"""Elements of a parameter that gain all their terms before the next ones do: they stay in cache."""
 
 
 @chz.chz
@@ -110,25 +108,19 @@ class FullRankSpace(SearchSpace):
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
         """W <- W + s * E, for each term in order; elements outside the mask keep every bit."""
-        flat = as_array(weight).reshape(-1)
         own = self.shares.of(name, terms)
         scaled = [(np.float32(term.coefficient), term.seed) for term in own]
         present = [(scale, seed) for scale, seed in scaled if scale != 0]
         if not present:
             return
-        buffer = np.empty(min(_PIECE, flat.size), np.float32)
-        done = 0
-        for span in (part or Part.whole(self.shapes[name])).spans():
-            for start in span[::_PIECE]:
-                stop = min(start + _PIECE, span.stop)
-                piece = flat[done : done + stop - start]
-                product = buffer[: piece.size]
-                inside = self.mask.range(name, start, stop) if self.mask else True
-                for scale, seed in present:
-                    noise_range(seed, name, start, stop, self.noise, out=product)
-                    np.multiply(product, scale, out=product)
-                    np.add(piece, product, out=piece, where=inside)
-                done += piece.size
+        buffer = np.empty(min(PIECE, weight.numel()), np.float32)
+        for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
+            product = buffer[: piece.size]
+            inside = self.mask.range(name, start, stop) if self.mask else True
+            for scale, seed in present:
+                noise_range(seed, name, start, stop, self.noise, out=product)
+                np.multiply(product, scale, out=product)
+                np.add(piece, product, out=piece, where=inside)
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:

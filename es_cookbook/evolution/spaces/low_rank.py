@@ -29,6 +29,7 @@ from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
+    PIECE,
     AddTerms,
     ParameterInfo,
     SearchSpace,
@@ -43,8 +44,6 @@ from es_cookbook.evolution.spaces.shares import Shares
 if TYPE_CHECKING:
     import torch
 
-_PIECE = 2**15
-"""Elements of a weight that are worked on at once: they and their product stay in the cache."""
 _TERMS_AT_ONCE = 64
 """Terms whose factors are held at once; a weight is read and written once for so many."""
 
@@ -133,7 +132,7 @@ class LowRankSpace(SearchSpace):
         rows = b_S.swapaxes(1, 2).reshape(-1, b_S.shape[1])[:, slice(*part.columns)]
         all_columns = torch.from_numpy(columns)[:, :, None]
         all_rows = torch.from_numpy(rows)[:, None, :].unbind()
-        height = max(1, _PIECE // array.shape[1])
+        height = max(1, PIECE // array.shape[1])
         buffer = np.empty((min(height, array.shape[0]), array.shape[1]), np.float32)
         for top in range(0, array.shape[0], height):
             piece = array[top : top + height]

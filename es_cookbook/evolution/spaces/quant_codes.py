@@ -40,17 +40,14 @@ from es_cookbook.evolution.spaces.base import (
     ParameterInfo,
     SearchSpace,
     SearchSpaceBuilder,
-    as_array,
     no_quantised_weight,
+    pieces,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
-
-_PIECE = 2**15
-"""Elements of a parameter that gain all their terms before the next ones do: they stay in cache."""
 
 
 @chz.chz
@@ -112,17 +109,11 @@ class QuantCodesSpace(SearchSpace):
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
         """Code <- code + u, for each term in order."""
-        flat = as_array(weight).reshape(-1)
         own = self.shares.of(name, terms)
         present = [term for term in own if np.float32(term.coefficient) != 0]
-        done = 0
-        for span in (part or Part.whole(self.shapes[name])).spans():
-            for start in span[::_PIECE]:
-                stop = min(start + _PIECE, span.stop)
-                piece = flat[done : done + stop - start]
-                for term in present:
-                    np.add(piece, self.change(name, term, start, stop), out=piece)
-                done += piece.size
+        for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
+            for term in present:
+                np.add(piece, self.change(name, term, start, stop), out=piece)
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:

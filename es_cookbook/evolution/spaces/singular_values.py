@@ -76,19 +76,16 @@ class SingularValues(SearchSpaceBuilder):
         )
         trained = builder(parameters, read_adapter)
         assert trained.start is not None
-        offsets = {name: _offsets_of(name) for name in trained.shapes}
-        numbers = {
-            name: math.ceil(self.fraction * min(shape)) for name, shape in trained.shapes.items()
-        }
-        shapes = {offsets[name]: (number,) for name, number in numbers.items()}
-        targets = {
-            name: (offsets[a], offsets[b]) for name, (a, b) in trained.adapter.targets.items()
-        }
+        offsets = {f: f"{f.removesuffix('.weight')}.singular_values" for f in trained.shapes}
+        num_values = {f: math.ceil(self.fraction * min(trained.shapes[f])) for f in trained.shapes}
+        shapes = {offsets[f]: (number,) for f, number in num_values.items()}
+        pairs = trained.adapter.targets.items()
+        targets = {name: (offsets[a], offsets[b]) for name, (a, b) in pairs}
         return SingularValuesSpace(
             shapes=shapes,
             noise=self.noise,
             shares=self.shares(shapes, together=list(targets.values())),
-            factors=DecomposedFactors(targets, trained.adapter.lora, trained.start, numbers),
+            factors=DecomposedFactors(targets, trained.adapter.lora, trained.start, num_values),
         )
 
 
@@ -192,7 +189,3 @@ def _decompose(factor: "torch.Tensor", num_values: int) -> Decomposed:
     vectors = (left.T[:num_values], right[:num_values])
     columns, rows = (torch.from_numpy(np.ascontiguousarray(part, np.float32)) for part in vectors)
     return Decomposed(factor, columns, rows)
-
-
-def _offsets_of(factor: str) -> str:
-    return f"{factor.removesuffix('.weight')}.singular_values"

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import es_cookbook
-from es_cookbook.checkpoints.models import BaseIdentity, whole_directory
+from es_cookbook.checkpoints.models import BaseIdentity
+from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.files import whole_directory
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import (
     Written,
-    dtype_name,
     write_fitted_adapter,
     write_model,
     write_own_adapter,

@@ -2,8 +2,8 @@
 
 Weights that the run moved, or its merged adapter, make a whole model. Its adapter alone is a PEFT
 adapter, and so is the nearest of a rank to what the run changed: per weight a truncated singular
-value decomposition of centre - base. Each is written as the centre's tensors come, one at a time,
-and none of them outlives its turn.
+value decomposition of centre - base. Each is written into a directory that is there and empty, as
+the centre's tensors come, one at a time, and none of them outlives its turn.
 """
 
 import dataclasses
@@ -13,11 +13,16 @@ from pathlib import Path
 
 import torch
 
-from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, load_tokenizer
-from es_cookbook.checkpoints.peft import write_adapter
+from es_cookbook.checkpoints.models import (
+    BaseParameters,
+    load_architecture,
+    load_causal_lm,
+    load_tokenizer,
+)
+from es_cookbook.checkpoints.peft import location, write_adapter
 from es_cookbook.checkpoints.quantised import quantised_checkpoint
+from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
-from es_cookbook.runs.export.base_parameters import BaseParameters
 from es_cookbook.runs.export.low_rank_fit import fit, relative_error
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.replay import Replay
@@ -67,12 +72,7 @@ class Written:
 
 
 def write_model(directory: Path, replay: Replay) -> Written:
-    """A whole model: the base with the weights that the run moved, or with its adapter merged.
-
-    Args:
-        directory: there already, and empty.
-        replay: of the run.
-    """
+    """A whole model: the base with the weights that the run moved, or with its adapter merged."""
     adapter = replay.space.adapter
     if replay.config.search_space.moves_quantised:
         return _write_quantised(directory, replay)
@@ -87,8 +87,7 @@ def write_model(directory: Path, replay: Replay) -> Written:
         base.write_changed(directory, set(shapes), changed, replay.dtype)
     else:
         _save_whole(directory, replay, changed)
-    loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
-    return Written(kind, "transformers", "finetune", loading)
+    return _model(kind, replay)
 
 
 def _write_quantised(directory: Path, replay: Replay) -> Written:
@@ -97,13 +96,12 @@ def _write_quantised(directory: Path, replay: Replay) -> Written:
     moved = (checkpoint.stored(name, tensor) for name, tensor in replay.centre_tensors())
     checkpoint.write(directory, dict(moved))
     load_tokenizer(replay.model_name).save_pretrained(directory)
-    loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
     kind = "a quantised Hugging Face model directory, in the base's own format"
     said = (
         "transformers loads it with the package of its format (gptqmodel or compressed-tensors); "
         "vLLM and engine=torch need none"
     )
-    return Written(kind, "transformers", "finetune", loading, (said,))
+    return _model(kind, replay, said)
 
 
 def _adapted(replay: Replay, adapter: AdapterFactors) -> dict[str, tuple[int, ...]]:
@@ -147,26 +145,14 @@ def _save_whole(
 
 
 def write_own_adapter(directory: Path, replay: Replay, adapter: AdapterFactors) -> Written:
-    """The adapter of an adapter run.
-
-    Args:
-        directory: there already, and empty.
-        replay: of the run.
-        adapter: of the run's space.
-    """
+    """The adapter of a run whose space is one."""
     factors, rank = _factors(replay, adapter), adapter.lora.rank
-    _write_adapter(directory, replay, _adapted(replay, adapter), adapter.lora, factors)
+    write_adapter(directory, adapter.lora, _adapted(replay, adapter), factors, replay.model_name)
     return _adapter(f"a PEFT adapter of rank {rank}", rank, replay)
 
 
 def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
-    """The nearest adapter of a rank to what the run changed, and how near each weight is.
-
-    Args:
-        directory: there already, and empty.
-        replay: of a run over linear weights.
-        rank: at least 1.
-    """
+    """The nearest adapter of a rank to what a run over linear weights changed, and how near."""
     squares: dict[str, tuple[float, float]] = {}
 
     def factors() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -175,7 +161,8 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
             squares[name] = (found.squared_error, found.squared_norm)
             yield name, found.a, found.b
 
-    _write_adapter(directory, replay, replay.space.shapes, LoRA(rank, rank), factors())
+    weights = replay.space.shapes
+    write_adapter(directory, LoRA(rank, rank), weights, factors(), replay.model_name)
     errors = {name: relative_error(*squares[name]) for name in replay.space.shapes}
     over_all = relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
     said = [f"{name}: relative error {error:.4g}" for name, error in errors.items()]
@@ -184,24 +171,6 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
         _adapter(f"a PEFT adapter of rank {rank}, the nearest to it", rank, replay),
         said=tuple(said),
         errors=errors | {"over all": over_all},
-    )
-
-
-def _write_adapter(
-    directory: Path,
-    replay: Replay,
-    weights: Mapping[str, tuple[int, ...]],
-    lora: LoRA,
-    factors: Iterable[tuple[str, torch.Tensor, torch.Tensor]],
-) -> None:
-    modules = [name for name, _ in load_architecture(replay.model_name).named_modules()]
-    write_adapter(
-        directory,
-        weights=weights,
-        lora=lora,
-        factors=factors,
-        modules=modules,
-        base_model=_location(replay.model_name),
     )
 
 
@@ -217,24 +186,15 @@ def _rank_of_change(rank: int, replay: Replay) -> str:
     return f"{found}; an adapter of that rank would leave out nothing but rounding"
 
 
+def _model(kind: str, replay: Replay, *said: str) -> Written:
+    loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
+    return Written(kind, "transformers", "finetune", loading, said)
+
+
 def _adapter(kind: str, rank: int, replay: Replay) -> Written:
     loading = _LOAD_ADAPTER.format(
-        base=_location(replay.model_name),
+        base=location(replay.model_name),
         rank=next((accepted for accepted in _VLLM_RANKS if accepted >= rank), rank),
         dtype=dtype_name(replay.dtype),
     )
     return Written(kind, "peft", "adapter", loading)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """As configs write it.
-
-    >>> dtype_name(torch.bfloat16)
-    'bfloat16'
-    """
-    return str(dtype).removeprefix("torch.")
-
-
-def _location(model_name: str) -> str:
-    """Where loaders find the base, from any directory."""
-    return str(Path(model_name).resolve()) if Path(model_name).is_dir() else model_name

@@ -17,8 +17,14 @@ from typing import cast
 import torch
 
 from es_cookbook.checkpoints.models import load_architecture, tokenizer_files
-from es_cookbook.checkpoints.tensors import TensorFile, TensorKind
-from es_cookbook.checkpoints.weights import WeightFiles, find_file, weight_paths
+from es_cookbook.checkpoints.tensors import (
+    TensorFile,
+    TensorKind,
+    WeightFiles,
+    dtype_name,
+    find_file,
+    weight_paths,
+)
 from es_cookbook.common.errors import ModelError
 
 _ALSO_COPIED = ("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
@@ -127,7 +133,7 @@ class BaseFiles:
         config = cast("dict[str, object]", json.loads(path.read_text(encoding="utf-8")))
         named = config.pop("torch_dtype", None)  # its name before transformers 5
         named = config.get("dtype", named)
-        sampled = str(dtype).removeprefix("torch.")
+        sampled = dtype_name(dtype)
         if named == sampled or (named is None and as_stored == {dtype}):
             shutil.copyfile(path, directory / path.name)
         else:

@@ -9,11 +9,11 @@ cuts nothing before the copy is on the disk.
 
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.files import whole_directory
 from es_cookbook.runs.directory import (
     CONFIG,
     GENERATION_KEYS,
@@ -23,7 +23,7 @@ from es_cookbook.runs.directory import (
     lines_before,
     locked,
 )
-from es_cookbook.runs.files import PARTIAL_SUFFIX, cannot, fsync_directory, replace_file
+from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
 from es_cookbook.runs.history.store import Beginning, read_beginning
 
@@ -121,21 +121,15 @@ def _move_snapshots(log_path: Path, generation: int, rewound: Path) -> None:
 
 @contextlib.contextmanager
 def _made_beside(path: Path) -> Generator[Path]:
-    """A directory to fill, which has its final name when all went well and is gone if not."""
-    beside = path.with_name(path.name + PARTIAL_SUFFIX)
-    shutil.rmtree(beside, ignore_errors=True)
+    """`whole_directory`, whose failures are sentences."""
     try:
-        beside.mkdir(parents=True)
-        yield beside
-        fsync_directory(beside)
-        beside.rename(path)
-        fsync_directory(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_directory(path) as beside:
+            yield beside
     except OSError as error:
         if isinstance(error, RunDirectoryError):
             raise
         raise cannot("make", path, error, needed=4096) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
+from es_cookbook.common.files import PARTIAL_SUFFIX
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
-from es_cookbook.runs.files import PARTIAL_SUFFIX
 from es_cookbook.runs.history.store import read_history
 
 RUN_FILES = (HISTORY, METRICS, CONFIG)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.common.files import PARTIAL_SUFFIX
 from es_cookbook.runs.directory import SNAPSHOTS
-from es_cookbook.runs.files import PARTIAL_SUFFIX
 from es_cookbook.runs.tracking.base import Tracker
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.checkpoints.models import parameter_infos
+from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
@@ -77,7 +78,7 @@ class Reference:
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self.base = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self.space = space(parameter_infos(self.model))
+        self.space = space(parameter_infos(self.model), read_adapter)
         self.centre = Centre(self.base, self.space)
 
     def become(self, who: Genome | Literal["base"]) -> None:

@@ -260,6 +260,11 @@ def test_a_population_that_could_only_answer_alike_is_refused(tmp_path: Path) ->
         Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
 
 
+def test_a_stored_adapter_is_opened_by_who_can_read_it(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="give read_adapter"):
+        Adapter(start=str(write_adapter(tmp_path / "adapter")))(PARAMETERS)
+
+
 def test_a_mask_holds_for_both_factors() -> None:
     space = Adapter(rank=8, density=0.25)(PARAMETERS)
     for name, shape in space.shapes.items():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.checkpoints.quantised_linear import QuantisedWeight
+from es_cookbook.checkpoints.quantised import QuantisedWeight
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
