@@ -20,7 +20,7 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
@@ -30,6 +30,7 @@ ENGINE_NAMES = {
     "ray": "es_cookbook.engines.ray.pool:RayPoolBuilder",
 }
 """What a user types on the command line."""
+_DEFAULT_CONTEXT = 4096
 
 Target: TypeAlias = int | Literal["centre", "base"]
 """Who answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
@@ -192,3 +193,24 @@ class EngineBuilder(ABC):
         Raises:
             ModelError: The model cannot be loaded or the search space does not fit it.
         """
+
+
+@chz.chz
+class ModelEngineBuilder(EngineBuilder):
+    """Builds an engine that holds the model itself."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
+        default="auto",
+        doc="dtype that samples; auto is the checkpoint's own. The centre is always float32",
+    )
+    max_model_len: int | None = chz.field(
+        default=None,
+        doc="most tokens of prompt and action; the model's own context if unset, up to "
+        f"{_DEFAULT_CONTEXT}",
+    )
+
+    def context_length(self, model: "PreTrainedModel") -> int:
+        """Most tokens of prompt and action together, for this model."""
+        text = model.config.get_text_config()
+        own_length = int(getattr(text, "max_position_embeddings", _DEFAULT_CONTEXT))
+        return min(own_length, self.max_model_len or _DEFAULT_CONTEXT)

@@ -147,19 +147,19 @@ def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
     samples, scores = _by_question(requests)
     rectangles, order = _rectangles([sorted(asked) for _, asked in (*samples, *scores)])
     who = np.array(rectangles, _RECTANGLE).tobytes()
-    packed = (_pack_questions([question for question, _ in part]) for part in (samples, scores))
-    return Batch(*packed, who), order
+    packed = [_pack([question for question, _ in part]) for part in (samples, scores)]
+    return Batch(packed[0], packed[1], who), order
 
 
 def decode_requests(batch: Batch) -> Iterator[Request]:
     """Undo `encode_requests`, in the order that it gave."""
     questions: list[_Question] = [
-        *(SampleQuestion(*plain) for plain in _unpack_questions(batch.samples)),
-        *(LogprobsQuestion(*plain) for plain in _unpack_questions(batch.scores)),
+        *(SampleQuestion(*plain) for plain in _unpack(batch.samples)),
+        *(LogprobsQuestion(*plain) for plain in _unpack(batch.scores)),
     ]
     for row in np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist():
         first, num_questions, first_target, num_targets = _Rectangle(*row)
-        targets = [_target(first_target + i) for i in range(num_targets)]
+        targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
         for question in questions[first : first + num_questions]:
             yield from map(question.ask, targets)
 
@@ -223,13 +223,13 @@ def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _pack_questions(questions: Sequence[_Question]) -> bytes:
+def _pack(questions: Sequence[_Question]) -> bytes:
     """As plain tuples, because a pickled class costs bytes in each of its instances."""
     plain = [tuple(question) for question in questions]
     return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL) if plain else b""
 
 
-def _unpack_questions(data: bytes) -> "list[tuple[Any, ...]]":
+def _unpack(data: bytes) -> "list[tuple[Any, ...]]":
     return pickle.loads(data) if data else []
 
 
