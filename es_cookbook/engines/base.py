@@ -1,8 +1,8 @@
 """What an engine is: it holds the model, hosts genomes, samples and scores tokens.
 
-Weights never travel. An engine is built from (model, search space), given genomes as seeds, and
-moved by steps; it answers every step with the centre's fingerprint, so that engines which should
-agree can prove that they do.
+Weights are never sent. An engine is built from a model and a search space, gets genomes as seeds,
+and is moved by steps; it returns the centre's fingerprint after every step, so that engines can be
+compared.
 """
 
 import dataclasses
@@ -150,16 +150,16 @@ class Engine(Host):
 
     @abstractmethod
     async def apply(self, step: Step) -> int:
-        """Move the centre; gives its fingerprint. No genome is resident afterwards."""
+        """Move the centre. Returns its fingerprint; no genome is resident afterwards."""
 
     @abstractmethod
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        """Set the centre to the base model moved by these steps; gives its fingerprint.
+        """Set the centre to the base model moved by these steps. Returns its fingerprint.
 
         Args:
             steps: all of them, from the base on.
-            snapshot: of a centre on their way, to begin at; bits do not depend on it. It is only
-                used where the engine can read it.
+            snapshot: of a centre on their way, to begin at if the engine can read it; the result is
+                the same, bit for bit.
         """
 
     @abstractmethod

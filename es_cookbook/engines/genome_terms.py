@@ -33,7 +33,7 @@ class _Terms:
 
 
 class GenomeTerms:
-    """See the module's text.
+    """The low-rank factors of a block of genomes, ready to be written.
 
     Args:
         genomes_G: a block of the population.

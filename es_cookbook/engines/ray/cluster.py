@@ -72,7 +72,7 @@ class Place:
 
 
 class Cluster:
-    """A Ray cluster, joined. See the module's text.
+    """A Ray cluster that this process has joined.
 
     Attributes:
         is_private: it was started here, and has what this machine has.
@@ -221,7 +221,7 @@ class Actor:
         self._call = cast("Callable[..., Awaitable[bytes]]", cast(Any, handle).call.remote)
 
     async def call(self, method: str, *arguments: object, timeout: float | None) -> object:
-        """Have a method of `EngineActor` run, and give what it gives.
+        """Run a method of `EngineActor`. Returns what it returns.
 
         Args:
             method: its name.

@@ -114,7 +114,7 @@ def _device(name: str) -> torch.device:
 
 
 class TorchEngine(Engine):
-    """See the module's text.
+    """The embedded engine: runs requests on its lanes.
 
     Args:
         model: holds the base weights, which it keeps.

@@ -134,7 +134,7 @@ class Lane:
         self._table, self._cache = SlotTable(slots, length), SlotCache(slots, length)
 
     def _admit(self, model: PopulationModel) -> int:
-        """Take waiting requests into free slots once they make a good batch; gives how many."""
+        """Take waiting requests into free slots once they make a good batch. Returns how many."""
         table = self._table
         self._steps_since_admission += 1
         active = table.num_active

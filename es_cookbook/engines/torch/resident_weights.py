@@ -35,7 +35,7 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 
 
 class ResidentWeights:
-    """See the module's text. None of it may change while requests are in flight.
+    """The base, the centre and the genomes. Nothing may change while requests are in flight.
 
     Args:
         base: the model as loaded; kept, never written.

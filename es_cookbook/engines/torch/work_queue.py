@@ -170,7 +170,7 @@ class WorkQueue:
             return taken
 
     def close(self) -> list[Work]:
-        """Wake the lanes to leave; gives back what still waited."""
+        """Wake the lanes to leave. Returns what still waited."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()

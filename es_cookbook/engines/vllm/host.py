@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class VLLMEngine(Engine):
-    """See the module's text; call `open` before anything else.
+    """An engine on `AsyncLLM`; call `open` before anything else.
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
@@ -106,7 +106,7 @@ class VLLMEngine(Engine):
         self._num_cached_tokens = 0
 
     async def open(self) -> int:
-        """Find the model's parameters in the workers; gives the base's fingerprint.
+        """Find the model's parameters in the workers. Returns the base's fingerprint.
 
         Raises:
             ModelError: The search space's parameters cannot be found in vLLM's model.
