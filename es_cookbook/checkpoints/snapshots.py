@@ -18,6 +18,7 @@ import torch
 from es_cookbook.checkpoints.tensors import WeightFiles
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ESCookbookError, HistoryError
+from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 
@@ -75,18 +76,16 @@ def read_snapshot(path: Path) -> Snapshot:
         raise HistoryError(f"{path} cannot be read as a snapshot: {error}") from error
 
 
-def starting_point(
-    steps: Sequence[Step], snapshot: Path | None, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[Sequence[Step], Mapping[str, torch.Tensor] | None]:
-    """What is left to do from a snapshot, and where to begin; from the base if it cannot be used.
+def restore_centre(centre: Centre, steps: Sequence[Step], snapshot: Path | None) -> int:
+    """Set a centre to the base moved by these steps. Returns its fingerprint.
 
     Args:
+        centre: any centre of the base, wherever it is; of a part of the parameters, too.
         steps: all of them, from the base on.
-        snapshot: of a centre on their way, or None.
-        shapes: of the parameters that it has to hold.
+        snapshot: of a centre on their way, to begin at; the base if None, or if it cannot be used.
     """
     if snapshot is None:
-        return steps, None
+        return centre.restore(steps)
     try:
         found = read_snapshot(snapshot)
         if found.generation > len(steps):
@@ -94,9 +93,9 @@ def starting_point(
                 f"{snapshot} is of generation {found.generation}, beyond the {len(steps)} wanted"
             )
         held = {name: tuple(tensor.shape) for name, tensor in found.tensors.items()}
-        if held != dict(shapes):
+        if held != dict(centre.shapes):
             raise HistoryError(f"{snapshot} holds other parameters than the search space")
     except HistoryError as error:
         _logger.warning("%s; the centre is restored from the base model instead", error)
-        return steps, None
-    return steps[found.generation :], found.tensors
+        return centre.restore(steps)
+    return centre.restore(steps[found.generation :], found.tensors)

@@ -1,8 +1,8 @@
 """What an engine is: it holds the model, hosts genomes, samples and scores tokens.
 
-Weights never travel. An engine is built from (model, search space), given genomes as seeds, and
-moved by steps; it answers every step with the centre's fingerprint, so that engines which should
-agree can prove that they do.
+Weights are never sent. An engine is built from a model and a search space, gets genomes as seeds,
+and is moved by steps; it returns the centre's fingerprint after every step, so that engines can be
+compared.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
@@ -30,6 +30,7 @@ ENGINE_NAMES = {
     "ray": "es_cookbook.engines.ray.pool:RayPoolBuilder",
 }
 """What a user types on the command line."""
+_DEFAULT_CONTEXT = 4096
 
 Target: TypeAlias = int | Literal["centre", "base"]
 """Who answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
@@ -149,16 +150,16 @@ class Engine(Host):
 
     @abstractmethod
     async def apply(self, step: Step) -> int:
-        """Move the centre; gives its fingerprint. No genome is resident afterwards."""
+        """Move the centre. Returns its fingerprint; no genome is resident afterwards."""
 
     @abstractmethod
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        """Set the centre to the base model moved by these steps; gives its fingerprint.
+        """Set the centre to the base model moved by these steps. Returns its fingerprint.
 
         Args:
             steps: all of them, from the base on.
-            snapshot: of a centre on their way, to begin at; bits do not depend on it. It is only
-                used where the engine can read it.
+            snapshot: of a centre on their way, to begin at if the engine can read it; the result is
+                the same, bit for bit.
         """
 
     @abstractmethod
@@ -192,3 +193,24 @@ class EngineBuilder(ABC):
         Raises:
             ModelError: The model cannot be loaded or the search space does not fit it.
         """
+
+
+@chz.chz
+class ModelEngineBuilder(EngineBuilder):
+    """Builds an engine that holds the model itself."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
+        default="auto",
+        doc="dtype that samples; auto is the checkpoint's own. The centre is always float32",
+    )
+    max_model_len: int | None = chz.field(
+        default=None,
+        doc="most tokens of prompt and action; the model's own context if unset, up to "
+        f"{_DEFAULT_CONTEXT}",
+    )
+
+    def context_length(self, model: "PreTrainedModel") -> int:
+        """Most tokens of prompt and action together, for this model."""
+        text = model.config.get_text_config()
+        own_length = int(getattr(text, "max_position_embeddings", _DEFAULT_CONTEXT))
+        return min(own_length, self.max_model_len or _DEFAULT_CONTEXT)

@@ -33,7 +33,7 @@ class _Terms:
 
 
 class GenomeTerms:
-    """The noise factors of low-rank genomes, made seed by seed and written to their slots.
+    """The low-rank factors of a block of genomes, ready to be written.
 
     Args:
         genomes_G: a block of the population.

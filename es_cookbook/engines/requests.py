@@ -1,14 +1,18 @@
-"""What an engine refuses before it starts: requests that can never be served."""
+"""What an engine refuses: requests that it can never serve, and use at the wrong time."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
-from es_cookbook.common.errors import RequestError
+from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import MAX_SEED
 
 
-def check_sample(request: SampleRequest, context_length: int, vocabulary_size: int) -> None:
+def check_sample(request: SampleRequest, context_length: int, vocabulary_size: int) -> int:
     """Check a request's prompt, stop strings and seed.
+
+    Returns:
+        Most tokens to sample: what is asked for, or what the context has room for.
 
     Raises:
         RequestError: No prompt, one that fills the context, an empty stop string, a token or seed
@@ -27,6 +31,7 @@ def check_sample(request: SampleRequest, context_length: int, vocabulary_size: i
         raise RequestError(
             f"a sampling seed must be a 63-bit integer (0 to 2**63 - 1), found {request.seed}"
         )
+    return min(request.params.max_tokens, context_length - len(prompt_T))
 
 
 def check_logprobs(request: LogprobsRequest, context_length: int, vocabulary_size: int) -> None:
@@ -53,3 +58,57 @@ def _check_tokens(what: str, tokens_T: Sequence[int], vocabulary_size: int) -> N
             raise RequestError(
                 f"{what} has token {token}, and the model's tokens are 0 to {vocabulary_size - 1}"
             )
+
+
+class Usage:
+    """Who may use an engine when: requests together, a change of its weights alone.
+
+    For the tasks of one event loop.
+
+    Attributes:
+        closed: the engine can be used no more.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._num_in_flight = 0
+        self._change: str | None = None
+
+    @contextmanager
+    def request(self) -> Generator[None]:
+        """Inside, a request is in flight.
+
+        Raises:
+            EngineError: The engine is closed, or being changed.
+        """
+        self._check()
+        self._num_in_flight += 1
+        try:
+            yield
+        finally:
+            self._num_in_flight -= 1
+
+    @contextmanager
+    def changing(self, what: str) -> Generator[None]:
+        """Inside, nobody else may use the engine.
+
+        Args:
+            what: what is being done, for example "load genomes".
+
+        Raises:
+            EngineError: The engine is closed, being changed, or requests are in flight.
+        """
+        self._check()
+        if self._num_in_flight:
+            raise EngineError(f"cannot {what} while {self._num_in_flight} requests are in flight")
+        self._change = what
+        try:
+            yield
+        finally:
+            self._change = None
+
+    def _check(self) -> None:
+        if self.closed:
+            raise EngineError("the engine is closed")
+        if self._change is not None:
+            raise EngineError(f"the engine cannot be used while another task has it {self._change}")

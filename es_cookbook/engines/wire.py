@@ -1,9 +1,10 @@
-"""What an engine in another process is sent, and what it answers, in as few bytes as it takes.
+"""The messages to an engine in another process and back, in few bytes.
 
-Weights never travel. A genome is its terms, 16 bytes each. A request is *who* (a resident genome,
-the centre or the base) and *what* (a prompt, how to sample, a sampling seed), and a population is
-mostly asked the same things: so each thing is sent once a batch, and who is asked goes beside it as
-rectangles, "questions 0 to 31, each to genomes 0 to 63", which cost the same for one as for all.
+Weights are never sent. A genome is its terms, 16 bytes each. A request is a target (a resident
+genome, the centre or the base) and a question (a prompt, how to sample, a sampling seed), and most
+questions are asked of a whole population: so each question is sent once per batch, and the targets
+as rectangles, "questions 0 to 31, each to genomes 0 to 63", whose size does not depend on these
+numbers.
 
 All integers are little-endian. Nothing here is written to disk: both ends run the same version.
 """
@@ -92,7 +93,7 @@ def _decode_terms(data: bytes) -> list[Term]:
 
 
 class SampleQuestion(NamedTuple):
-    """What a `SampleRequest` asks, whoever is asked."""
+    """A `SampleRequest` without its target."""
 
     observation: Observation
     params: SamplingParams
@@ -104,7 +105,7 @@ class SampleQuestion(NamedTuple):
 
 
 class LogprobsQuestion(NamedTuple):
-    """What a `LogprobsRequest` asks, whoever is asked."""
+    """A `LogprobsRequest` without its target."""
 
     prompt_T: tuple[int, ...]
     continuation_T: tuple[int, ...]
@@ -116,7 +117,7 @@ class LogprobsQuestion(NamedTuple):
 
 _Question: TypeAlias = SampleQuestion | LogprobsQuestion
 _Asked: TypeAlias = list[tuple[int, int]]
-"""Of whom a question is asked: numbers of targets, with the indices of the requests."""
+"""For one question, each target's number and the index of the request."""
 
 
 class _Rectangle(NamedTuple):
@@ -143,23 +144,23 @@ class Batch(NamedTuple):
 
 
 def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
-    """Requests as bytes, and the order in which `decode_requests` gives them, as indices."""
+    """Requests as bytes, and the order in which `decode_requests` returns them, as indices."""
     samples, scores = _by_question(requests)
     rectangles, order = _rectangles([sorted(asked) for _, asked in (*samples, *scores)])
     who = np.array(rectangles, _RECTANGLE).tobytes()
-    packed = (_pack_questions([question for question, _ in part]) for part in (samples, scores))
-    return Batch(*packed, who), order
+    packed = [_pack([question for question, _ in part]) for part in (samples, scores)]
+    return Batch(packed[0], packed[1], who), order
 
 
 def decode_requests(batch: Batch) -> Iterator[Request]:
     """Undo `encode_requests`, in the order that it gave."""
     questions: list[_Question] = [
-        *(SampleQuestion(*plain) for plain in _unpack_questions(batch.samples)),
-        *(LogprobsQuestion(*plain) for plain in _unpack_questions(batch.scores)),
+        *(SampleQuestion(*plain) for plain in _unpack(batch.samples)),
+        *(LogprobsQuestion(*plain) for plain in _unpack(batch.scores)),
     ]
     for row in np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist():
         first, num_questions, first_target, num_targets = _Rectangle(*row)
-        targets = [_target(first_target + i) for i in range(num_targets)]
+        targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
         for question in questions[first : first + num_questions]:
             yield from map(question.ask, targets)
 
@@ -167,8 +168,8 @@ def decode_requests(batch: Batch) -> Iterator[Request]:
 def _by_question(
     requests: Sequence[Request],
 ) -> tuple[list[tuple[SampleQuestion, _Asked]], list[tuple[LogprobsQuestion, _Asked]]]:
-    """Each question once, with whom it is asked of; equal prompts are one object."""
-    # A long prompt is hashed once a request; of settings there are few, mostly one object.
+    """Each question once, with its targets; equal prompts become one object."""
+    # Hashing a prompt is slow, so once per request; settings are few, and mostly one object.
     by_prompt: dict[Observation, dict[tuple[int, int], _Asked]] = {}
     settings: list[SamplingParams] = []
     scores: dict[LogprobsQuestion, _Asked] = {}
@@ -191,11 +192,7 @@ def _by_question(
 
 
 def _rectangles(asked_Q: Sequence[_Asked]) -> tuple[list[_Rectangle], list[int]]:
-    """Neighbouring questions that are asked of the same targets, and the order that this gives.
-
-    Args:
-        asked_Q: for each question, sorted.
-    """
+    """Group neighbouring questions that are asked of the same targets; also the order by group."""
     rectangles: list[_Rectangle] = []
     order: list[int] = []
     first = 0
@@ -223,13 +220,13 @@ def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _pack_questions(questions: Sequence[_Question]) -> bytes:
+def _pack(questions: Sequence[_Question]) -> bytes:
     """As plain tuples, because a pickled class costs bytes in each of its instances."""
     plain = [tuple(question) for question in questions]
     return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL) if plain else b""
 
 
-def _unpack_questions(data: bytes) -> "list[tuple[Any, ...]]":
+def _unpack(data: bytes) -> "list[tuple[Any, ...]]":
     return pickle.loads(data) if data else []
 
 

@@ -63,6 +63,7 @@ class Centre:
     Attributes:
         weights: name -> float32 tensor, the selected parameters only; the same tensors for the
             centre's whole life, moved in place.
+        shapes: name -> shape of the whole parameter.
         parts: name -> which part of the parameter that is.
         fingerprints: name -> what it added to the fingerprint that was given last; a rank's own
             share, which others' are added to.
@@ -82,6 +83,7 @@ class Centre:
         base = space.base(base)
         if parts is None:
             parts = {name: Part.whole(shape) for name, shape in space.shapes.items()}
+        self.shapes = space.shapes
         self.parts = parts
         self.fingerprints: dict[str, int] = {}
         for name, shape in space.shapes.items():

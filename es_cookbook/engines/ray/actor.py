@@ -1,8 +1,8 @@
 """What runs in an actor's process: one engine, and a counter where requests go in and answers out.
 
-Calls between processes cost a hundred times what a request does, so a call carries many: `submit`
+A call between processes costs a hundred times what a request does, so a call carries many: `submit`
 takes a batch and returns at once, `fetch` waits until there is an answer and takes all there are.
-Everything that a method raises is an answer too: pickled as itself, never as a traceback.
+What a method raises is sent back too: pickled as itself, never as a traceback.
 
 This module knows nothing of Ray; the pool makes an actor of the class where it starts one.
 """
@@ -53,7 +53,7 @@ class Built:
 
 
 class EngineActor:
-    """Runs one engine in an actor's process. `call` is the only method that the pool uses."""
+    """One engine in a process of its own. `call` is the only method that the pool uses."""
 
     def __init__(self) -> None:
         self._built: Engine | None = None
@@ -63,7 +63,7 @@ class EngineActor:
         self._changing = asyncio.Lock()
 
     async def call(self, method: str, *arguments: object) -> bytes:
-        """Run one of the methods below; gives (True, what it gave) or (False, what it raised)."""
+        """Run a method. Returns (True, what it returned) or (False, what it raised), pickled."""
         run = cast("Callable[..., Awaitable[object]]", getattr(self, method))
         try:
             outcome = (True, await run(*arguments))

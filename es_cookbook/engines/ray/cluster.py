@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Any, cast
 
 from es_cookbook.common.errors import ConfigError, EngineError, not_installed
 from es_cookbook.engines.ray.actor import EngineActor
@@ -71,7 +71,7 @@ class Place:
 
 
 class Cluster:
-    """A Ray cluster, joined.
+    """A Ray cluster that this process has joined.
 
     Attributes:
         is_private: it was started here, and has what this machine has.
@@ -211,25 +211,16 @@ class _Connection:
 _ours = _Connection()
 
 
-class _RemoteMethod(Protocol):
-    remote: Callable[..., Awaitable[bytes]]
-
-
-class _RemoteMethods(Protocol):
-    call: _RemoteMethod
-
-
 class Actor:
     """A process of the cluster with an `EngineActor` in it."""
 
     def __init__(self, ray: ModuleType, handle: object) -> None:
         self._ray = ray
         self._handle = handle
-        method = cast(_RemoteMethods, handle).call
-        self._call = method.remote
+        self._call = cast("Callable[..., Awaitable[bytes]]", cast(Any, handle).call.remote)
 
     async def call(self, method: str, *arguments: object, timeout: float | None) -> object:
-        """Have a method of `EngineActor` run, and give what it gives.
+        """Run a method of `EngineActor`. Returns what it returns.
 
         Args:
             method: its name.

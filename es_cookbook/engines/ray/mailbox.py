@@ -44,7 +44,7 @@ class _Asked:
 
 
 class Mailbox:
-    """Batches requests to one process and hands out its answers. For the tasks of one event loop.
+    """The requests of one engine. For the tasks of one event loop.
 
     Args:
         traffic: counts what is sent.

@@ -87,7 +87,7 @@ class Ledger:
 
 
 class Member:
-    """One engine of a pool, with all it takes to bring it back when its process is lost.
+    """One engine of a pool.
 
     Args:
         number: its name in the pool.
@@ -129,7 +129,7 @@ class Member:
         self._repairing: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Start it for the first time and bring it to where the pool is; gives the fingerprint.
+        """Start it and bring it to the pool's centre. Returns the fingerprint.
 
         Raises:
             ESCookbookError: It cannot be built, restored or reached.
@@ -152,7 +152,7 @@ class Member:
             await self._revive()
 
     async def catch_up(self) -> int:
-        """Take the steps that the pool has and this engine has not; gives the fingerprint.
+        """Take the steps that the pool has and this engine has not. Returns the fingerprint.
 
         Raises:
             EngineLostError: It is lost.
@@ -170,7 +170,7 @@ class Member:
             return self._fingerprint
 
     async def restore(self, *, from_base: bool = False) -> int:
-        """Set the centre to the base moved by all of the pool's steps; gives the fingerprint.
+        """Set the centre to the base moved by the pool's steps. Returns the fingerprint.
 
         Args:
             from_base: take no snapshot, which here may be another file than elsewhere.

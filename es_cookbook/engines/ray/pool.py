@@ -137,7 +137,7 @@ class RayPoolBuilder(EngineBuilder):
         return pool
 
     def _needs(self, cluster: Cluster) -> Needs:
-        """What one engine needs; refuses what a Ray of one's own can never give."""
+        """What one engine needs; refuses what a private Ray can never have."""
         gpus = cluster.resources().get("GPU", 0)
         num_gpus = float(gpus > 0) if self.num_gpus is None else self.num_gpus
         needed = num_gpus * self.num_engines
@@ -155,9 +155,7 @@ class RayPoolBuilder(EngineBuilder):
 
 
 class RayPool(Engine):
-    """Several engines as one, each an actor of a Ray cluster.
-
-    Has no engines, and no traits, until `add_engines`.
+    """A pool of engines. Has no engines, and no traits, until `add_engines`.
 
     Args:
         settings: how engines are made.

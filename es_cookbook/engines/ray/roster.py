@@ -33,7 +33,7 @@ _PATIENCE = 10.0
 
 
 class Roster:
-    """The engines of a pool: who is in, lent or lost. Empty until `add`.
+    """The engines of a pool. Empty until `add`.
 
     Args:
         settings: how engines are made.
@@ -120,7 +120,7 @@ class Roster:
         return min(self.members, key=lambda member: member.mailbox.num_unanswered)
 
     async def apply(self, step: bytes) -> int:
-        """Have all engines take a step; gives the fingerprint on which they agree.
+        """Have all engines take a step. Returns the fingerprint on which they agree.
 
         Raises:
             DisagreementError: One differs from the others after it was restored, too.
@@ -131,7 +131,7 @@ class Roster:
             return await self._move(Member.catch_up)
 
     async def restore(self, steps: Sequence[bytes], snapshot: str | None) -> int:
-        """Set all engines to the base moved by these steps; gives and raises as `apply`."""
+        """Set all engines to the base moved by these steps; returns and raises as `apply`."""
         async with self._moving:
             self._ledger.steps = list(steps)
             self._ledger.snapshot = snapshot

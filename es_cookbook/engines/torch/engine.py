@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import chz
 import torch
@@ -31,49 +31,37 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.checkpoints.snapshots import starting_point
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import (
     Engine,
-    EngineBuilder,
     EngineTraits,
     LogprobsRequest,
+    ModelEngineBuilder,
     SampleRequest,
 )
-from es_cookbook.engines.requests import check_logprobs, check_sample
-from es_cookbook.engines.torch.lane import Lane, Result
+from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
+from es_cookbook.engines.torch.lane import Answer, Lane
 from es_cookbook.engines.torch.population_layers import (
     MIN_ROWS,
     cache_bytes_per_token,
     no_attention_hook,
 )
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
-from es_cookbook.engines.torch.work_queue import Sampled, Work, WorkQueue
-from es_cookbook.engines.usage import Usage
+from es_cookbook.engines.torch.work_queue import Work, WorkQueue
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 
 _GIB = 1 << 30
-_DEFAULT_CONTEXT = 4096
 
 
 @chz.chz
-class TorchEngineBuilder(EngineBuilder):
+class TorchEngineBuilder(ModelEngineBuilder):
     """Builds a `TorchEngine`."""
 
     device: str = chz.field(default="auto", doc="auto takes cuda, then mps, then cpu")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
-        default="auto",
-        doc="dtype that samples; auto is the checkpoint's own. The centre is always float32",
-    )
-    max_model_len: int | None = chz.field(
-        default=None,
-        doc="most tokens of prompt and action; the model's own context if unset, up to "
-        f"{_DEFAULT_CONTEXT}",
-    )
     max_batch_size: int = chz.field(
         default=2048, doc="most requests that decode together, over all lanes"
     )
@@ -120,7 +108,7 @@ def _device(name: str) -> torch.device:
 
 
 class TorchEngine(Engine):
-    """The engine that runs a Hugging Face model in this process.
+    """The embedded engine: runs requests on its lanes.
 
     Args:
         model: holds the base weights, which it keeps.
@@ -140,15 +128,12 @@ class TorchEngine(Engine):
     ) -> None:
         self.tokenizer = tokenizer
         self.space = space
-        own_length = getattr(
-            model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
-        )
-        context_length = min(own_length, options.max_model_len or _DEFAULT_CONTEXT)
+        context_length = options.context_length(model)
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
         self._usage = Usage()
         self._requests = 0
-        self._in_flight: set[Work] = set()
+        self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
         self._outbox: list[Work] = []
         on_cpu = device.type == "cpu"
         num_lanes = options.num_lanes or (num_cores() if on_cpu else 1)
@@ -198,35 +183,23 @@ class TorchEngine(Engine):
 
     @override
     async def sample(self, request: SampleRequest) -> Action:
-        check_sample(request, self.traits.context_length, self._vocabulary_size)
-        prompt = len(request.observation.tokens_T)
-        limit = min(request.params.max_tokens, self.traits.context_length - prompt)
-        result = await self._submit(request, limit)
-        assert isinstance(result, Sampled)
-        reason = "stop" if result.stopped else "length"
-        return Action(result.tokens_T, result.text, reason, result.logprobs_T)
+        limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
+        return cast(Action, await self._submit(request, limit))
 
     @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         check_logprobs(request, self.traits.context_length, self._vocabulary_size)
-        result = await self._submit(request, limit=0)
-        assert isinstance(result, list)
-        return result
+        return cast("list[float]", await self._submit(request, limit=0))
 
     @override
     async def apply(self, step: Step) -> int:
         with self._usage.changing("move the centre"):
-            return await asyncio.to_thread(self._weights.move, lambda centre: centre.apply(step))
+            return await asyncio.to_thread(self._weights.apply, step)
 
     @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
         with self._usage.changing("restore the centre"):
-            return await asyncio.to_thread(
-                self._weights.move,
-                lambda centre: centre.restore(
-                    *starting_point(list(steps), snapshot, self.space.shapes)
-                ),
-            )
+            return await asyncio.to_thread(self._weights.restore, list(steps), snapshot)
 
     @override
     async def save(self, path: Path) -> None:
@@ -246,57 +219,48 @@ class TorchEngine(Engine):
         error = EngineError("the engine was closed while this request was in flight")
         for work in self._queue.close():
             work.cancelled = True
-        for work in self._in_flight:
-            if not _future(work).done():  # its task may not have run yet since it was
-                _future(work).set_exception(error)
+        for future in self._in_flight.values():
+            if not future.done():  # its task may not have run yet since it was
+                future.set_exception(error)
         await asyncio.to_thread(self._join)
 
     def _join(self) -> None:
         for thread in self._threads:
             thread.join()
 
-    async def _submit(
-        self, request: SampleRequest | LogprobsRequest, limit: int
-    ) -> Sampled | list[float]:
+    async def _submit(self, request: SampleRequest | LogprobsRequest, limit: int) -> Answer:
         with self._usage.request():
             model, row = self._weights.answering(request.target)
             work = Work(request, model, row, limit)
             loop = asyncio.get_running_loop()
-            work.caller = loop.create_future()
             self._requests += 1
-            self._in_flight.add(work)
+            future = self._in_flight[work] = loop.create_future()
             if not self._outbox:  # requests made in one turn of the event loop go together
                 loop.call_soon(self._flush)
             self._outbox.append(work)
             try:
-                return await work.caller
+                return await future
             except asyncio.CancelledError:
                 work.cancelled = True
                 self._queue.num_cancelled += 1
                 raise
             finally:
-                self._in_flight.discard(work)
+                del self._in_flight[work]
 
     def _flush(self) -> None:
         works, self._outbox = self._outbox, []
         self._queue.put(works)
 
-    def _deliver(self, results: list[tuple[Work, Result]]) -> None:
+    def _deliver(self, results: list[tuple[Work, Answer | BaseException]]) -> None:
         """Called on a lane's thread: hand results to the event loop."""
-        if results:
-            loop = _future(results[0][0]).get_loop()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, results)
+        futures = [(self._in_flight.get(work), result) for work, result in results]
+        waiting = [(future, result) for future, result in futures if future is not None]
+        if waiting and not (loop := waiting[0][0].get_loop()).is_closed():
+            loop.call_soon_threadsafe(_settle, waiting)
 
 
-def _future(work: Work) -> "asyncio.Future[Sampled | list[float]]":
-    assert isinstance(work.caller, asyncio.Future)
-    return work.caller
-
-
-def _settle(results: list[tuple[Work, Result]]) -> None:
-    for work, result in results:
-        future = _future(work)
+def _settle(waiting: "list[tuple[asyncio.Future[Answer], Answer | BaseException]]") -> None:
+    for future, result in waiting:
         if future.done():
             continue
         if isinstance(result, BaseException):

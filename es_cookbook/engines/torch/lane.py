@@ -11,6 +11,7 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ from es_cookbook.engines.torch.population_layers import (
 )
 from es_cookbook.engines.torch.slots import SlotTable
 from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
-from es_cookbook.engines.torch.work_queue import Sampled, Work, WorkQueue
+from es_cookbook.engines.torch.work_queue import Work, WorkQueue
+from es_cookbook.rl.types import Action
 
 _SLOT_LENGTH_STEP = 32
 _MIN_SLOT_LENGTH = 64
@@ -36,8 +38,8 @@ _PATIENCE = 8
 _BATCHES_BEFORE_YIELD = 4
 """A lane turns to another model that has work after this many times its slots."""
 
-Result = Sampled | list[float] | BaseException
-"""What became of a request: an action's tokens, log-probabilities, or the error."""
+Answer: TypeAlias = Action | list[float]
+"""To a sample request, and to a logprobs request."""
 
 
 class Lane:
@@ -68,7 +70,7 @@ class Lane:
         prefill_tokens: int,
         eos_token_ids: Sequence[int],
         decode: Callable[[list[list[int]]], list[str]],
-        deliver: Callable[[list[tuple[Work, Result]]], None],
+        deliver: Callable[[list[tuple[Work, Answer | BaseException]]], None],
     ) -> None:
         self.num_tokens = 0
         self._queue = queue
@@ -132,17 +134,13 @@ class Lane:
         self._table, self._cache = SlotTable(slots, length), SlotCache(slots, length)
 
     def _admit(self, model: PopulationModel) -> int:
-        """Take waiting requests into free slots once they make a good batch; gives how many."""
+        """Take waiting requests into free slots once they make a good batch. Returns how many."""
         table = self._table
         self._steps_since_admission += 1
         active = table.num_active
         fillable = min(self._queue.num_waiting(model), table.num_slots - active)
-        if (
-            fillable < min(active // 8 + 1, self._max_rows // 16)
-            and self._steps_since_admission < _PATIENCE
-        ):
-            return 0
-        if fillable == 0:
+        few = fillable < min(active // 8 + 1, self._max_rows // 16)
+        if fillable == 0 or (few and self._steps_since_admission < _PATIENCE):
             return 0
         self._steps_since_admission = 0
         works = self._queue.take_samples(
@@ -250,7 +248,7 @@ class Lane:
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
         table = self._table
         tokens = [table.tokens[slot, : table.count[slot]].tolist() for slot in slots]
-        results: list[tuple[Work, Result]] = []
+        results: list[tuple[Work, Answer | BaseException]] = []
         for slot, tokens_T, text, stop in zip(
             slots.tolist(), tokens, self._decode_texts(tokens), stopped.tolist(), strict=True
         ):
@@ -259,7 +257,8 @@ class Lane:
             logprobs_T = None
             if table.wants_logprobs[slot]:
                 logprobs_T = tuple(table.logprobs[slot, : len(tokens_T)].tolist())
-            results.append((work, Sampled(tuple(tokens_T), text, stop, logprobs_T)))
+            reason = "stop" if stop else "length"
+            results.append((work, Action(tuple(tokens_T), text, reason, logprobs_T)))
         table.release(slots.tolist())
         self._deliver(results)
 
@@ -285,10 +284,7 @@ class Lane:
         logit_rows = torch.cat([targets - 1, targets[-1:]])
         logits = self._forward_flat(model, rows, attention, works, logit_rows)[:-1].float()
         scores = token_logprobs(logits, rows.tokens_T[targets]).cpu().split([n for _, n in spans])
-        results: list[tuple[Work, Result]] = [
-            (work, part.tolist()) for work, part in zip(works, scores, strict=True)
-        ]
-        self._deliver(results)
+        self._deliver([(work, part.tolist()) for work, part in zip(works, scores, strict=True)])
 
 
 class _FlatRows:

@@ -312,7 +312,7 @@ class _CacheProbe:
 
 
 def no_attention_hook(module: PreTrainedModel) -> ModelError:
-    """What a user reads of a model that transformers gives no replaceable attention."""
+    """The error for a model whose attention cannot be replaced."""
     return ModelError(
         f"model_name: {type(module).__name__} has no attention hook in transformers, which the "
         "torch engine needs; accepted are models of the Llama, Qwen, Gemma, Mistral, GPT-NeoX and "

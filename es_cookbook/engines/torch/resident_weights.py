@@ -22,18 +22,19 @@ from es_cookbook.checkpoints.quantised import (
     quantised_checkpoint,
     quantised_layers,
 )
+from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
 from es_cookbook.engines.torch.low_rank_tables import tables_for
 from es_cookbook.engines.torch.population_layers import PopulationModel
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
-from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 
 class ResidentWeights:
-    """Base, centre and resident genomes. None of it may change while requests are in flight.
+    """The base, the centre and the genomes. Nothing may change while requests are in flight.
 
     Args:
         base: the model as loaded; kept, never written.
@@ -59,7 +60,11 @@ class ResidentWeights:
         device = noise_device(base.device)
         self._num_threads = 1 if on_gpu(device) else num_threads
         self._quantised = _moving_layers(base, space)
-        selected = {name: p.detach().to(device) for name, p in self._selected(base).items()}
+        selected = {
+            name: parameter.detach().to(device)
+            for name, parameter in base.named_parameters()
+            if name in space.shapes
+        }
         for weight, names in self._quantised.values():
             parts = weight.parameters()
             selected |= {name: parts[kind].to(device) for kind, name in names.items()}
@@ -116,12 +121,13 @@ class ResidentWeights:
             for_each(lambda pair: self._write_genome(*pair), pairs, self._num_threads)
         self._host(genomes_G)
 
-    def move(self, move_centre: Callable[[Centre], int]) -> int:
-        """Move the centre and give its fingerprint; genomes of the old one are resident no more."""
-        fingerprint = move_centre(self.centre)
-        self._write_centre(self.model.module)
-        self._host([])
-        return fingerprint
+    def apply(self, step: Step) -> int:
+        """Move the centre by a step. Returns its fingerprint; no genome is resident afterwards."""
+        return self._moved(self.centre.apply(step))
+
+    def restore(self, steps: Sequence[Step], snapshot: Path | None) -> int:
+        """Set the centre to the base moved by these steps; otherwise like `apply`."""
+        return self._moved(restore_centre(self.centre, steps, snapshot))
 
     def save(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the centre as a Hugging Face model directory, whole or not at all.
@@ -136,6 +142,11 @@ class ResidentWeights:
         module = copy.deepcopy(self._base)
         self._space.merge_(dict(module.named_parameters()), self.centre.weights)
         save_model(module, tokenizer, path)
+
+    def _moved(self, fingerprint: int) -> int:
+        self._write_centre(self.model.module)
+        self._host([])
+        return fingerprint
 
     def _host(self, genomes_G: Sequence[Genome]) -> None:
         if self._tables is not None:
@@ -156,9 +167,6 @@ class ResidentWeights:
             if name not in self._space.shapes and id(parameter) not in linear
         }
         return PopulationModel(copy.deepcopy(self._base, shared))
-
-    def _selected(self, module: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-        return {n: p for n, p in module.named_parameters() if n in self._space.shapes}
 
     def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The parameters that differ between genomes: those selected, or made of what is."""

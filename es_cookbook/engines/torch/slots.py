@@ -78,7 +78,7 @@ class SlotTable:
         return int((self.genome_of_block == _NOBODY).sum())
 
     def place(self, works: Sequence[Work]) -> list[int]:
-        """Give each request a slot of its genome, in empty blocks if need be; gives the slots."""
+        """Give each request a slot of its genome, in empty blocks if need be. Returns the slots."""
         free: dict[int, list[int]] = {}
         for slot in (~self.active).nonzero()[0][::-1].tolist():
             free.setdefault(int(self.genome_of_block[slot // ROWS_PER_BLOCK]), []).append(slot)
@@ -142,7 +142,7 @@ class SlotTable:
     def packed_order(self) -> np.ndarray | None:
         """Slots in an order with gaps only at the ends of genomes, or None if that saves little.
 
-        Gives old slots by new slot; a gap repeats some idle slot.
+        Returns old slots by new slot; a gap repeats some idle slot.
         """
         genomes = self.genome_of_block.repeat(ROWS_PER_BLOCK)[self.active]
         blocks_of_genomes = -(-np.bincount(genomes) // ROWS_PER_BLOCK)

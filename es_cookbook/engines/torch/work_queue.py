@@ -18,7 +18,6 @@ class Work:
         request: what was asked.
         model: the weights that answer, and `row`, their row of the low-rank tables.
         limit: most tokens to sample; 0 for a logprobs request.
-        caller: where the caller waits; opaque to lanes.
         cancelled: set by the caller's side; the lane then forgets the request.
     """
 
@@ -26,7 +25,6 @@ class Work:
     model: PopulationModel
     row: int
     limit: int
-    caller: object = None
     cancelled: bool = False
 
     @property
@@ -40,16 +38,6 @@ class Work:
     def length(self) -> int:
         """Tokens with those still to be sampled: what it needs of a cache."""
         return len(self.sequence) + self.limit
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a lane gives back for a sample request."""
-
-    tokens_T: tuple[int, ...]
-    text: str
-    stopped: bool
-    logprobs_T: tuple[float, ...] | None
 
 
 class WorkQueue:
@@ -182,7 +170,7 @@ class WorkQueue:
             return taken
 
     def close(self) -> list[Work]:
-        """Wake the lanes to leave; gives back what still waited."""
+        """Wake the lanes to leave. Returns what still waited."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import chz
 import torch
@@ -27,7 +27,7 @@ from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, nearest
-from es_cookbook.engines.base import EngineBuilder, EngineTraits
+from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
 from es_cookbook.engines.vllm.answers import informative_line
 from es_cookbook.engines.vllm.host import VLLMEngine
 from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
@@ -37,7 +37,6 @@ from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_DEFAULT_CONTEXT = 4096
 _CPU_CACHE_GIB = 1.0
 _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
@@ -50,18 +49,9 @@ _MISSING = (
 
 
 @chz.chz
-class VLLMEngineBuilder(EngineBuilder):
+class VLLMEngineBuilder(ModelEngineBuilder):
     """Builds a `VLLMEngine`."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
-        default="auto",
-        doc="dtype that samples; auto is the checkpoint's own. The centre is always float32",
-    )
-    max_model_len: int | None = chz.field(
-        default=None,
-        doc="most tokens of prompt and action; the model's own context if unset, up to "
-        f"{_DEFAULT_CONTEXT}",
-    )
     max_genomes: int = chz.field(
         default=64, doc="genomes resident at once: LoRA slots (dense: 1); more go in blocks"
     )
@@ -118,10 +108,7 @@ class VLLMEngineBuilder(EngineBuilder):
         # Built here too: what it does not like is said before vLLM starts.
         space = search_space(infos, read_adapter)
         max_genomes, slots = self._room_for(space)
-        own_length = getattr(
-            model.config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT
-        )
-        context_length = min(own_length, self.max_model_len or _DEFAULT_CONTEXT)
+        context_length = self.context_length(model)
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
         own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
         dtype = own_dtype if self.dtype == "auto" else self.dtype

@@ -37,8 +37,7 @@ from es_cookbook.engines.base import (
     SampleRequest,
     Target,
 )
-from es_cookbook.engines.requests import check_logprobs, check_sample
-from es_cookbook.engines.usage import Usage
+from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
 from es_cookbook.engines.vllm.answers import informative_line, merge_fingerprints, our_errors
 from es_cookbook.engines.vllm.turnstile import Turnstile
 from es_cookbook.engines.wire import encode_genomes, encode_step
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class VLLMEngine(Engine):
-    """The engine that runs a model in vLLM; call `open` before anything else.
+    """An engine on `AsyncLLM`; call `open` before anything else.
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
@@ -108,7 +107,7 @@ class VLLMEngine(Engine):
         self._num_cached_tokens = 0
 
     async def open(self) -> int:
-        """Find the model's parameters in the workers; gives the base's fingerprint.
+        """Find the model's parameters in the workers. Returns the base's fingerprint.
 
         Raises:
             ModelError: The search space's parameters cannot be found in vLLM's model.
@@ -139,14 +138,11 @@ class VLLMEngine(Engine):
 
     @override
     async def sample(self, request: SampleRequest) -> Action:
-        check_sample(request, self.traits.context_length, self._vocabulary_size)
+        limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
         observation, params = request.observation, request.params
-        room = self.traits.context_length - len(observation.tokens_T)
-        has_stop_strings = bool(observation.stop)
         seed = request.seed if params.temperature > 0 else None
         how = (params.temperature, params.top_p, params.logprobs, seed)
-        most = min(params.max_tokens, room)
-        vllm_params = self._params(most, *how, observation.stop, observation.stop_token_ids)
+        vllm_params = self._params(limit, *how, observation.stop, observation.stop_token_ids)
         output = await self._generate(request.target, observation.tokens_T, vllm_params)
         answer = output.outputs[0]
         tokens_T = tuple(answer.token_ids)
@@ -154,7 +150,7 @@ class VLLMEngine(Engine):
         # Decoded at once where vLLM need not look for a stop string token after token.
         text = (
             answer.text
-            if has_stop_strings
+            if observation.stop
             else cast(str, self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
         )
         logprobs_T = None
@@ -332,12 +328,12 @@ class VLLMEngine(Engine):
             return target
         return self.traits.capacity if target == "centre" else self._num_slots - 1
 
-    def _weights_of(self, target: Target) -> tuple[str, int]:
+    def _weights_of(self, target: Target) -> tuple[Target, int]:
         """What has to be in the model's weights for this target: a key of the turnstile."""
         if target == "base" and self.space.adapter is None:
             return ("base", 0)
         if isinstance(target, int) and not self._num_slots:
-            return (f"genome {target}", self._version)
+            return (target, self._version)
         return ("centre", 0)
 
     def _salt(self, target: Target) -> str:
@@ -345,9 +341,8 @@ class VLLMEngine(Engine):
         return "base" if target == "base" else f"{target} of {self._version}"
 
     async def _use(self, weights: object) -> None:
-        name = cast(tuple[str, int], weights)[0]
-        _, _, genome = name.partition("genome ")
-        await self._call("genomes_use", int(genome) if genome else name)
+        target, _ = cast(tuple[Target, int], weights)
+        await self._call("genomes_use", target)
 
     async def _call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method of `GenomeWorker` in every rank.

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import torch
 from typing_extensions import override
 
-from es_cookbook.checkpoints.snapshots import starting_point
+from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.engines.genome_terms import GenomeTerms
 from es_cookbook.engines.vllm.answers import FingerprintPiece
@@ -35,12 +35,10 @@ class RankGenomes(ABC):
 
     Args:
         centre: of the parts that the rank has.
-        shapes: of the whole parameters.
     """
 
-    def __init__(self, centre: Centre, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, centre: Centre) -> None:
         self.centre = centre
-        self._shapes = shapes
         centre.fingerprint()
 
     @abstractmethod
@@ -65,7 +63,7 @@ class RankGenomes(ABC):
 
         Of a snapshot that is on the way the rank reads its own parts, and goes on from there.
         """
-        self.centre.restore(*starting_point(steps, snapshot, self._shapes))
+        restore_centre(self.centre, steps, snapshot)
         return self._moved()
 
     def fingerprint(self) -> list[FingerprintPiece]:
@@ -96,7 +94,7 @@ class DenseGenomes(RankGenomes):
             self._base[name] = place.read().view(shape) if is_whole else place.read()
         parts = {name: place.part for name, place in self._placements.items()}
         centre = Centre(self._base, space, torch.get_num_threads(), parts, _noise_device(model))
-        super().__init__(centre, space.shapes)
+        super().__init__(centre)
         self._genomes_G: Sequence[Genome] = ()
 
     @override
@@ -142,7 +140,7 @@ class AdapterGenomes(RankGenomes):
     def __init__(self, model: torch.nn.Module, space: SearchSpace, adapter: AdapterFactors) -> None:
         device = _noise_device(model)
         centre = Centre({}, space, torch.get_num_threads(), device=device)
-        super().__init__(centre, space.shapes)
+        super().__init__(centre)
         self._adapter = adapter
         self._slots = _slots_for(model, adapter.targets)
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class Turnstile:
-    """Lets in together those who need the same set of weights. For the tasks of one event loop.
+    """Admits requests by the weights that they need. For the tasks of one event loop.
 
     Args:
         switch: brings in a set of weights; called when nobody is inside.
