@@ -10,12 +10,12 @@ from es_cookbook.__main__ import COMMANDS, RECIPES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
-    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "lab_notes.md"),
     *sorted((ROOT / "recipes").rglob("*.py")),
     *(path for path in (ROOT / "es_cookbook").rglob("*.py") if path.name != "configs.py"),
 ]
-"""Lab notes say what was there on their day, and configs.py where recorded classes were."""
+"""The changelog and lab notes say what was there on their day, configs.py where classes were."""
 
 IMPORTED = {
     "es_cookbook.train": "Config main run MAY_DIFFER recorded_config",
