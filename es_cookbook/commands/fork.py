@@ -18,7 +18,7 @@ from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
-from es_cookbook.runs.history.branches import fork_run
+from es_cookbook.runs.branches import fork_run
 
 _REFUSED = ("model_name", "search_space")
 """What the recorded steps mean depends on these."""

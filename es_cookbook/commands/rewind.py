@@ -13,7 +13,7 @@ import chz
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.terminal import command
-from es_cookbook.runs.history.branches import rewind_run
+from es_cookbook.runs.branches import rewind_run
 
 
 @chz.chz

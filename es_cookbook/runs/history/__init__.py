@@ -1,1 +1,1 @@
-"""The history: its format, its file, and what becomes of it when a run branches."""
+"""The history: its format and its file."""
