@@ -153,6 +153,7 @@ def test_a_chat_template_belongs_to_the_tokenizer(
     assert base_identity(str(path)).tokenizer != before
 
 
+@pytest.mark.slow
 def test_a_hub_name_is_what_the_cache_holds(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:

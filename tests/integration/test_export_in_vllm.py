@@ -13,7 +13,6 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.runs.export_runs import PROMPTS, engine_at, greedy, make_base, make_run
 
-pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
 
 

@@ -19,7 +19,6 @@ from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import make_vllm_model
 
-pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
 pytest.importorskip("ray", reason="Ray is not installed, and could not be: see the Makefile")
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("vllm")]
 
@@ -35,6 +34,7 @@ PROMPTS = ((5, 7, 9), (11,), (5, 7, 9, 12, 30))
 
 
 async def test_a_killed_engine_changes_no_answer_and_no_fingerprint(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed: see the Makefile")
     path = make_vllm_model("qwen2", tmp_path / "model")
     reference = Reference(path, LowRank())
     engine = VLLMEngineBuilder(max_genomes=3, kv_cache_gib=0.05, gpu_memory_utilization=0.3)

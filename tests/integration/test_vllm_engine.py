@@ -33,7 +33,6 @@ from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
 from tests.tiny_models import EOS, make_tiny_model
 
-pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
 psutil = pytest.importorskip("psutil")  # comes with vLLM
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
 

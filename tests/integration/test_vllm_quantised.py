@@ -15,7 +15,6 @@ from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from tests.integration.vllm_models import make_vllm_model
 from tests.quantised_models import How, quantise
 
-pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
 pytestmark = [
     pytest.mark.xdist_group("vllm"),
     pytest.mark.usefixtures("warm_vllm"),

@@ -109,7 +109,11 @@ async def test_the_base_answers_as_before_when_the_centre_has_moved(
 
 @pytest.mark.parametrize(
     ("space", "dtype", "generations"),
-    [(LowRank(), "float32", 5), (FullRank(), "float32", 5), (FullRank(), "bfloat16", 1000)],
+    [
+        (LowRank(), "float32", 5),
+        (FullRank(), "float32", 5),
+        pytest.param(FullRank(), "bfloat16", 1000, marks=pytest.mark.slow),
+    ],
     ids=["low rank", "full rank", "a thousand times in bfloat16"],
 )
 async def test_perturbing_and_moving_without_signal_leaves_every_bit(
