@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -502,3 +503,14 @@ async def test_without_vllm_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"pip install 'es-cookbook\[vllm\]'"):
         await _start(model("qwen2"), LowRank())
+
+
+def test_every_variable_that_is_set_for_vllm_is_one_that_it_reads() -> None:
+    # One was misspelt, so CUDA's workers would have been forked.
+    from vllm import envs
+
+    folder = Path(__file__).parents[2] / "es_cookbook/engines/vllm"
+    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    named = set(re.findall(r'"(VLLM_[A-Z_]+)"', text))
+    assert "VLLM_WORKER_MULTIPROC_METHOD" in named
+    assert named - envs.environment_variables.keys() == set()

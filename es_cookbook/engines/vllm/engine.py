@@ -140,7 +140,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     ) -> "AsyncLLM":
         # vLLM tells much, and forks; a process with threads must not be forked.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         try:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):
                 from vllm.engine.arg_utils import AsyncEngineArgs
