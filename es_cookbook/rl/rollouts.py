@@ -130,12 +130,7 @@ def _check_metrics(who: str, metrics: Metrics) -> None:
 def checked_group_rewards(
     who: str, found: object, trajectories: Sequence[Trajectory | LostRollout]
 ) -> Sequence[GroupReward] | None:
-    """Check what `compute_group_rewards` returned.
-
-    Args:
-        who: the class that returned it.
-        found: the returned value.
-        trajectories: the group's.
+    """Check what `compute_group_rewards` of the class `who` returned.
 
     Returns:
         The group rewards, 0 for rollouts that were lost; None if there are none.
