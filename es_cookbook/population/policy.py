@@ -39,13 +39,7 @@ class Residents:
 class Attempt:
     """What the policies of one attempt (its genome's, the centre's and the base's) share.
 
-    Attributes:
-        engine: answers for the centre and the base.
-        sampling: parameters where an Env gives none.
-        residents: the genomes among which the attempt's own is.
-        seed_of_call: sampling seed of the n-th call.
-        clock: stands still while the engine has control.
-        num_calls: so far.
+    `sampling` holds where an Env gives none; `clock` stands still while the engine has control.
     """
 
     engine: Engine
