@@ -49,9 +49,8 @@ class SamplingParams:
     def _ranges(self) -> None:
         check_range(self, "max_tokens", at_least=1)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(
-                f"temperature must be 0 (greedy) or positive, found {self.temperature}"
-            )
+            found = self.temperature
+            raise ConfigError(f"temperature must be 0 (greedy) or positive, found {found}")
         check_range(self, "top_p", above=0, at_most=1)
 
 
@@ -214,14 +213,10 @@ class LostRollout:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrajectoryGroup:
-    """All attempts of all genomes at one problem.
+    """All attempts of all genomes at one problem: `[g][k]` is attempt k of genome g.
 
-    Attributes:
-        trajectories_G_K: `[g][k]` is attempt k of genome g.
-        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or
-            None for nothing.
-        group_metrics_G_K: metrics that go with them.
-        tags: the builder's tags, for metrics.
+    Group rewards are what `compute_group_rewards` adds to each trajectory's own reward, with
+    metrics; None for nothing. Tags are the builder's.
     """
 
     trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
