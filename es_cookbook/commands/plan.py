@@ -118,17 +118,14 @@ class Plan:
     An engine samples a *block* at a time: its resident genomes, or one dense genome. *Rows* are
     requests that decode together. `out` and `in` are the sides of a weight.
 
-    Attributes:
-        rank: of low-rank genomes; 0 for dense ones.
-        slot_rank: least rank of vLLM's slots (1, 8, 16, 32, ...) for rank · terms_per_genome.
-        size: bytes of a number of `dtype`, which samples; `tp` GPUs of an engine share them.
-        perturbed: elements of the search space.
-        share: genomes of an engine: population / engines; `terms` of a step: population / 2.
-        context: most tokens of a request: max_model_len or 4,096, the model's own if that is less.
-        request_tokens: prompt + sampled; torch: a multiple of 32, at least 64.
-        max_rows: max_batch_size (torch); `engine.extra`'s max_num_seqs or 1,024 (vLLM).
-        pass_tokens: of prompts, in a forward pass: prefill_tokens (torch); `engine.extra`'s
-            max_num_batched_tokens or 2,048 (vLLM).
+    A low-rank genome has a *rank*, a dense one 0; vLLM's *slot rank* is the least of 1, 8, 16, 32,
+    ... for rank · terms_per_genome. *Size* is the bytes of a number of `dtype`, which samples; *tp*
+    the GPUs of an engine; *perturbed* the elements of the search space. An engine's *share* is
+    population / engines; a step has population / 2 *terms*. *Context* is max_model_len or 4,096,
+    the model's own if less; *request tokens* are prompt + sampled (torch: a multiple of 32, at
+    least 64). *Max rows* and *pass tokens* (of prompts, in a forward pass) are max_batch_size and
+    prefill_tokens (torch); `engine.extra`'s max_num_seqs or 1,024, and max_num_batched_tokens or
+    2,048 (vLLM).
     """
 
     def __init__(self, config: PlanConfig, model: PreTrainedModel) -> None:
@@ -168,9 +165,9 @@ class Plan:
         size · elements of linear layers (a tied table is one: the output head) and perturbed ones.
         """
         linears = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
-        own = {parameter for linear in linears for parameter in linear.parameters()}
+        own = {p for linear in linears for p in linear.parameters()}
         own |= {p for name, p in self.model.named_parameters() if name in self.space.shapes}
-        return self.size * sum(parameter.numel() for parameter in own)
+        return self.size * sum(p.numel() for p in own)
 
     def weight_bytes(self) -> int:
         """vLLM: size · Σ out · in over `Shards`. torch: size · parameters + own_bytes."""
@@ -333,11 +330,10 @@ def check(plan: Plan) -> None:
             f"{plan.shards.heads} attention heads, {plan.shards.kv_heads} key and value heads and "
             f"the sides of its weights; accepted: {', '.join(map(str, accepted))}"
         )
-    if length > plan.context:
+    if length > (most := plan.context):
         raise ConfigError(
-            f"prompt_tokens + sampled_tokens = {length} is more than the engine's context of "
-            f"{plan.context} tokens; lower them, or raise engine.max_model_len as far as the model "
-            "goes"
+            f"prompt_tokens + sampled_tokens = {length} is more than the engine's context of {most}"
+            " tokens; lower them, or raise engine.max_model_len as far as the model goes"
         )
     cache_gib = plan.engine.kv_cache_gib
     if cache_gib is not None and plan.context_bytes() > cache_gib * GIB:

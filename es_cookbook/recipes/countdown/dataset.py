@@ -103,11 +103,8 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
             train: dict[str, Problem] = {}
             test: dict[str, Problem] = {}
             for where, problem in _read(load_rows(source)):
-                split, most = (
-                    (train, self.num_train)
-                    if problem.split == "train" or self.num_test == 0
-                    else (test, self.num_test)
-                )
+                is_train = problem.split == "train" or self.num_test == 0
+                split, most = (train, self.num_train) if is_train else (test, self.num_test)
                 if len(split) < most:
                     split[where] = problem
                 elif len(train) == self.num_train and len(test) == self.num_test:
@@ -140,13 +137,12 @@ def _read(rows: Iterable[Row]) -> Iterator[tuple[str, Problem]]:
 
 
 def _solution(name: str, problem: Problem) -> str:
-    if len(problem.numbers) > MAX_SEARCHED_NUMBERS:
+    if (count := len(problem.numbers)) > MAX_SEARCHED_NUMBERS:
         raise DataError(
             f"{name}: a row with more than {MAX_SEARCHED_NUMBERS} numbers needs a 'solution', "
-            f"found {len(problem.numbers)} numbers and none"
+            f"found {count} numbers and none"
         )
-    solution = solve(problem.numbers, problem.target)
-    if solution is None:
+    if (solution := solve(problem.numbers, problem.target)) is None:
         raise DataError(
             f"{name}: no expression of {list(problem.numbers)} equals {problem.target}; "
             f"every problem must be solvable"
