@@ -80,7 +80,11 @@ def main(config: SFTConfig) -> None:
     from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 
     model = load_causal_lm(config.model_name, "float32", torch.device("cpu"))
-    _check_targets(config, {name.rpartition(".")[2] for name, _ in model.named_modules()})
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
+    for target in config.targets:
+        if target not in names:
+            hint = nearest(target, names)
+            raise ConfigError(f"targets: {config.model_name} has no layer {target!r}: {hint}")
     lora = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.rank,
@@ -121,13 +125,6 @@ def _text(row: Row, name: str) -> str:
     if text is None:
         raise row.error(f"field {name!r} is missing; rows need prompt and completion")
     return text
-
-
-def _check_targets(config: SFTConfig, names: set[str]) -> None:
-    for target in config.targets:
-        if target not in names:
-            hint = nearest(target, sorted(names - {""}))
-            raise ConfigError(f"targets: {config.model_name} has no layer {target!r}: {hint}")
 
 
 def cli() -> None:

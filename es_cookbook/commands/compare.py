@@ -116,14 +116,9 @@ class Compare:
 
 
 def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[train.Config]]:
-    """The Configs of every optimizer's runs, one a seed; only inside `run_cli`.
+    """By label, the Configs of every optimizer's runs, one a seed; only inside `run_cli`.
 
-    Args:
-        compare: which optimizers and seeds.
-        fields: of every run's Config, as a user types them, or of one optimizer's: `label.field`.
-
-    Returns:
-        By label.
+    `fields` are of every run's Config, as a user types them, or of one optimizer's: `label.field`.
 
     Raises:
         ConfigError: A field that is not one, or that the comparison sets; unequal rollouts.
@@ -169,12 +164,7 @@ def _check(prefix: str, fields: Mapping[str, str], known: Sequence[str]) -> None
 
 
 def main(compare: Compare, fields: Mapping[str, str]) -> None:
-    """Run what is not complete yet; print and write the table, and draw the curves.
-
-    Args:
-        compare: what is compared.
-        fields: as `runs`.
-    """
+    """Run what is not complete yet; print and write the table, and draw the curves."""
     compared = runs(compare, fields)
     require_matplotlib()
     run_all([config for configs in compared.values() for config in configs])

@@ -45,10 +45,7 @@ class ExportConfig:
 
 
 def export(config: ExportConfig) -> str:
-    """Write the export.
-
-    Returns:
-        What is to be said about it.
+    """Write the export, and return what is to be said about it.
 
     Raises:
         ConfigError: The output is there already, or these options do not go with this run.
@@ -65,20 +62,16 @@ def export(config: ExportConfig) -> str:
     except ModelError as error:
         if config.model_name is not None:
             raise
-        raise ModelError(
-            f"{error}; if the base has moved, give model_name=its new place"
-        ) from error
+        hint = "if the base has moved, give model_name=its new place"
+        raise ModelError(f"{error}; {hint}") from error
     _check_options(config, replay)
     written = write_export(replay, output, merge=config.merge, rank=config.rank)
     said = list(written.said)
     if config.merge and replay.space.adapter is None:
         said.append("merge=true changes nothing: this run moves the model's own weights")
     which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
-    said.append(
-        f"exported the centre after {replay.generation} generations ({which}) as {written.kind}: "
-        f"{output}"
-    )
-    return "\n".join(said)
+    what = f"the centre after {replay.generation} generations ({which})"
+    return "\n".join([*said, f"exported {what} as {written.kind}: {output}"])
 
 
 def _check_options(config: ExportConfig, replay: Replay) -> None:

@@ -37,27 +37,17 @@ class Fork:
 
 
 def main(fork: Fork, fields: dict[str, str]) -> None:
-    """Make the new run's directory, and say how to go on.
-
-    Args:
-        fork: which run, and where to.
-        fields: of its Config, with new values.
-    """
+    """Make the new run's directory, with these fields of its Config, and say how to go on."""
     for path in fields:
         if path.partition(".")[0] in _REFUSED:
             raise ConfigError(
                 f"{path} cannot change in a fork, since the recorded steps would mean something "
                 f"else; what may change: {', '.join(_ALLOWED)}"
             )
-    recorded = train.recorded_config(Path(fork.log_path))
-    config = chz.replace(changed(recorded, fields), log_path=fork.output)
-    taken = fork_run(
-        Path(fork.log_path),
-        fork.generation,
-        Path(fork.output),
-        config_to_json(config),
-        recorded.model_name,
-    )
+    source, output = Path(fork.log_path), Path(fork.output)
+    recorded = train.recorded_config(source)
+    config = config_to_json(chz.replace(changed(recorded, fields), log_path=fork.output))
+    taken = fork_run(source, fork.generation, output, config, recorded.model_name)
     begins = (
         f"with generations 1 to {taken} of {fork.log_path}; to go on"
         if taken

@@ -2,11 +2,10 @@
 
     python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct num_engines=8 engine=vllm
 
-Only the model's config.json is read, and no GPU is needed. Options default to the main job's
-(`es_cookbook.recipes.countdown.train_cli`). The numbers are those of `Plan`, where the docstring of
-a method is its formula, and the tests compare them with real engines. docs/multi_gpu.md is the
-guide. Left out: time, experts, compressed keys, quantised weights, prefix caching, communication
-between GPUs that share a model, Envs and evaluations.
+Only the model's config.json is read, and no GPU is needed. Options default to the main job's. The
+numbers are those of `Plan`, where the docstring of a method is its formula, and the tests compare
+them with real engines. docs/multi_gpu.md is the guide. Left out: time, experts, compressed keys,
+quantised weights, prefix caching, communication between GPUs of one model, Envs and evaluations.
 """
 
 import copy
@@ -54,8 +53,6 @@ GPUS = {
     "rtx-4090": 24,
 }
 """Memory in GB (10⁹ bytes), from NVIDIA's data sheets; the SXM kind where there are several."""
-RUNTIME_BYTES = GIB
-"""CUDA's context, libraries and captured graphs: a guess."""
 
 
 @chz.chz
@@ -121,23 +118,14 @@ class Plan:
     An engine samples a *block* at a time: its resident genomes, or one dense genome. *Rows* are
     requests that decode together. `out` and `in` are the sides of a weight.
 
-    Args:
-        config: the run.
-        model: on the meta device.
-
-    Attributes:
-        rank: of low-rank genomes; 0 for dense ones.
-        slot_rank: least rank of vLLM's slots (1, 8, 16, 32, ...) for rank · terms_per_genome.
-        size: bytes of a number of `dtype`, which samples.
-        tp: GPUs of an engine.
-        perturbed: elements of the search space.
-        share: genomes of an engine: population / engines, rounded up.
-        terms: of a step: population / 2, a mirrored pair is one.
-        context: most tokens of a request: max_model_len or 4,096, the model's own if that is less.
-        request_tokens: prompt + sampled; torch: a multiple of 32, at least 64.
-        max_rows: max_batch_size (torch); `engine.extra`'s max_num_seqs or 1,024 (vLLM).
-        pass_tokens: of prompts, in a forward pass: prefill_tokens (torch); `engine.extra`'s
-            max_num_batched_tokens or 2,048 (vLLM).
+    A low-rank genome has a *rank*, a dense one 0; vLLM's *slot rank* is the least of 1, 8, 16, 32,
+    ... for rank · terms_per_genome. *Size* is the bytes of a number of `dtype`, which samples; *tp*
+    the GPUs of an engine; *perturbed* the elements of the search space. An engine's *share* is
+    population / engines; a step has population / 2 *terms*. *Context* is max_model_len or 4,096,
+    the model's own if less; *request tokens* are prompt + sampled (torch: a multiple of 32, at
+    least 64). *Max rows* and *pass tokens* (of prompts, in a forward pass) are max_batch_size and
+    prefill_tokens (torch); `engine.extra`'s max_num_seqs or 1,024, and max_num_batched_tokens or
+    2,048 (vLLM).
     """
 
     def __init__(self, config: PlanConfig, model: PreTrainedModel) -> None:
@@ -172,15 +160,14 @@ class Plan:
         self.gpu_bytes = int((config.gpu_memory or GPUS[config.gpu]) * 1e9)
 
     def own_bytes(self) -> int:
-        """A torch engine's set of weights: size · elements of linear layers and perturbed ones.
+        """Torch's set of weights of the centre, or of a dense genome, beside the whole base.
 
-        The engine has the base, one such set for the centre, and one for each dense genome. A tied
-        table is the output head, so a linear layer.
+        size · elements of linear layers (a tied table is one: the output head) and perturbed ones.
         """
         linears = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
-        own = {parameter for linear in linears for parameter in linear.parameters()}
+        own = {p for linear in linears for p in linear.parameters()}
         own |= {p for name, p in self.model.named_parameters() if name in self.space.shapes}
-        return self.size * sum(parameter.numel() for parameter in own)
+        return self.size * sum(p.numel() for p in own)
 
     def weight_bytes(self) -> int:
         """vLLM: size · Σ out · in over `Shards`. torch: size · parameters + own_bytes."""
@@ -197,13 +184,12 @@ class Plan:
         return self.size * self.perturbed if self.vllm else 0
 
     def genome_bytes(self) -> int:
-        """A resident genome.
+        """A resident genome; if dense, own_bytes, and 0 in vLLM, where it takes the model's place.
 
-        vLLM, low rank: size · slot rank · Σ (out + in) over the shards of linear weights, and of
-        embedding and output head whole (some models, as Qwen2, have no slots of those two).
-        torch, low rank: size · Σ ranks · (in + out) over matmuls, of all that one computes, as q, k
-        and v; ranks and out above 4 are multiples of 4. Dense: own_bytes; vLLM 0, it takes the
-        model's place.
+        vLLM: size · slot rank · Σ (out + in) over the shards of linear weights, and of embedding
+        and output head whole (some models, as Qwen2, have no slots of those two). torch: size ·
+        Σ ranks · (in + out) over matmuls, of all that one computes, as q, k and v; ranks and out
+        above 4 are multiples of 4.
         """
         if not self.rank:
             return 0 if self.vllm else self.own_bytes()
@@ -234,9 +220,8 @@ class Plan:
 
     def rows(self) -> int:
         """Requests of a block: its genomes · problems · attempts, up to max rows."""
-        config = self.config
-        requests = self.block_genomes() * config.problems_per_generation * config.attempts
-        return min(requests, self.max_rows)
+        attempted = self.config.problems_per_generation * self.config.attempts
+        return min(self.block_genomes() * attempted, self.max_rows)
 
     def gathered_bytes(self) -> int:
         """torch, low rank: genome · (rows + pass tokens) / 8, copied for blocks of 8 rows."""
@@ -252,13 +237,16 @@ class Plan:
 
     def fixed_bytes(self) -> int:
         """All but the cache: weights + centre + resident genomes + gathered + work space."""
-        weights = self.weight_bytes() + self.centre_bytes()
-        return weights + self.resident_bytes() + self.gathered_bytes() + self.work_bytes()
+        weights = self.weight_bytes() + self.centre_bytes() + self.resident_bytes()
+        return weights + self.gathered_bytes() + self.work_bytes()
 
     def usable_bytes(self) -> int:
-        """GPU · gpu_memory_utilization (torch: · 1) - 1 GiB for CUDA - 0.5 to move the centre."""
+        """GPU · gpu_memory_utilization (torch: · 1) - 1 GiB for CUDA - 0.5 to move the centre.
+
+        The first is a guess at CUDA's context, libraries and captured graphs.
+        """
         part = self.vllm.gpu_memory_utilization if self.vllm else 1.0
-        return max(0, int(self.gpu_bytes * part) - RUNTIME_BYTES - CENTRE_WORK_BYTES)
+        return max(0, int(self.gpu_bytes * part) - GIB - CENTRE_WORK_BYTES)
 
     def kv_bytes(self) -> int:
         """A token of the cache: 2 · layers · (kv heads / tp, at least 1) · head width · size."""
@@ -290,9 +278,9 @@ class Plan:
 
     def shortfall_bytes(self) -> int:
         """Fixed + (kv_cache_gib or a context; torch: cache) - usable; above 0 it does not start."""
-        least = self.cache_bytes()
-        if self.vllm:
-            least = self.cache_room() if self.vllm.kv_cache_gib else self.context_bytes()
+        if not self.vllm:
+            return -self.remaining_bytes()
+        least = self.cache_room() if self.vllm.kv_cache_gib else self.context_bytes()
         return self.fixed_bytes() + least - self.usable_bytes()
 
     def genomes_that_fit(self) -> int:
@@ -334,7 +322,7 @@ def check(plan: Plan) -> None:
     length = config.prompt_tokens + config.sampled_tokens
     if plan.vllm and plan.vllm.quantization:
         raise ConfigError("engine.quantization: quantised weights are not counted here; leave it")
-    if not plan.vllm and not getattr(plan.model, "_supports_attention_backend", False):
+    if not (plan.vllm or getattr(plan.model, "_supports_attention_backend", False)):
         raise no_attention_hook(plan.model)
     if plan.tp not in (accepted := plan.shards.accepted_tp()):
         raise ConfigError(
@@ -342,11 +330,10 @@ def check(plan: Plan) -> None:
             f"{plan.shards.heads} attention heads, {plan.shards.kv_heads} key and value heads and "
             f"the sides of its weights; accepted: {', '.join(map(str, accepted))}"
         )
-    if length > plan.context:
+    if length > (most := plan.context):
         raise ConfigError(
-            f"prompt_tokens + sampled_tokens = {length} is more than the engine's context of "
-            f"{plan.context} tokens; lower them, or raise engine.max_model_len as far as the model "
-            "goes"
+            f"prompt_tokens + sampled_tokens = {length} is more than the engine's context of {most}"
+            " tokens; lower them, or raise engine.max_model_len as far as the model goes"
         )
     cache_gib = plan.engine.kv_cache_gib
     if cache_gib is not None and plan.context_bytes() > cache_gib * GIB:
@@ -410,8 +397,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     yield "tokens of prompts, all engines", f"{rollouts * config.prompt_tokens:,}"
     yield "tokens sampled, all engines", f"{rollouts * config.sampled_tokens:,}"
     yield "Memory of each GPU", ""
-    whose = "" if vllm else ", the base's and the centre's"
-    yield f"weights{whose}", plan.weight_bytes()
+    yield "weights" if vllm else "weights, the base's and the centre's", plan.weight_bytes()
     yield "centre, float32", plan.centre_bytes()
     kind = f"LoRA slots of rank {plan.slot_rank}" if vllm else "rows of tables"
     residents = "one at a time, in the weights' place"
@@ -433,12 +419,11 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     if vllm:
         yield "Memory of an engine's machine", ""
         yield f"base copy, {plan.dtype}", plan.base_copy_bytes()
-    sent = "sent through Ray"
+    step = f"sent through Ray: the step, {plan.terms:,} of the same to every engine"
     yield "Bytes of a generation, all engines", ""
-    yield f"{sent}: genomes, a seed and coefficient each", plan.genome_message_bytes()
-    of_step = f"the step, {plan.terms:,} of the same to every engine"
-    yield f"{sent}: {of_step}", plan.step_message_bytes()
-    yield f"{sent}: prompts, at most", plan.prompt_message_bytes()
+    yield "sent through Ray: genomes, a seed and coefficient each", plan.genome_message_bytes()
+    yield step, plan.step_message_bytes()
+    yield "sent through Ray: prompts, at most", plan.prompt_message_bytes()
     yield "kept: the history's line, about", plan.history_bytes()
 
 

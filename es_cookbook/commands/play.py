@@ -15,7 +15,6 @@ The run directory is only read; the run may be going on.
 """
 
 import contextlib
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Literal, TypeVar
 import chz
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from es_cookbook.commands.play_console import Console, Pipe, Terminal
+from es_cookbook.commands.play_console import Console, open_console, read
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
@@ -83,11 +82,7 @@ class PlayConfig:
 class Session:
     """What is set now, and what the commands do.
 
-    Args:
-        config: options.
-        rebuilt: the run on its engine.
-        portal: to the event loop on which the engine runs, in another thread: this one reads.
-        console: shows and asks.
+    The engine's event loop is behind `portal`, in another thread: this one reads.
     """
 
     def __init__(
@@ -101,10 +96,8 @@ class Session:
         self._who: Target = "centre"
         self._seed = config.seed
         self._overrides: dict[str, object] = {}
-        if config.temperature is not None:
-            self._override("temperature", config.temperature)
-        if config.max_tokens is not None:
-            self._override("max_tokens", config.max_tokens)
+        self._override("temperature", config.temperature)
+        self._override("max_tokens", config.max_tokens)
         # What a command takes, what it does, and how.
         self._commands: dict[str, tuple[str, str, Callable[[Sequence[str]], None]]] = {
             "genome": ("G", "answer as genome G of this generation", self._to_genome),
@@ -130,8 +123,9 @@ class Session:
         """Go to a generation's centre; to the latest one if None."""
         run = self._rebuilt.run
         run.refresh()
-        latest = len(run.records) if generation is None else generation
-        self._call(lambda: self._rebuilt.go_to(latest))
+        self._call(
+            lambda: self._rebuilt.go_to(len(run.records) if generation is None else generation)
+        )
         self._who = "centre"
 
     def answer_as(self, who: Target) -> None:
@@ -142,24 +136,15 @@ class Session:
 
     def play(self, split: Split, number: int) -> None:
         """Play a problem and show what happened."""
-        played = self._call(
-            lambda: self._rebuilt.play(self._who, split, number, self._overrides, self._seed)
-        )
-        decode = self._rebuilt.engine.tokenizer.decode
-        self._console.show_problem(
-            played,
-            lambda tokens_T: str(decode(list(tokens_T))),
-            {
-                "generation": self._rebuilt.generation,
-                "genome": self._who,
-                "split": split,
-                "problem": number,
-            },
-        )
+        rebuilt, who = self._rebuilt, self._who
+        played = self._call(lambda: rebuilt.play(who, split, number, self._overrides, self._seed))
+        decode = rebuilt.engine.tokenizer.decode
+        which = {"generation": rebuilt.generation, "genome": who, "split": split, "problem": number}
+        self._console.show_problem(played, lambda tokens_T: str(decode(list(tokens_T))), which)
 
     def run(self) -> None:
         """Answer until the input ends."""
-        while not self._over and (text := self._console.read(self.prompt)) is not None:
+        while not self._over and (text := read(self._console, self.prompt)) is not None:
             try:
                 self._take(text)
             except _USERS_MISTAKES as error:
@@ -221,26 +206,20 @@ class Session:
         lines = [
             f"/{name} {takes}".ljust(26) + what for name, (takes, what, _) in self._commands.items()
         ]
-        self._console.say(
-            "\n".join(
-                [
-                    *lines,
-                    "Anything else is a prompt, and stands alone. A line that ends in \\ goes on "
-                    "in the next; // begins a prompt with /.",
-                ]
-            )
+        lines.append(
+            "Anything else is a prompt, and stands alone. A line that ends in \\ goes on in the "
+            "next; // begins a prompt with /."
         )
+        self._console.say("\n".join(lines))
 
     def _quit(self, _: Sequence[str]) -> None:
         self._over = True
 
-    def _override(self, name: str, value: object) -> None:
-        """Set a sampling parameter, if it can be."""
-        try:
+    def _override(self, name: str, value: float | None) -> None:
+        """Set a sampling parameter, if it can be; None leaves it."""
+        if value is not None:
             chz.replace(self._rebuilt.run.config.sampling, **{name: value})
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        self._overrides[name] = value
+            self._overrides[name] = value
 
     def _call(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run it on the engine's event loop; a Ctrl-C cancels it."""
@@ -268,8 +247,7 @@ def main(config: PlayConfig) -> None:
     run.check_generation(generation)
     if isinstance(config.genome, int):
         run.genome(generation, config.genome)
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    console = Terminal() if interactive else Pipe()
+    console = open_console()
     with contextlib.ExitStack() as stack:
         # The engine has an event loop and a thread of its own: this one waits for a person.
         portal = stack.enter_context(start_blocking_portal())

@@ -7,12 +7,9 @@ import contextlib
 import importlib
 import json
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from typing import TypeAlias
-
-from typing_extensions import override
 
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.rl.types import Action, LostRollout
@@ -22,90 +19,57 @@ from es_cookbook.train.recorded import Played
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 
-class Console(ABC):
-    """Reads prompts and shows what comes of them."""
-
-    skips_empty = False
-    """Whether an empty line is no prompt."""
-
-    def __init__(self) -> None:
-        # Bytes that are no text in this encoding, and characters that it lacks, are no reason to
-        # stop.
-        for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors=errors)
-
-    def read(self, prompt: str) -> str | None:
-        """The next prompt, or None at the end. A line that ends in a backslash goes on."""
-        text, prefix = "", prompt
-        while (line := self._read_line(prefix)) is not None:
-            # Two backslashes at the end of a line are two backslashes, as LaTeX has them.
-            if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
-                return text + line
-            text += line[:-1] + "\n"
-            prefix = "... "
-        return text or None
-
-    @abstractmethod
-    def _read_line(self, prefix: str) -> str | None:
-        """A line without its newline, or None at the end."""
-
-    @abstractmethod
-    def say(self, text: str) -> None:
-        """Tell a person something that is no answer."""
-
-    @abstractmethod
-    def show_answer(self, action: Action) -> None:
-        """Show what a prompt got."""
-
-    @abstractmethod
-    def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
-        """Show an attempt at a problem.
-
-        Args:
-            played: the attempt.
-            decode: tokens to text.
-            which: generation, genome, split and number.
-        """
-
-    @abstractmethod
-    def show_mistake(self, error: ESCookbookError) -> None:
-        """Tell what could not be done."""
-
-    @abstractmethod
-    def interrupted(self) -> None:
-        """An answer was stopped by Ctrl-C."""
+def open_console() -> "Console":
+    """A person's, or a script's."""
+    # Bytes that are no text in this encoding, and characters that it lacks, are no reason to stop.
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
+    return Terminal() if sys.stdin.isatty() and sys.stdout.isatty() else Pipe()
 
 
-class Terminal(Console):
+def read(console: "Console", prompt: str) -> str | None:
+    """The next prompt, or None at the end. A line that ends in a backslash goes on."""
+    text, prefix = "", prompt
+    while (line := console.read_line(prefix)) is not None:
+        # Two backslashes at the end of a line are two backslashes, as LaTeX has them.
+        if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
+            return text + line
+        text += line[:-1] + "\n"
+        prefix = "... "
+    return text or None
+
+
+class Terminal:
     """A person."""
 
     skips_empty = True
+    """Whether an empty line is no prompt."""
 
     def __init__(self) -> None:
-        super().__init__()
         with contextlib.suppress(ImportError):
             importlib.import_module("readline")  # Gives `input` arrow keys and a memory.
 
-    def _read_line(self, prefix: str) -> str | None:
+    def read_line(self, prefix: str) -> str | None:
+        """A line without its newline, or None at the end."""
         try:
             return input(prefix)
         except (EOFError, KeyboardInterrupt):
             print()
             return None
 
-    @override
     def say(self, text: str) -> None:
+        """Tell something that is no answer."""
         print(printable(text), flush=True)
 
-    @override
     def show_answer(self, action: Action) -> None:
+        """Show what a prompt got."""
         print(printable(action.text))
         if action.stop_reason == "length":
             print(f"[cut after {len(action.tokens_T)} tokens]")
 
-    @override
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
+        """Show an attempt at a problem; `which` has its generation, genome, split and number."""
         name = f" ({played.problem})" if played.problem else ""
         lines = [f"{which['split']} problem {which['problem']}{name}"]
         if isinstance(played.rollout, LostRollout):
@@ -125,37 +89,38 @@ class Terminal(Console):
             lines.append("without the reward that compares genomes: nobody else attempted it")
         self.say("\n".join(lines))
 
-    @override
     def show_mistake(self, error: ESCookbookError) -> None:
+        """Tell what could not be done."""
         self.say(str(error))
 
-    @override
     def interrupted(self) -> None:
+        """Tell that Ctrl-C stopped an answer."""
         print("\n[stopped]")
 
 
-class Pipe(Console):
+class Pipe:
     """A script: a line for each answer, and nothing else."""
 
+    skips_empty = False
+
     def __init__(self) -> None:
-        super().__init__()
         self._num_lines = 0
 
-    def _read_line(self, prefix: str) -> str | None:
+    def read_line(self, prefix: str) -> str | None:
+        """A line without its newline, or None at the end."""
         line = sys.stdin.readline()
         self._num_lines += 1
         return line.removesuffix("\n") if line else None
 
-    @override
     def say(self, text: str) -> None:
         """Nothing: it is no answer."""
 
-    @override
     def show_answer(self, action: Action) -> None:
+        """A line of text."""
         print(one_line(action.text), flush=True)
 
-    @override
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
+        """A line of JSON."""
         what = {**which, "name": played.problem, "reward": played.reward}
         if isinstance(played.rollout, LostRollout):
             what |= {"lost": played.rollout.reason, "reward": None}
@@ -174,14 +139,17 @@ class Pipe(Console):
         # In ASCII JSON escapes all that could be a command, except for DEL.
         print(json.dumps(what).replace("\x7f", r"\u007f"), flush=True)
 
-    @override
     def show_mistake(self, error: ESCookbookError) -> None:
         """Stop: whoever counts lines would take the next answer for this one's."""
         raise type(error)(f"line {self._num_lines}: {error}") from error
 
-    @override
     def interrupted(self) -> None:
+        """Stop."""
         raise KeyboardInterrupt
+
+
+Console: TypeAlias = Terminal | Pipe
+"""Reads lines and shows what comes of them."""
 
 
 def _indented(text: str) -> str:

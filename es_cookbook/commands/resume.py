@@ -23,12 +23,7 @@ class Resume:
 
 
 def main(resume: Resume, fields: dict[str, str]) -> None:
-    """Train on.
-
-    Args:
-        resume: which run.
-        fields: of its Config, with new values.
-    """
+    """Train on, with these fields of the run's Config."""
     config = changed(train.recorded_config(Path(resume.log_path)), fields)
     train.run(chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume"))
 

@@ -15,19 +15,10 @@ def check_range(
     finite: bool = True,
     prefix: str = "",
 ) -> None:
-    """Refuse fields of a config that are out of range.
+    """Refuse fields of a config that are out of range; `prefix` comes before their names.
 
-    None is accepted and NaN is not. Infinity is refused too, unless `finite` is False.
-
-    Args:
-        config: object whose fields are checked.
-        names: the fields.
-        at_least: inclusive lower limit.
-        above: exclusive lower limit.
-        at_most: inclusive upper limit.
-        below: exclusive upper limit; an upper limit needs a lower one.
-        finite: whether infinity is out of range.
-        prefix: comes before the field's name in the error.
+    None is accepted and NaN is not. Infinity is refused too, unless `finite` is False. `above` and
+    `below` are exclusive, and an upper limit needs a lower one.
 
     Raises:
         ConfigError: Names the field, the range and the value.

@@ -38,7 +38,7 @@ from es_cookbook.common.chz_fields import (
     type_repr,
 )
 from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, nearest
+from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, leaves, nearest
 from es_cookbook.common.terminal import program, until_stdout_closes
 
 _Config = TypeVar("_Config")
@@ -52,13 +52,7 @@ def run_cli(
     argv: Sequence[str] | None = None,
     more_help: str = "",
 ) -> None:
-    """Build a config from the command line and run `main` with it.
-
-    Args:
-        main: what to do.
-        config_class: the chz class of the config.
-        argv: options without the program's name; those of this process when None.
-        more_help: what else the help page says.
+    """Build a chz config from the command line (`argv`, this process's if None) and run `main`.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -72,12 +66,12 @@ def run_cli(
             else:
                 main(_build(config_class, given))
     except BaseException as error:
-        leaves = list(_leaves(error))
-        for leaf in leaves:
-            if isinstance(leaf, KeyboardInterrupt):
-                _exit(str(leaf) or "interrupted", 130)
-        if all(isinstance(leaf, ESCookbookError) for leaf in leaves):
-            _exit(str(leaves[0]), 2 if isinstance(leaves[0], _OptionError) else 1)
+        errors = list(leaves(error))
+        for each in errors:
+            if isinstance(each, KeyboardInterrupt):
+                _exit(str(each) or "interrupted", 130)
+        if all(isinstance(each, ESCookbookError) for each in errors):
+            _exit(str(errors[0]), 2 if isinstance(errors[0], _OptionError) else 1)
         raise
 
 
@@ -142,11 +136,8 @@ class _OptionError(ESCookbookError):
 class _Option:
     """One option.
 
-    Attributes:
-        path: its whole name.
-        field: chz's description of it.
-        value: what a user would type for the value that it has now; None when it must be given.
-        part: whether the value is the name of a class with options of its own.
+    `value` is what a user would type for the value that it has now, None when it must be given;
+    `part` says whether that is the name of a class with options of its own.
     """
 
     path: str
@@ -188,10 +179,7 @@ def _build(
 ) -> _Config:
     """Check every option by name and by value, then let chz build the config.
 
-    Args:
-        config_class: the class to build.
-        given: options that the user gave.
-        config: what else is in the config; the class's defaults if None.
+    What is not given is as in `config`, or has the class's defaults.
     """
     values = {} if config is None else _values(config)
     found = _options(config_class, "", given, values, kept=config is not None)
@@ -253,12 +241,8 @@ def _options(
 ) -> Iterator[_Option]:
     """All options of a config class and of the parts that it now has, in order.
 
-    Args:
-        config_class: a chz class.
-        prefix: what stands before its fields' names.
-        given: options that the user gave.
-        values: where this instance differs from the class's own defaults.
-        kept: whether a part of these values stays when options inside of it change.
+    `values` are those that may differ from the class's own defaults; `kept` says whether a part of
+    them stays when options inside of it change.
     """
     for name, field in chz.chz_fields(config_class).items():
         path = prefix + name
@@ -337,15 +321,6 @@ def _text(value: object) -> str:
     if isinstance(value, tuple | list):
         return ",".join(_text(item) for item in cast("Sequence[object]", value))
     return value.__qualname__ if isinstance(value, type | FunctionType) else repr(value)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The error itself, or what structured concurrency has wrapped in a group."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _exit(sentence: str, code: int) -> NoReturn:

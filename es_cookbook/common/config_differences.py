@@ -9,13 +9,10 @@ from es_cookbook.common.errors import ConfigError
 
 
 def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[str]:
-    """Every field that differs between two Configs, in words.
+    """Every field that differs between two Configs as text, in words.
 
-    Args:
-        recorded: a Config as text; fields that its classes have gained since have their defaults.
-        now: another one.
-        may_differ: fields, by dotted path, that do not count; a path stands for everything under
-            it.
+    Fields that the recorded one's classes have gained since have their defaults. `may_differ` are
+    dotted paths that do not count, with everything under them.
 
     Raises:
         ValueError: The recorded text is not JSON.

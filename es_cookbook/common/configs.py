@@ -18,7 +18,6 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar, cast
 
 import chz
@@ -28,7 +27,8 @@ from es_cookbook.common.chz_fields import CastError
 from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
 
 _Loaded = TypeVar("_Loaded")
-_NO_SETTINGS: Mapping[str, Mapping[str, object]] = MappingProxyType({})
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
 
 
 def config_to_json(config: object) -> str:
@@ -59,19 +59,13 @@ def config_from_json(text: str) -> object:
 
 
 _MOVED = {
-    "es_cookbook.engines.ray_pool:RayPoolBuilder": "es_cookbook.engines.ray.pool:RayPoolBuilder",
-    "es_cookbook.engines.torch_engine:TorchEngineBuilder": (
-        "es_cookbook.engines.torch.engine:TorchEngineBuilder"
-    ),
-    "es_cookbook.engines.vllm_engine:VLLMEngineBuilder": (
-        "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"
-    ),
-    "es_cookbook.evolution.optimizers.genetic:Genetic": (
-        "es_cookbook.evolution.optimizers.genetic.genetic:Genetic"
-    ),
-    "es_cookbook.runs.background_push:HubPush": "es_cookbook.runs.hub.background_push:HubPush",
+    "es_cookbook.engines.ray_pool": "es_cookbook.engines.ray.pool",
+    "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
+    "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",
+    "es_cookbook.evolution.optimizers.genetic": "es_cookbook.evolution.optimizers.genetic.genetic",
+    "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
 }
-"""Where classes are now that recorded configs name by an earlier place."""
+"""Where modules are now whose classes recorded configs name by an earlier place."""
 _DROPPED: Mapping[str, Mapping[str, object]] = {
     "es_cookbook.evolution.optimizers.genetic.genetic:Genetic": {"antithetic": False},
 }
@@ -84,10 +78,7 @@ def load_config(path: Path, config_class: type[_Loaded]) -> _Loaded:
     Raises:
         ConfigError: As `config_from_json`, or another class; names the file.
     """
-    try:
-        config = config_from_json(path.read_text(encoding="utf-8"))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    config = _at(path, config_from_json, path.read_text(encoding="utf-8"))
     if not isinstance(config, config_class):
         raise ConfigError(
             f"{path} must hold a {config_class.__name__}, found a {type(config).__name__}"
@@ -126,7 +117,8 @@ def resolve(text: str) -> Callable[..., object]:
     Raises:
         ConfigError: No such module, or nothing callable of that name in it; names the nearest.
     """
-    module_name, _, qualname = _MOVED.get(text, text).partition(":")
+    module_name, _, qualname = text.partition(":")
+    module_name = _MOVED.get(module_name, module_name)
     if not module_name or not qualname:
         raise ConfigError(f"a class or function is written as module:name, found {text!r}")
     if module_name == _module_that_was_run():  # Importing it again would make second classes.
@@ -156,17 +148,8 @@ class Names(chz.factories.MetaFactory):
 
     Beside the names, the class's own name, any subclass that is already defined, and "module:Class"
     are accepted. Only what is chosen is imported, so a name may point to a module that needs an
-    optional package.
-
-    ```
-    _NAMES = Names({"torch": "my.torch:Torch", "vllm": "my.vllm:VLLM"}, default="torch")
-
-    @chz.chz
-    class Config:
-        engine: EngineBuilder = chz.field(
-            meta_factory=_NAMES, default_factory=_NAMES.build_default, doc="where genomes run"
-        )
-    ```
+    optional package. A field has it as its `meta_factory`, and `build_default` as its
+    `default_factory`.
 
     Args:
         accepted: name -> "module:Class".
@@ -179,17 +162,17 @@ class Names(chz.factories.MetaFactory):
         self,
         accepted: Mapping[str, str],
         default: str | None,
-        settings: Mapping[str, Mapping[str, object]] = _NO_SETTINGS,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         super().__init__()
+        self._settings = dict(settings or {})
         if default is not None and default not in accepted:
             raise ValueError(f"unknown default {default!r}: {nearest(default, accepted)}")
-        for name in settings:
+        for name in self._settings:
             if name not in accepted:
                 raise ValueError(f"settings of unknown {name!r}: {nearest(name, accepted)}")
         self.accepted = dict(accepted)
         self.default = default
-        self._settings = dict(settings)
 
     def build_default(self) -> object:
         """The default part itself, for `chz.field(default_factory=...)`."""
@@ -253,30 +236,23 @@ def _to_plain(value: object, where: str) -> object:
         pairs = [[key, item] for key, item in entries.items()]
         return {"$dict": [_to_plain(pair, f"{where}[{pair[0]!r}]") for pair in pairs]}
     if chz.is_chz(value) and not isinstance(value, type):
-        return {"$class": _reference(type(value), where)} | {
+        return {"$class": _at(where, reference, type(value))} | {
             name: _to_plain(getattr(value, field.x_name), f"{where}.{name}")
             for name, field in chz.chz_fields(value).items()
         }
     if isinstance(value, functools.partial):
         bound = cast("functools.partial[object]", value)
         return {
-            "$partial": _reference(bound.func, where),
+            "$partial": _at(where, reference, bound.func),
             "args": [_to_plain(arg, f"{where}({i})") for i, arg in enumerate(bound.args)],
             "keywords": _to_plain(dict(bound.keywords), where),
         }
     if callable(value):
-        return {"$import": _reference(value, where)}
+        return {"$import": _at(where, reference, value)}
     raise ConfigError(
         f"{where}: a {type(value).__name__} cannot be written to a config; accepted: chz objects, "
         "partials, importable functions, tuples, lists, dicts, numbers, strings, paths and None"
     )
-
-
-def _reference(thing: Callable[..., object], where: str) -> str:
-    try:
-        return reference(thing)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def _from_plain(plain: object, where: str) -> object:
@@ -297,9 +273,9 @@ def _from_plain(plain: object, where: str) -> object:
         case "$partial", str(text):
             args = cast("list[object]", _from_plain(entries.get("args", []), where))
             keywords = cast("dict[str, object]", _from_plain(entries.get("keywords", {}), where))
-            return functools.partial(_resolve(text, where), *args, **keywords)
+            return functools.partial(_at(where, resolve, text), *args, **keywords)
         case "$import", str(text):
-            return _resolve(text, where)
+            return _at(where, resolve, text)
         case "$tuple", list(items):
             return tuple(cast("list[object]", _from_plain(items, where)))
         case "$dict", list(items):
@@ -317,11 +293,11 @@ def _from_plain(plain: object, where: str) -> object:
 
 
 def _build(text: str, plain_fields: Mapping[str, object], where: str) -> object:
-    config_class = _resolve(text, where)
+    config_class = _at(where, resolve, text)
     if not (isinstance(config_class, type) and chz.is_chz(config_class)):
         raise ConfigError(f"{where}: {text} is not a chz class")
     known = chz.chz_fields(config_class)
-    dropped = _DROPPED.get(_MOVED.get(text, text), {})
+    dropped = _DROPPED.get(f"{config_class.__module__}:{config_class.__qualname__}", {})
     for name in dropped.keys() & plain_fields.keys():
         if plain_fields[name] != dropped[name]:
             raise ConfigError(
@@ -341,8 +317,9 @@ def _build(text: str, plain_fields: Mapping[str, object], where: str) -> object:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _resolve(text: str, where: str) -> Callable[..., object]:
+def _at(where: object, function: Callable[[_Given], _Found], given: _Given) -> _Found:
+    """What the function returns; its `ConfigError` says where."""
     try:
-        return resolve(text)
+        return function(given)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

@@ -11,7 +11,8 @@ it happens to surface).
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 
 class ESCookbookError(Exception):
@@ -56,6 +57,15 @@ class HistoryError(ESCookbookError, ValueError):
 
 class HubError(ESCookbookError, OSError):
     """A push that the Hugging Face Hub refused, or that did not get there."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The error itself, or what structured concurrency has wrapped in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
 
 
 def not_installed(what: str, package: str, install: str) -> ConfigError:

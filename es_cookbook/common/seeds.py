@@ -10,12 +10,8 @@ import hashlib
 def derive_seed(run_seed: int, purpose: str, *indices: int) -> int:
     """A 63-bit seed that is a pure function of its arguments (BLAKE2b of their text).
 
-    Distinct arguments give distinct seeds, up to a chance of n²/2⁶⁴ among n of them.
-
-    Args:
-        run_seed: the run's own seed.
-        purpose: what the seed is for, for example "genome" or "sampling".
-        *indices: which one: generation, problem, attempt and so on.
+    Distinct arguments give distinct seeds, up to a chance of n²/2⁶⁴ among n of them. Indices are
+    generation, problem, attempt and so on.
 
     >>> derive_seed(0, "genome", 3, 1) == derive_seed(0, "genome", 3, 1)
     True

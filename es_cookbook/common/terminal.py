@@ -46,10 +46,7 @@ def until_stdout_closes() -> Generator[None]:
 def choose(question: str, answers: Sequence[str], at_end: str) -> str:
     """Ask until the answer is one of these, of which the first letter is enough.
 
-    Args:
-        question: printed first.
-        answers: words that begin with different letters.
-        at_end: the answer where the input ends.
+    Where the input ends, the answer is `at_end`.
     """
     print(question)
     prompt = ", ".join(f"[{word[0]}]{word[1:]}" for word in answers) + "? "

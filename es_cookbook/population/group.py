@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 import anyio
 
-from es_cookbook.common.errors import EngineError, EnvError, RequestError
+from es_cookbook.common.errors import EngineError, EnvError, RequestError, leaves
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.rollouts import checked_group_rewards, run_rollout
@@ -112,15 +112,11 @@ class RolloutGroup:
     def result(self) -> TrajectoryGroup:
         """The group as an array of genomes x attempts."""
         trajectories_G_K = self._by_genome(self._trajectories)
-        tags = self._builder.tags
-        if self._group_rewards is None:
-            return TrajectoryGroup(trajectories_G_K, tags=tags)
-        return TrajectoryGroup(
-            trajectories_G_K,
-            self._by_genome([given.reward for given in self._group_rewards]),
-            self._by_genome([given.metrics for given in self._group_rewards]),
-            tags,
-        )
+        rewards = metrics = None
+        if self._group_rewards is not None:
+            rewards = self._by_genome([given.reward for given in self._group_rewards])
+            metrics = self._by_genome([given.metrics for given in self._group_rewards])
+        return TrajectoryGroup(trajectories_G_K, rewards, metrics, self._builder.tags)
 
     def _by_genome(self, flat: Sequence[_T]) -> list[Sequence[_T]]:
         num_attempts = len(self._seeds_K)
@@ -201,19 +197,11 @@ def _lost(error: BaseException) -> LostRollout:
     )
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
-
-
 def _what_stops(error: BaseException) -> RequestError | EngineError | None:
     """What no other rollout would survive either, if it is in there."""
-    return next((e for e in _leaves(error) if isinstance(e, RequestError | EngineError)), None)
+    return next((e for e in leaves(error) if isinstance(e, RequestError | EngineError)), None)
 
 
 def cause_of(errors: BaseException) -> BaseException:
     """The one error that the user should read, out of a group of them."""
-    return _what_stops(errors) or next(_leaves(errors))
+    return _what_stops(errors) or next(leaves(errors))

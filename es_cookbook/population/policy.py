@@ -39,13 +39,7 @@ class Residents:
 class Attempt:
     """What the policies of one attempt (its genome's, the centre's and the base's) share.
 
-    Attributes:
-        engine: answers for the centre and the base.
-        sampling: parameters where an Env gives none.
-        residents: the genomes among which the attempt's own is.
-        seed_of_call: sampling seed of the n-th call.
-        clock: stands still while the engine has control.
-        num_calls: so far.
+    `sampling` holds where an Env gives none; `clock` stands still while the engine has control.
     """
 
     engine: Engine
@@ -75,7 +69,11 @@ class Attempt:
 
 
 class EnginePolicy(Policy):
-    """One of an attempt's policies."""
+    """One of an attempt's policies.
+
+    Its calls raise `RequestError` where the engine can never serve them or hosts the genome no
+    longer, and `EngineError` where the engine failed.
+    """
 
     def __init__(self, attempt: Attempt, target: Target) -> None:
         self.attempt = attempt
@@ -84,12 +82,7 @@ class EnginePolicy(Policy):
     async def sample(
         self, observation: Observation, params: SamplingParams | None = None
     ) -> Action:
-        """Sample one action.
-
-        Raises:
-            RequestError: The engine can never serve it, or hosts the genome no longer.
-            EngineError: The engine failed.
-        """
+        """Sample one action, with the attempt's next seed."""
         attempt = self.attempt
         host = attempt.answering(self.target)
         seed = attempt.seed_of_call(attempt.num_calls)
@@ -102,12 +95,7 @@ class EnginePolicy(Policy):
             attempt.clock.go_on()
 
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        """Log-probability of each continuation token.
-
-        Raises:
-            RequestError: The engine can never serve it, or hosts the genome no longer.
-            EngineError: The engine failed.
-        """
+        """Log-probability of each continuation token."""
         attempt = self.attempt
         host = attempt.answering(self.target)
         request = LogprobsRequest(self.target, tuple(prompt_T), tuple(continuation_T))

@@ -41,17 +41,14 @@ from es_cookbook.rl.types import EnvGroupBuilder, SamplingParams, TrajectoryGrou
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where the last call's time went.
-
-    Attributes:
-        load: making genomes resident, while no engine was sampling yet.
-        sample: all the rest of the rollouts, from making the Envs to closing them.
-        score: the part of `sample` in which at least one Env or group reward had control.
-    """
+    """Where the last call's time went."""
 
     load: float = 0.0
+    """Making genomes resident, while no engine was sampling yet."""
     sample: float = 0.0
+    """All the rest of the rollouts, from making the Envs to closing them."""
     score: float = 0.0
+    """The part of `sample` in which at least one Env or group reward had control."""
 
 
 class PopulationSampler:

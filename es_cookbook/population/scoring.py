@@ -22,12 +22,7 @@ from es_cookbook.runs.measures import reward_metrics
 class Scoring:
     """How a run's genomes are judged.
 
-    Args:
-        objective: from attempts to scores.
-        fitness: from scores to fitness.
-        regularisers: what else is wanted of genomes; None for nothing.
-        engine: whose tokenizer and context they are loaded for.
-        run_seed: of the order in which they go through their rows.
+    Regularisers are loaded for the engine's tokenizer and context; None is left out.
 
     Raises:
         DataError: A regulariser's row that cannot be used.
@@ -91,12 +86,10 @@ class Scoring:
         return scores_P_G, self._fitness(scores_P_G, added)
 
     def metrics(self) -> Mapping[str, float]:
-        """What was scored last.
+        """What was scored last: `reward/...` over the mean rewards of the batch's problems.
 
-        Returns:
-            `reward/...` over the mean rewards of the batch's problems; where the objective is
-            another, `objective/mean` and `objective/std_genomes` over its scores;
-            `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
-            all problems.
+        Where the objective is another, `objective/mean` and `objective/std_genomes` over its
+        scores; `genomes/reliability`, how much of the genomes' differences is not luck; `env/...`
+        of all problems.
         """
         return self._metrics

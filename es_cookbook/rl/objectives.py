@@ -57,12 +57,9 @@ SOLVED = "correct"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Results of a batch, as arrays of problems x genomes x attempts; NaN where one was lost.
+    """Rewards, sampled tokens and metrics of a batch, as problems x genomes x attempts.
 
-    Attributes:
-        rewards_P_G_K: rewards.
-        tokens_P_G_K: tokens sampled.
-        metrics: by name, as Envs and group rewards reported them; NaN where they did not.
+    NaN where a rollout was lost, and where neither its Env nor its group reported the metric.
     """
 
     rewards_P_G_K: NDArray[np.float64]
@@ -70,11 +67,7 @@ class Outcomes:
     metrics: Mapping[str, NDArray[np.float64]]
 
     def solved(self, metric: str, threshold: float) -> NDArray[np.bool_]:
-        """Which attempts reach `threshold`; one that does not report the metric does not.
-
-        Args:
-            metric: an Env metric's name, or `REWARD`.
-            threshold: least value at which an attempt counts as solved.
+        """Which attempts reach `threshold` in an Env metric, or in the reward if it is `REWARD`.
 
         Raises:
             ConfigError: No Env reports it; names the nearest.
@@ -196,8 +189,7 @@ class PassAtK(Objective):
 
     k: int = chz.field(default=4, doc="attempts of which at least one must solve the problem")
     metric: str = chz.field(
-        default=SOLVED,
-        doc="Env metric of whether an attempt solved it; reward: the reward itself",
+        default=SOLVED, doc="Env metric of whether an attempt solved it; reward: the reward itself"
     )
     threshold: float = chz.field(default=1.0, doc="least metric of a solved attempt")
 

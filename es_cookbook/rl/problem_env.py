@@ -8,7 +8,6 @@ rollout: a generation makes thousands of Envs, all on one event loop.
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from es_cookbook.rl.types import (
     Action,
@@ -19,21 +18,13 @@ from es_cookbook.rl.types import (
     Metrics,
     Observation,
     StepResult,
+    Tokenizer,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grade:
-    """What an answer earned.
-
-    Attributes:
-        reward: finite.
-        metrics: numbers, averaged over rollouts.
-        logs: text shown with sampled rollouts.
-    """
+    """What an answer earned: a finite reward, numbers to average over rollouts, text to show."""
 
     reward: float
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
@@ -96,17 +87,12 @@ class ProblemGroupBuilder(EnvGroupBuilder):
 
 
 def render_prompt(
-    tokenizer: "PreTrainedTokenizerBase", question: str, *, chat: bool, system: str = ""
+    tokenizer: Tokenizer, question: str, *, chat: bool, system: str = ""
 ) -> tuple[int, ...]:
     """The prompt as tokens.
 
-    Args:
-        tokenizer: the model's own.
-        question: the user's message.
-        chat: render a chat up to the assistant's turn, with the tokenizer's own chat template, if
-            it has one; else, and with `chat` false, the plain text.
-        system: system message of a chat; in plain text it precedes the question, separated by a
-            blank line.
+    With `chat` a chat up to the assistant's turn, by the tokenizer's own template, if it has one;
+    else plain text, in which a blank line separates the system message from the question.
     """
     if chat and tokenizer.chat_template is not None:
         messages = [{"role": "system", "content": system}] if system else []

@@ -76,12 +76,9 @@ def _checked_observation(env: Env, method: str, found: object) -> Observation:
         raise EnvError(
             f"{_name(env)}.{method} must give an Observation, found {_shown(found)}{hint}"
         )
-    tokens_T = cast(object, found.tokens_T)
+    tokens_T = cast(tuple[object, ...] | None, found.tokens_T)
     # One set over the types, not a check a token: prompts are long and there are thousands of them.
-    types = (
-        set(map(type, cast(tuple[object, ...], tokens_T))) if isinstance(tokens_T, tuple) else ()
-    )
-    if types != {int}:
+    if not isinstance(tokens_T, tuple) or set(map(type, tokens_T)) != {int}:
         what = "an empty tuple" if tokens_T == () else _shown(cast(object, tokens_T))
         raise EnvError(
             f"{_name(env)}.{method} must give an Observation whose tokens_T is a tuple of "
@@ -130,12 +127,7 @@ def _check_metrics(who: str, metrics: Metrics) -> None:
 def checked_group_rewards(
     who: str, found: object, trajectories: Sequence[Trajectory | LostRollout]
 ) -> Sequence[GroupReward] | None:
-    """Check what `compute_group_rewards` returned.
-
-    Args:
-        who: the class that returned it.
-        found: the returned value.
-        trajectories: the group's.
+    """Check what `compute_group_rewards` of the class `who` returned.
 
     Returns:
         The group rewards, 0 for rollouts that were lost; None if there are none.

@@ -20,14 +20,9 @@ CHECKS_PER_TIMEOUT = 8
 
 
 class Watch:
-    """All clocks of a generation.
+    """All clocks of a generation, overdue after `timeout` seconds of one of them.
 
-    Args:
-        timeout: seconds on one clock after which it is overdue and what runs under it is cancelled.
-
-    Attributes:
-        seconds: time during which at least one clock was running.
-        clocks: those whose body has not ended.
+    `seconds` is the time during which at least one was running; `clocks` have not ended.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -60,13 +55,8 @@ class Watch:
 class Clock:
     """Runs while the code inside `with clock:` has control.
 
-    The body is cancelled when the clock is overdue; the `with` statement then ends quietly.
-
-    Args:
-        watch: checks this clock, and has the time-out.
-
-    Attributes:
-        overdue_at: the traceback of the place where an overdue body was cancelled, or None.
+    The body is cancelled when the clock is overdue; the `with` statement then ends quietly, and
+    `overdue_at` is the traceback of the place where it was cancelled.
     """
 
     __slots__ = ("_num_waiting", "_scope", "_since", "_spent", "_watch", "overdue_at")

@@ -8,7 +8,7 @@ searched for.
 import functools
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import chz
 
@@ -27,15 +27,10 @@ from es_cookbook.rl.data.rows import Row, load_rows
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
 from es_cookbook.rl.rewards.format import THINK_OPEN
-from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 
 MAX_SEARCHED_NUMBERS = 5
-"""Most numbers of a row without a solution: the search takes a hundred times longer with each
-number.
-"""
+"""Most numbers of a row without a solution: each makes the search a hundred times longer."""
 
 
 @chz.chz
@@ -75,7 +70,7 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         if self.test_source is not None and self.source is None:
             raise ConfigError("test_source needs a source: generated problems hold out their own")
 
-    async def __call__(self, tokenizer: "PreTrainedTokenizerBase") -> Datasets:
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, solve what has no solution, render the prompts."""
         train, test = self._generated() if self.source is None else self._loaded(self.source)
         if not train:
@@ -108,11 +103,8 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
             train: dict[str, Problem] = {}
             test: dict[str, Problem] = {}
             for where, problem in _read(load_rows(source)):
-                split, most = (
-                    (train, self.num_train)
-                    if problem.split == "train" or self.num_test == 0
-                    else (test, self.num_test)
-                )
+                is_train = problem.split == "train" or self.num_test == 0
+                split, most = (train, self.num_train) if is_train else (test, self.num_test)
                 if len(split) < most:
                     split[where] = problem
                 elif len(train) == self.num_train and len(test) == self.num_test:
@@ -124,7 +116,7 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         return train, test
 
     def _group_builder(
-        self, tokenizer: "PreTrainedTokenizerBase", name: str, problem: Problem
+        self, tokenizer: Tokenizer, name: str, problem: Problem
     ) -> ProblemGroupBuilder:
         text = question(problem.numbers, problem.target, self.prompt)
         tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "paper")
@@ -132,41 +124,25 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         ends_in_think = prompt_end.rstrip().endswith(THINK_OPEN)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"
-        return ProblemGroupBuilder(
-            functools.partial(
-                CountdownEnv,
-                Observation(tokens_T),
-                problem.numbers,
-                problem.target,
-                self.reward,
-                ends_in_think,
-            ),
-            name=name,
-            gold=gold.removeprefix(THINK_OPEN) if ends_in_think else gold,
-        )
+        given = Observation(tokens_T), problem.numbers, problem.target, self.reward, ends_in_think
+        gold = gold.removeprefix(THINK_OPEN) if ends_in_think else gold
+        return ProblemGroupBuilder(functools.partial(CountdownEnv, *given), name, gold)
 
 
 def _read(rows: Iterable[Row]) -> Iterator[tuple[str, Problem]]:
     """Where each problem stands, and the problem."""
     for row in rows:
-        yield (
-            row.where,
-            Problem(
-                numbers=row.integers("numbers", "nums"),
-                target=row.integer("target"),
-                solution=row.optional_text("solution"),
-            ),
-        )
+        numbers, target = row.integers("numbers", "nums"), row.integer("target")
+        yield row.where, Problem(numbers, target, row.optional_text("solution"))
 
 
 def _solution(name: str, problem: Problem) -> str:
-    if len(problem.numbers) > MAX_SEARCHED_NUMBERS:
+    if (count := len(problem.numbers)) > MAX_SEARCHED_NUMBERS:
         raise DataError(
             f"{name}: a row with more than {MAX_SEARCHED_NUMBERS} numbers needs a 'solution', "
-            f"found {len(problem.numbers)} numbers and none"
+            f"found {count} numbers and none"
         )
-    solution = solve(problem.numbers, problem.target)
-    if solution is None:
+    if (solution := solve(problem.numbers, problem.target)) is None:
         raise DataError(
             f"{name}: no expression of {list(problem.numbers)} equals {problem.target}; "
             f"every problem must be solvable"

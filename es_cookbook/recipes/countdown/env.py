@@ -59,13 +59,8 @@ class CountdownEnv(ProblemEnv):
 
     def grade(self, text: str) -> Grade:
         """Reward and metrics: `correct`, `format`, `well_formed`, `correct_well_formed`."""
-        grade = grade_countdown(
-            text,
-            self.numbers,
-            self.target,
-            self.reward,
-            prompt_ends_in_think=self.prompt_ends_in_think,
-        )
+        problem = self.numbers, self.target, self.reward
+        grade = grade_countdown(text, *problem, prompt_ends_in_think=self.prompt_ends_in_think)
         metrics = {
             "correct": float(grade.correct),
             "format": grade.format,

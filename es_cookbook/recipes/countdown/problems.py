@@ -8,9 +8,10 @@ on. The warm start of the bundled model relies on that.
 """
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.rewards.arithmetic import Number, divide
@@ -24,13 +25,7 @@ TEST_ONE_IN = 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """One Countdown problem.
-
-    Attributes:
-        numbers: each to be used exactly once.
-        target: what the expression must equal.
-        solution: an expression that does, where known.
-    """
+    """One Countdown problem, with an expression that solves it where one is known."""
 
     numbers: tuple[int, ...]
     target: int
@@ -103,8 +98,7 @@ def _random_target(rng: random.Random, numbers: Sequence[int]) -> int:
     return values[0]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """A value, how it is written, and how tightly it binds (1 sum, 2 product, 3 number)."""
 
     value: Number
@@ -116,9 +110,7 @@ class _Part:
 class Solution:
     """How a problem is solved.
 
-    Attributes:
-        first_step: the operation done first, with its result, for example "27*4=108".
-        expression: the answer, for example "27*4-58".
+    `first_step` is the operation done first, with its result, for example "27*4=108".
     """
 
     first_step: str
@@ -137,10 +129,9 @@ def solve(numbers: Sequence[int], target: int) -> Solution | None:
     parts = [_Part(number, str(number), 3) for number in sorted(numbers, reverse=True)]
     if len(parts) == 1:
         return Solution(f"{numbers[0]}", f"{numbers[0]}") if numbers[0] == target else None
-    for operator in "+-*/":
-        for step, rest in _combine(parts, operator):
-            if (text := _search([step, *rest], target)) is not None:
-                return Solution(f"{step.text}={step.value}", text)
+    for step, rest in _combine(parts):
+        if (text := _search([step, *rest], target)) is not None:
+            return Solution(f"{step.text}={step.value}", text)
     return None
 
 
@@ -155,19 +146,15 @@ def _search(parts: list[_Part], target: int) -> str | None:
     """Text of the first way to join all parts to the target."""
     if len(parts) == 1:
         return parts[0].text if parts[0].value == target else None
-    for operator in "+-*/":
-        for step, rest in _combine(parts, operator):
-            if (text := _search([step, *rest], target)) is not None:
-                return text
-    return None
+    found = (_search([step, *rest], target) for step, rest in _combine(parts))
+    return next((text for text in found if text is not None), None)
 
 
-def _combine(parts: list[_Part], operator: str) -> Iterator[tuple[_Part, list[_Part]]]:
-    """Every pair of parts joined by one operator, with the parts that are left."""
-    for i, first in enumerate(parts):
-        for j, second in enumerate(parts[i + 1 :], i + 1):
-            rest = [part for k, part in enumerate(parts) if k not in (i, j)]
-            yield from ((step, rest) for step in _join(first, second, operator))
+def _combine(parts: list[_Part]) -> Iterator[tuple[_Part, list[_Part]]]:
+    """Every pair of parts joined by every operator, with the parts that are left."""
+    for operator, (i, j) in itertools.product("+-*/", itertools.combinations(range(len(parts)), 2)):
+        rest = [part for k, part in enumerate(parts) if k not in (i, j)]
+        yield from ((step, rest) for step in _join(parts[i], parts[j], operator))
 
 
 def _join(first: _Part, second: _Part, operator: str) -> Iterator[_Part]:

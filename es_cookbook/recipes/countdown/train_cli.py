@@ -48,20 +48,13 @@ RECOMMENDED: Mapping[str, Mapping[str, object]] = {
     "rmsprop": {**_ES, "learning_rate": 0.0025},
     "clip_up": {**_ES, "learning_rate": 0.0004, "max_speed": 0.001},
     # Falling, because champions are partly lucky, and each generation adds a mutation to theirs.
-    "genetic": {
-        "population_size": 64,
-        "sigma": 0.004,
-        "sigma_schedule": Cosine(),
-        "max_terms": 16,
-    },
+    "genetic": {"population_size": 64, "sigma": 0.004, "sigma_schedule": Cosine(), "max_terms": 16},
     "cma": {"population_size": 64},
     "sep_cma": {"population_size": 64},
 }
 """Name of an optimizer -> its fields that suit the main job where its own defaults do not."""
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=RECOMMENDED)
 _SAMPLING = functools.partial(SamplingParams, max_tokens=32)
-_NUM_GENERATIONS = 50
-_EVAL_EVERY = 10
 
 
 @chz.chz
@@ -84,9 +77,9 @@ class CLIConfig(train.Config):
     sampling: SamplingParams = chz.field(
         default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
     )
-    num_generations: int = chz.field(default=_NUM_GENERATIONS, doc="generations of the whole run")
+    num_generations: int = chz.field(default=50, doc="generations of the whole run")
     eval_every: int = chz.field(
-        default=_EVAL_EVERY,
+        default=10,
         doc="generations between held-out evaluations; 0: before the first and after the last only",
     )
     log_path: str = chz.field(

@@ -24,7 +24,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, cast
 
 import chz
 import torch
@@ -68,11 +68,9 @@ class Config:
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
-    """One token a character, one a tag.
+    """One token a character, one a tag: a byte-level BPE without merges, in Qwen2's own class.
 
-    Tags are ordinary tokens, so that they stay in decoded text.
-    It is a byte-level BPE without merges, in the class that `AutoTokenizer` insists on for a Qwen2
-    model. Characters that it does not know are dropped.
+    Tags are ordinary tokens, which stay in decoded text. Unknown characters are dropped.
     """
     characters = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
     words = [PAD, EOS, UNKNOWN, *TAGS, *characters]
@@ -163,15 +161,13 @@ def train(
     """
     hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    optimizers = [
-        torch.optim.Muon(hidden, lr=learning_rate, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=learning_rate / 2, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    muon = torch.optim.Muon(hidden, lr=learning_rate, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.AdamW(others, lr=learning_rate / 2, betas=(0.9, 0.98), weight_decay=0.0)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / 50, 1.0) * max(1 - step / steps, 0.02)
         )
-        for optimizer in optimizers
+        for optimizer in (muon, adam)
     ]
     model.train()
     started = time.monotonic()
@@ -190,8 +186,8 @@ def train(
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
+        for schedule in schedules:
+            schedule.optimizer.step()
             schedule.step()
         if (step + 1) % 100 == 0 or step + 1 == steps:
             seconds = time.monotonic() - started
@@ -218,13 +214,7 @@ def encode(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """Shares of the held-out problems.
-
-    Attributes:
-        greedy: mean of each of the Env's metrics, greedy.
-        sampled_correct: mean correctness of 8 samples each at temperature 1.
-        pass_at_8: problems that at least one of the 8 solves.
-    """
+    """Means of the Env's metrics, greedy; correctness and pass@8 of 8 samples at temperature 1."""
 
     greedy: Mapping[str, float]
     sampled_correct: float
@@ -255,21 +245,6 @@ def measure(
     )
 
 
-class _Generates(Protocol):
-    """What is used of `generate`, whose own types no model satisfies."""
-
-    def generate(
-        self,
-        inputs: torch.Tensor,
-        *,
-        attention_mask: torch.Tensor,
-        max_new_tokens: int,
-        do_sample: bool,
-        temperature: float | None,
-        top_k: int | None,
-    ) -> torch.Tensor: ...
-
-
 @torch.inference_mode()
 def answer(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: Sequence[Problem], samples: int
@@ -281,7 +256,8 @@ def answer(
     for length in sorted({len(prompt) for prompt in prompts}):  # equal lengths need no padding
         rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
         asked = torch.tensor([prompts[i] for i in rows for _ in range(samples)])
-        tokens = cast(_Generates, model).generate(
+        # No model satisfies the types of its own `generate`.
+        tokens: torch.Tensor = cast(Any, model).generate(
             asked,
             attention_mask=torch.ones_like(asked),
             max_new_tokens=MAX_ANSWER_TOKENS,

@@ -9,10 +9,6 @@ class EpochOrder:
     """Every index once per epoch, each epoch in an order of its own.
 
     Epochs follow each other without a gap, so a batch may end one and begin the next.
-
-    Args:
-        size: number of indices.
-        seed: seed of the order.
     """
 
     def __init__(self, size: int, seed: int) -> None:

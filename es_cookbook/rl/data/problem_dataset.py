@@ -10,13 +10,7 @@ from es_cookbook.rl.types import RLDataset
 
 
 class ProblemDataset(RLDataset):
-    """Every problem once per epoch, see `EpochOrder`.
-
-    Args:
-        builders: the problems.
-        problems_per_generation: problems in a batch.
-        seed: seed of the order.
-    """
+    """Every problem once per epoch, in an order that follows from a seed (`EpochOrder`)."""
 
     def __init__(
         self, builders: Sequence[ProblemGroupBuilder], problems_per_generation: int, seed: int

@@ -20,12 +20,7 @@ FILE_TYPES = (".jsonl", ".parquet")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One row.
-
-    Attributes:
-        where: for example "train.jsonl, line 3"; opens every error sentence.
-        fields: values by name.
-    """
+    """One row; `where`, for example "train.jsonl, line 3", opens every error sentence."""
 
     where: str
     fields: Fields
@@ -40,11 +35,11 @@ class Row:
     def integers(self, *names: str) -> tuple[int, ...]:
         """The list of integers under the first of `names` that is there; not empty."""
         name, value = self._first(names)
-        items = cast(list[object], value) if isinstance(value, list) else []
+        items = cast(list[int], value) if isinstance(value, list) else []
         if not items or not all(map(_is_integer, items)):
             found = _show(value)
             raise self.error(f"field {name!r} must be a list of whole numbers, found {found}")
-        return tuple(cast(list[int], items))
+        return tuple(items)
 
     def text(self, *names: str) -> str:
         """The text under the first of `names` that is there; not empty."""
@@ -91,9 +86,7 @@ def load_rows(source: str, *, hub_split: str = "train") -> Iterator[Row]:
         raise DataError(f"{source}: a data file's name must end in {kinds}, found {path.suffix!r}")
     if path.suffix in FILE_TYPES and not path.is_file():
         raise DataError(f"{source}: there is no such file")
-    if path.suffix == ".jsonl":
-        return _json_lines(path)
-    return _table_rows(source, hub_split)
+    return _json_lines(path) if path.suffix == ".jsonl" else _table_rows(source, hub_split)
 
 
 def _json_lines(path: Path) -> Iterator[Row]:

@@ -15,15 +15,12 @@ Left out: an objective over the attempts at them. They count by their mean rewar
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.rl.types import EnvGroupBuilder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from es_cookbook.rl.types import EnvGroupBuilder, Tokenizer
 
 AddedProblems: TypeAlias = Callable[[int, Sequence[EnvGroupBuilder]], Sequence[EnvGroupBuilder]]
 """From a generation and its batch, `env_group_builders_P`, to a regulariser's own problems."""
@@ -44,15 +41,8 @@ class Regulariser(ABC):
         check_range(self, "problems_per_generation", at_least=1)
 
     @abstractmethod
-    def __call__(
-        self, tokenizer: "PreTrainedTokenizerBase", context_length: int, run_seed: int
-    ) -> AddedProblems:
-        """Load and check.
-
-        Args:
-            tokenizer: the model's own.
-            context_length: most tokens of prompt and action together.
-            run_seed: seed of the order of its rows.
+    def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
+        """Load and check rows, whose order follows from `run_seed`.
 
         Raises:
             DataError: A row that cannot be used; names the file and the line.

@@ -22,7 +22,6 @@ by answering shorter. Only the first turn of an Env's prompt is answered.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import chz
 
@@ -41,21 +40,15 @@ from es_cookbook.rl.types import (
     Observation,
     SamplingParams,
     StepResult,
+    Tokenizer,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:
-    """Schulman's k3, averaged over tokens that the genome sampled.
+    """Schulman's k3 from log-probabilities of the tokens that the genome sampled, averaged.
 
     >>> kl_per_token([-1.0, -2.0], [-1.0, -2.0])
     0.0
-
-    Args:
-        genome_T: log-probability of each token under the genome.
-        base_T: the same under the base.
     """
     ratios_T = [base - own for own, base in zip(genome_T, base_T, strict=True)]
     return math.fsum(max(math.expm1(ratio) - ratio, 0.0) for ratio in ratios_T) / len(ratios_T)
@@ -64,9 +57,7 @@ def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:
 class KLEnv(Env):
     """Answers a prompt once, at temperature 1; the reward is minus the KL to the base.
 
-    Args:
-        prompt: the prompt, or an Env whose first observation is the prompt.
-        max_tokens: of the answer.
+    An Env in the prompt's place has the prompt as its first observation.
     """
 
     def __init__(self, prompt: Observation | Env, max_tokens: int) -> None:
@@ -107,12 +98,7 @@ class _Around(EnvGroup):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KLProblem(EnvGroupBuilder):
-    """One prompt.
-
-    Attributes:
-        prompt: the prompt, or a problem whose Envs begin with it.
-        max_tokens: of an answer.
-    """
+    """One prompt, or the prompt with which another problem's Envs begin."""
 
     prompt: Observation | EnvGroupBuilder
     max_tokens: int
@@ -146,9 +132,7 @@ class KLToBase(Regulariser):
     def _ranges(self) -> None:
         check_range(self, "max_tokens", at_least=1)
 
-    def __call__(
-        self, tokenizer: "PreTrainedTokenizerBase", context_length: int, run_seed: int
-    ) -> AddedProblems:
+    def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
         """Load and render the prompts, if there are any to load."""
         count = self.problems_per_generation
         if self.source is None:

@@ -22,7 +22,7 @@ is a prefix of another is not always likelier.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import chz
 
@@ -43,11 +43,9 @@ from es_cookbook.rl.types import (
     Observation,
     Policy,
     StepResult,
+    Tokenizer,
     Trajectory,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 MARGIN = "margin"
 
@@ -99,13 +97,7 @@ class PairEnv(Env):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PairProblem(EnvGroupBuilder):
-    """One pair.
-
-    Attributes:
-        pair: as tokens.
-        beta: see the module's text.
-        relative_to_base: whether the base's margin is subtracted.
-    """
+    """One pair; `relative_to_base` subtracts the base's margin."""
 
     pair: Pair
     beta: float
@@ -156,9 +148,7 @@ class PreferencePairs(Regulariser):
     def _ranges(self) -> None:
         check_range(self, "beta", above=0)
 
-    def __call__(
-        self, tokenizer: "PreTrainedTokenizerBase", context_length: int, run_seed: int
-    ) -> AddedProblems:
+    def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
         """Load the pairs as tokens."""
         problems = [
             PairProblem(
@@ -173,7 +163,7 @@ class PreferencePairs(Regulariser):
         return lambda generation, _: [problems[i] for i in order.batch(generation, count)]
 
 
-def _pair(row: Row, tokenizer: "PreTrainedTokenizerBase", chat: bool, context_length: int) -> Pair:
+def _pair(row: Row, tokenizer: Tokenizer, chat: bool, context_length: int) -> Pair:
     end = cast("int | None", tokenizer.eos_token_id)
 
     def answer(name: str) -> tuple[int, ...]:

@@ -16,18 +16,14 @@ purpose: powers, floor division, decimal points and names, which the task does n
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.rl.rewards.format import (
-    extract_answer,
-    paper_format_reward,
-    tag_format_reward,
-)
+from es_cookbook.rl.rewards.format import extract_answer, paper_format_reward, tag_format_reward
 
 Number: TypeAlias = int | Fraction
 
@@ -38,9 +34,7 @@ MAX_DEPTH = 20
 MAX_DIGITS = 9
 """Longest whole number."""
 TOLERANCE = Fraction(1, 100_000)
-"""How close to the target counts as equal, as in the literature; exact rationals make it a
-formality.
-"""
+"""How close to the target counts as equal, as in the literature; a formality with rationals."""
 
 _TOKENS = re.compile(r"[0-9]+|[-+*/()]")
 _ALLOWED = re.compile(r"[-+*/() 0-9]+")
@@ -58,20 +52,14 @@ class _Parser:
         self.position = 0
         self.numbers: list[int] = []
 
-    def expression(self, depth: int) -> Number:
-        value = self.term(depth)
-        while (operator := self.tokens[self.position]) in ("+", "-"):
+    def expression(self, depth: int, level: int = 0) -> Number:
+        """Operands joined from the left by sums (level 0) or products (1)."""
+        if level == len(_OPERATORS):
+            return self.factor(depth)
+        value = self.expression(depth, level + 1)
+        while operate := _OPERATORS[level].get(self.tokens[self.position]):
             self.position += 1
-            right = self.term(depth)
-            value = value + right if operator == "+" else value - right
-        return value
-
-    def term(self, depth: int) -> Number:
-        value = self.factor(depth)
-        while (operator := self.tokens[self.position]) in ("*", "/"):
-            self.position += 1
-            right = self.factor(depth)
-            value = value * right if operator == "*" else divide(value, right)
+            value = operate(value, self.expression(depth, level + 1))
         return value
 
     def factor(self, depth: int) -> Number:
@@ -105,14 +93,15 @@ def divide(left: Number, right: Number) -> Number:
     return quotient.numerator if quotient.denominator == 1 else quotient
 
 
+_OPERATORS: Sequence[Mapping[str, Callable[[Number, Number], Number]]] = (
+    {"+": lambda left, right: left + right, "-": lambda left, right: left - right},
+    {"*": lambda left, right: left * right, "/": divide},
+)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The result of an expression.
-
-    Attributes:
-        value: exact.
-        numbers: the whole numbers it uses, in the order written.
-    """
+    """The exact value of an expression, and its whole numbers in the order written."""
 
     value: Number
     numbers: tuple[int, ...]
@@ -192,12 +181,8 @@ def grade_countdown(
 ) -> CountdownGrade:
     """Grade a model's answer to one Countdown problem.
 
-    Args:
-        text: the whole answer, thought included.
-        numbers: each to be used exactly once.
-        target: what the expression must equal.
-        reward: the weights.
-        prompt_ends_in_think: the prompt already holds the opening `<think>`.
+    `text` is the whole answer, thought included; `prompt_ends_in_think` says that the prompt
+    already holds the opening `<think>`.
 
     >>> text = "<think>3*4=12</think><answer>3*4-2</answer>"
     >>> grade_countdown(text, [2, 3, 4], 10, CountdownReward())

@@ -25,10 +25,8 @@ def tag_format_reward(
     at the end. Without a correct `</think>` the answer tags, which must follow it, earn
     nothing, unless `</think>` is excluded. White space around the whole is ignored.
 
-    Args:
-        text: what the model wrote.
-        excluded: tags that are neither expected nor checked.
-        prompt_ends_in_think: the prompt already holds the opening `<think>`, so the text need not.
+    Tags in `excluded` are neither expected nor checked. With `prompt_ends_in_think` the prompt
+    already holds the opening `<think>`, so the text need not.
 
     >>> tag_format_reward("<think>1+2=3</think><answer>1+2</answer>")
     1.0
@@ -60,9 +58,7 @@ def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> flo
     The whole is `<think>…</think>\n<answer>…</answer>` from the first character to the last;
     else 0.1 for a `<think>…</think>` anywhere plus 0.5 for an `<answer>…</answer>` anywhere.
 
-    Args:
-        text: what the model wrote.
-        prompt_ends_in_think: the prompt already holds the opening `<think>`, which is prepended.
+    With `prompt_ends_in_think` the prompt already holds the opening `<think>`: it is prepended.
 
     >>> paper_format_reward("<think>1+2=3</think>\n<answer>1+2</answer>")
     1.0
