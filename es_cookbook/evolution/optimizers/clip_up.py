@@ -21,11 +21,10 @@ from collections import deque
 from collections.abc import Sequence
 
 import chz
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.window import (
     WindowedES,
@@ -68,9 +67,7 @@ class ClipUpOptimizer(WindowOptimizer):
         self._scales = deque[float](maxlen=config.window)
         """What each gradient of the window has in the velocity."""
 
-    def move(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Step:
+    def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
         """The velocity; the limit follows the learning rate's schedule too."""
         gradients = self.remember(genomes_G, fitness_G)
         squares = [mean_square(gradient) for gradient in gradients]

@@ -29,10 +29,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from es_cookbook.evolution.genome import MAX_SEED, Term
+from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise.mask import Mask, mask_name
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import NoiseKind
+from es_cookbook.evolution.noise.tensors import NoiseKind, check_seed
 from es_cookbook.evolution.noise.triton import programs
 from es_cookbook.evolution.noise.triton.launch import (
     MAX_GRID,
@@ -123,8 +123,7 @@ def noise_into(
     Raises:
         ValueError: A seed, kind, part or tensor that does not fit.
     """
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
+    check_seed(seed)
     check_tensors(out)
     runs, (rows,) = runs_of(part, out)
     if out.numel() > 0:
