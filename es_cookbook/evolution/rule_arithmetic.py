@@ -110,11 +110,7 @@ def _adam_(
 
 
 def _error_feedback_(
-    rule: ErrorFeedbackRule,
-    adders: Sequence[AddTerms],
-    name: str,
-    weight: torch.Tensor,
-    part: Part,
+    rule: ErrorFeedbackRule, adders: Sequence[AddTerms], name: str, weight: torch.Tensor, part: Part
 ) -> None:
     residual, rounded = torch.zeros_like(weight), torch.zeros_like(weight)
     change = torch.empty_like(weight)

@@ -26,12 +26,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.optimizers.window import (
-    WindowedES,
-    WindowOptimizer,
-    mean_square,
-    scaled,
-)
+from es_cookbook.evolution.optimizers.window import WindowedES, WindowOptimizer, mean_square, scaled
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 

@@ -30,11 +30,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.optimizers.offsets import (
-    OffsetsBuilder,
-    OffsetsOptimizer,
-    need,
-)
+from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder, OffsetsOptimizer, need
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _MATRICES = 4
@@ -80,6 +76,7 @@ class CMAOptimizer(OffsetsOptimizer):
 
     @override
     def start(self, mean: Floats) -> None:
+        # It warns of plots that cannot be made, and of stopping, which the run decides.
         with warnings.catch_warnings(action="ignore"):
             from cma import CMAEvolutionStrategy
             from cma.sigma_adaptation import CMAAdaptSigmaCSA

@@ -228,10 +228,7 @@ def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) ->
 
 
 def merged(
-    genomes_G: Sequence[Genome],
-    fitness_G: Floats,
-    old_seeds: Collection[int],
-    rate: float,
+    genomes_G: Sequence[Genome], fitness_G: Floats, old_seeds: Collection[int], rate: float
 ) -> tuple[Term, ...]:
     """All genomes' terms as one step: the form that ES takes where genomes inherit seeds.
 

@@ -112,11 +112,7 @@ def slot_terms(
 
 
 def noise_into(
-    out: torch.Tensor,
-    seed: int,
-    name: str,
-    kind: NoiseKind = "gaussian",
-    part: Part | None = None,
+    out: torch.Tensor, seed: int, name: str, kind: NoiseKind = "gaussian", part: Part | None = None
 ) -> None:
     """Write ε(seed, name), cast to `out`'s dtype, to an `out` that is contiguous or has two axes.
 
