@@ -217,7 +217,7 @@ RULES: Mapping[str, type[Rule]] = {
 """Name in the history -> rule."""
 
 
-def rule_to_plain(rule: Rule) -> dict[str, object]:
+def rule_to_plain(rule: Rule) -> Mapping[str, object]:
     """A rule as JSON values: its name as "kind", and its fields; offsets in base64."""
     (kind,) = (name for name, of_kind in RULES.items() if of_kind is type(rule))
     values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}

@@ -306,7 +306,7 @@ def _factor_into(
     """Write rows `first` ... of every seed's factor to its slot of `out`: (slots, rows, rank)."""
     num_rows, rank = out.shape[1:]
     if num_rows > 0 and len(seeds_S) > 0:
-        runs = Runs(start=first * rank, pitch=0, count=1, length=num_rows * rank)
+        runs = Runs(start=first * rank, pitch=0, num_runs=1, length=num_rows * rank)
         strides = (out.stride(0), 0, out.stride(1), out.stride(2))
         launch_noise(out, strides, runs, name, kind, seeds_S, scales_S, slots_S, width=rank)
 

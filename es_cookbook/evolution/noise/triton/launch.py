@@ -28,11 +28,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Runs(NamedTuple):
-    """Elements of a parameter: `count` runs of `length`, run i from `start + i * pitch` on."""
+    """Elements of a parameter: `num_runs` runs of `length`, run i from `start + i * pitch` on."""
 
     start: int
     pitch: int
-    count: int
+    num_runs: int
     length: int
 
 
@@ -79,7 +79,7 @@ def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, tuple[int, ...], dict[st
     if kind not in _LANES:
         raise ValueError(f"noise is 'gaussian' or 'rademacher', found {kind!r}")
     lanes = _LANES[kind]
-    all_begin_alike = runs.count == 1 or runs.pitch % lanes == 0
+    all_begin_alike = runs.num_runs == 1 or runs.pitch % lanes == 0
     skipped = runs.start % lanes if all_begin_alike else lanes - 1
     run_blocks = -(-(skipped + runs.length) // lanes)
     blocks = min(_TILE_BLOCKS[kind], 1 << (run_blocks - 1).bit_length())
@@ -91,7 +91,7 @@ def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, tuple[int, ...], dict[st
         "num_warps": max(1, min(4, blocks * lanes // 512)),
     }
     tiling = runs.start, runs.pitch, runs.length, tiles_across
-    return tiles_across * runs.count, tiling, settings
+    return tiles_across * runs.num_runs, tiling, settings
 
 
 def launch_noise(
