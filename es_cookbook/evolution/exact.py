@@ -23,10 +23,7 @@ DEVICE_PIECE = 2**24
 def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
     """W <- base + keep * (W - base), keep = float32(1 - decay), on the CPU; W <- base for 1.
 
-    Args:
-        weight: contiguous float32.
-        base: as many elements, of any dtype.
-        decay: 0 ... 1.
+    The weight is contiguous float32; the base has as many elements, of any dtype.
     """
     keep = np.float32(1 - decay)
     moving = as_array(weight.view(-1))
@@ -65,16 +62,9 @@ def fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
 
 
 def fingerprint_span(name: str, flat: torch.Tensor, start: int) -> int:
-    """The contribution of a range of one tensor's elements; ranges add up modulo 2⁶⁴.
+    """The contribution of a tensor's elements `start`, `start + 1`, ...: 0 ... 2⁶⁴ - 1.
 
-    Args:
-        name: the parameter's name.
-        flat: its elements `start`, `start + 1`, ... in C order: contiguous float32 on the CPU, one
-            axis.
-        start: index of the first.
-
-    Returns:
-        0 ... 2⁶⁴ - 1.
+    `flat` is contiguous float32 on the CPU, one axis. Ranges add up modulo 2⁶⁴.
     """
     a, b = _multipliers(name)
     patterns = as_array(flat).view(np.uint32)

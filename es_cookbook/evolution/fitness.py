@@ -20,6 +20,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import chz
 import numpy as np
@@ -35,6 +36,8 @@ FITNESS_NAMES = {
 }
 """What a user types on the command line."""
 
+Floats: TypeAlias = NDArray[np.float64]
+"""Rewards, scores and fitness."""
 TIE = 1e-12
 """Scores closer together than this share of the largest reward difference count as equal."""
 
@@ -49,7 +52,7 @@ class Added:
     """
 
     weight: float
-    rewards_P_G: NDArray[np.float64]
+    rewards_P_G: Floats
 
 
 @chz.chz
@@ -57,9 +60,7 @@ class Fitness(ABC):
     """How rewards become fitness."""
 
     @abstractmethod
-    def __call__(
-        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
-    ) -> NDArray[np.float64]:
+    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
         """Fitness of each genome: finite, or NaN for a genome that lost all its rollouts.
 
         Args:
@@ -80,9 +81,7 @@ class ZScore(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(
-        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
-    ) -> NDArray[np.float64]:
+    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
         """Scores minus their mean, over their (population) standard deviation."""
         scores_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(scores_G)
@@ -104,19 +103,14 @@ class CentredRank(Fitness):
     array([ 0. , -0.5,  0.5])
     """
 
-    def __call__(
-        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
-    ) -> NDArray[np.float64]:
+    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
         """The rank / (n - 1) - 1/2 over the n genomes that have a score."""
         fitness_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(fitness_G)
         n = int(present_G.sum())
         if n:
             scores = fitness_G[present_G]
-            ordered = np.sort(scores)
-            below = np.searchsorted(ordered, scores, side="left")
-            through = np.searchsorted(ordered, scores, side="right")
-            ranks = (below + through - 1) / 2
+            ranks = average_ranks(scores, scores)
             fitness_G[present_G] = ranks / (n - 1) - 0.5 if n > 1 else 0.0
         return fitness_G
 
@@ -132,9 +126,7 @@ class Raw(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(
-        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
-    ) -> NDArray[np.float64]:
+    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
         """Scores, unscaled."""
         return total_scores(rewards_P_G, added)
 
@@ -150,9 +142,7 @@ class PerProblemBaseline(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(
-        self, rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
-    ) -> NDArray[np.float64]:
+    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
         """Scores over the global standard deviation of the rewards that were not lost.
 
         That of the main problems' rewards; where they are all the same, scores as they are.
@@ -167,19 +157,22 @@ class PerProblemBaseline(Fitness):
         return scores_G / above.max() / (above / above.max()).std()
 
 
-def reliability(rewards_P_G: NDArray[np.float64]) -> float:
+def average_ranks(values: Floats, among: Floats) -> Floats:
+    """Ranks from 0 of numbers that are among others; ties share their average rank."""
+    ordered = np.sort(among)
+    below = np.searchsorted(ordered, values, side="left")
+    through = np.searchsorted(ordered, values, side="right")
+    return (below + through - 1) / 2
+
+
+def reliability(rewards_P_G: Floats) -> float:
     """How far the problems agree on which genomes are better: a measure of signal against luck.
 
     The share of the variance of genomes' mean rewards that other problems would reproduce: 1 -
     (variance of a mean's error) / (variance of the means). That is Hoyt's coefficient (1941), or
     Cronbach's alpha over problems; the error is the residual of the rewards after problems and
-    genomes are subtracted. Near 0 a step is noise, however large the differences look.
-
-    Args:
-        rewards_P_G: NaN where a rollout was lost.
-
-    Returns:
-        In [0, 1]; 0 where there is nothing to compare.
+    genomes are subtracted. Near 0 a step is noise, however large the differences look; it is 0
+    where there is nothing to compare.
 
     >>> reliability(np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]))
     1.0
@@ -202,13 +195,10 @@ def reliability(rewards_P_G: NDArray[np.float64]) -> float:
     return max(0.0, 1.0 - error * per_score / variance)
 
 
-def total_scores(
-    rewards_P_G: NDArray[np.float64], added: Sequence[Added] = ()
-) -> NDArray[np.float64]:
+def total_scores(rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
     """Scores on the main problems, plus weight times the scores on each of the others.
 
-    NaN for a genome that has no main problem. One that lost all of the others counts as average
-    on them.
+    NaN for a genome without a main problem; one that lost all the others counts as average there.
 
     >>> main_P_G, other_P_G = np.array([[0.0, 1.0]]), np.array([[4.0, 2.0]])
     >>> total_scores(main_P_G, [Added(0.25, other_P_G)])
@@ -230,10 +220,8 @@ def total_scores(
     return _without_rounding(scores_G, float(np.nanmax(np.abs(parts))))
 
 
-def centred_scores(rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A genome's mean, over the problems that it has, of its reward minus the problem's mean.
-
-    NaN for a genome that has none.
+def centred_scores(rewards_P_G: Floats) -> Floats:
+    """A genome's mean, over the problems that it has, of its reward minus the problem's; or NaN.
 
     Genomes with the same rewards in another order get exactly the same score (the sums are
     correctly rounded), and all scores are exactly zero when they differ by no more than rounding.
@@ -271,7 +259,7 @@ def centred_scores(rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
     return _without_rounding(scores_G, largest_spread)
 
 
-def _without_rounding(scores_G: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+def _without_rounding(scores_G: Floats, scale: float) -> Floats:
     """Scores, all zero when they differ by no more than the rounding of numbers of this scale."""
     scored_G = ~np.isnan(scores_G)
     if scored_G.any() and float(np.ptp(scores_G[scored_G])) <= TIE * scale:

@@ -49,12 +49,8 @@ def set_to_offsets_(
 ) -> None:
     """W <- base + offsets, rounded once to float32.
 
-    Args:
-        weight: float32, any device, of the part's size.
-        base: as many elements, of any dtype.
-        offsets: of the whole search space.
-        start: index of the parameter's first offset.
-        part: which part of the parameter the weight is.
+    The weight, float32 on any device, is a `part` of the parameter; the base has as many elements
+    of any dtype. The parameter's offsets are from `start` on among those of the search space.
 
     Raises:
         ValueError: There are fewer offsets than parameters.
@@ -78,17 +74,11 @@ def apply_rule_(
     start: int,
     part: Part,
 ) -> None:
-    """Change a weight by a rule.
+    """Change a weight by the rule of a step whose decay is already applied.
 
-    Args:
-        rule: of a step whose decay is already applied.
-        adders: of the rule's groups of terms.
-        name: the parameter's.
-        weight: contiguous float32 where the adders work: the part of the parameter.
-        base: the same part of the base.
-        shape: of the whole parameter.
-        start: index of its first element among the offsets.
-        part: which part of it the weight is.
+    The weight, contiguous float32 where the adders of the rule's groups work, is a `part` of a
+    parameter of this shape, whose first element is number `start` among the offsets; the base is
+    the same part of the base.
     """
     match rule:
         case AdamRule():
@@ -120,11 +110,7 @@ def _adam_(
 
 
 def _error_feedback_(
-    rule: ErrorFeedbackRule,
-    adders: Sequence[AddTerms],
-    name: str,
-    weight: torch.Tensor,
-    part: Part,
+    rule: ErrorFeedbackRule, adders: Sequence[AddTerms], name: str, weight: torch.Tensor, part: Part
 ) -> None:
     residual, rounded = torch.zeros_like(weight), torch.zeros_like(weight)
     change = torch.empty_like(weight)
@@ -160,11 +146,9 @@ def _muon_(
 
 
 def orthogonalised(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
-    """U Vᵀ, nearly, of a matrix U S Vᵀ: float64, the same bits on every machine.
+    """U Vᵀ, nearly, of a matrix U S Vᵀ of any dtype: float64, the same bits on every machine.
 
-    Args:
-        matrix: two axes, any dtype; a matrix of zeros stays one.
-        iterations: of Newton and Schulz; 5 bring singular values of 1/1000 and more near 1.
+    Five iterations bring singular values of 1/1000 and more near 1. Zeros stay zeros.
     """
     largest = matrix.abs().max().double()
     if not largest:

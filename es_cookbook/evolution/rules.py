@@ -109,7 +109,8 @@ class AdamRule(Rule):
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
         """Approximated with the mean of v for all its elements."""
-        squares = squares_of_groups(self.counts, coefficients_S)
+        groups = grouped(coefficients_S, self.counts)
+        squares = [math.fsum(c * c for c in group) for group in groups]
         m = math.fsum(a * a * square for a, square in zip(self.first, squares, strict=True))
         v = math.fsum(b * square for b, square in zip(self.second, squares, strict=True))
         return abs(self.rate) * math.sqrt(m) / (math.sqrt(v) + self.epsilon)
@@ -216,15 +217,14 @@ RULES: Mapping[str, type[Rule]] = {
 """Name in the history -> rule."""
 
 
-def rule_to_plain(rule: Rule) -> dict[str, object]:
+def rule_to_plain(rule: Rule) -> Mapping[str, object]:
     """A rule as JSON values: its name as "kind", and its fields; offsets in base64."""
     (kind,) = (name for name, of_kind in RULES.items() if of_kind is type(rule))
-    plain: dict[str, object] = {"kind": kind}
-    for field in dataclasses.fields(rule):
-        value = getattr(rule, field.name)
-        is_offsets = isinstance(value, Offsets)
-        plain[field.name] = base64.b64encode(value.data).decode() if is_offsets else value
-    return plain
+    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    return {"kind": kind} | {
+        name: base64.b64encode(value.data).decode() if isinstance(value, Offsets) else value
+        for name, value in values.items()
+    }
 
 
 def rule_from_plain(plain: Mapping[str, object]) -> Rule:
@@ -258,15 +258,6 @@ def _value(name: str, of_type: object, found: object) -> object:
         if all(type(value) is element for value in values):
             return values
     raise ValueError(f"a rule's {name} must be {of_type}, found {found!r:.60}")
-
-
-def squares_of_groups(counts: Sequence[int], coefficients_S: Sequence[float]) -> list[float]:
-    """Σ c² of each group of consecutive terms: the mean square of its sum's elements.
-
-    >>> squares_of_groups((1, 2), (3.0, 1.0, 2.0))
-    [9.0, 5.0]
-    """
-    return [math.fsum(c * c for c in group) for group in grouped(coefficients_S, counts)]
 
 
 def grouped(items: Sequence[_T], counts: Sequence[int]) -> list[Sequence[_T]]:

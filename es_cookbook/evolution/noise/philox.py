@@ -32,14 +32,7 @@ def name_key(name: str) -> int:
 def words(seed: int, name: str, first_block: int, num_blocks: int) -> NDArray[np.uint64]:
     """Blocks `first_block` ... of the stream with key (seed, `name_key(name)`), four words each.
 
-    Args:
-        seed: 0 ... 2^63 - 1.
-        name: the parameter's name.
-        first_block: 0 ... 2^63 - 1.
-        num_blocks: number of blocks.
-
-    Returns:
-        `4 * num_blocks` words, little-endian in memory on every machine.
+    Words are little-endian in memory on every machine.
     """
     state = _this_thread.state
     key = state["state"]["key"]

@@ -66,16 +66,7 @@ def noise(
 def noise_of_seeds(
     seeds_S: Sequence[int], name: str, shape: tuple[int, ...], kind: NoiseKind = "gaussian"
 ) -> NDArray[np.float32]:
-    """ε(seed, name) for many seeds at once, which for small tensors takes half the time.
-
-    Args:
-        seeds_S: each 0 ... 2^63 - 1.
-        name: the parameter's Hugging Face name.
-        shape: its shape.
-        kind: distribution of the elements.
-
-    Returns:
-        (seeds, *shape).
+    """`noise` of many seeds at once, (seeds, *shape), which for small tensors takes half the time.
 
     Raises:
         ValueError: A seed or kind that does not fit.
@@ -92,7 +83,7 @@ def noise_of_seeds(
         seeds = seeds_S[first : first + at_once]
         words_S = np.empty((len(seeds), philox.WORDS_PER_BLOCK * num_blocks), np.uint64)
         for words, seed in zip(words_S, seeds, strict=True):
-            _check_seed(seed)
+            check_seed(seed)
             words[:] = philox.words(seed, name, 0, num_blocks)
         lanes_S = words_S.view(_LANE)[:, :size]
         gaussian.table().take(lanes_S, out=out_S[first : first + at_once], mode="wrap")
@@ -123,7 +114,7 @@ def noise_range(
     Raises:
         ValueError: A seed, range, kind or `out` that does not fit.
     """
-    _check_seed(seed)
+    check_seed(seed)
     if not 0 <= start <= stop:
         raise ValueError(f"a range must be 0 <= start <= stop, found {start} and {stop}")
     if out is None:
@@ -150,11 +141,7 @@ def noise_range(
 def lanes_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.uint16]:
     """The 16-bit lanes of elements `start` ... `stop` - 1, the indices into the gaussian table.
 
-    Args:
-        seed: 0 ... 2^63 - 1.
-        name: their key; if a noise tensor has the same name, the two are not independent.
-        start: first element, in C order.
-        stop: one past the last.
+    If a noise tensor has the same name, the two are not independent.
     """
     first = start // GAUSSIANS_PER_BLOCK
     words = philox.words(seed, name, first, -(-stop // GAUSSIANS_PER_BLOCK) - first)
@@ -162,7 +149,8 @@ def lanes_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.uint1
     return words.view(_LANE)[skip : skip + stop - start]
 
 
-def _check_seed(seed: int) -> None:
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is none."""
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
 

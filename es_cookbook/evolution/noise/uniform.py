@@ -13,11 +13,7 @@ from es_cookbook.evolution.noise.tensors import lanes_range
 def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.float32]:
     """Elements `start` ... `stop` - 1 of the flattened tensor of uniform numbers.
 
-    Args:
-        seed: 0 ... 2^63 - 1.
-        name: their key; if a noise tensor has the same name, the two are not independent.
-        start: first element, in C order.
-        stop: one past the last.
+    If a noise tensor has the same name, the two are not independent.
     """
     lanes = lanes_range(seed, name, start, stop).astype(np.float32)
     return (lanes + np.float32(0.5)) / np.float32(65536)

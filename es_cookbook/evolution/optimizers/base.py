@@ -7,17 +7,16 @@ To add one: subclass `Optimizer` in a module of its own, write its builder besid
 to `OPTIMIZER_NAMES`.
 """
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import chz
 import numpy as np
-from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.fitness import Floats
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _HERE = "es_cookbook.evolution.optimizers"
@@ -54,8 +53,8 @@ class Optimizer(ABC):
         self,
         generation: int,
         genomes_G: Sequence[Genome],
-        scores_P_G: NDArray[np.float64] | None,
-        fitness_G: NDArray[np.float64],
+        scores_P_G: Floats | None,
+        fitness_G: Floats,
     ) -> Step:
         """How the centre moves, given what the genomes that `ask` gave were worth.
 
@@ -81,12 +80,9 @@ class Optimizer(ABC):
         return 1
 
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """Begin where a fork does, before anything is asked; else the centre begins at the base.
+        """Begin where a fork does, before anything is asked: where another run's steps led.
 
-        One that only ever adds to the centre need not know.
-
-        Args:
-            steps: another run's, that led there.
+        Otherwise the centre begins at the base. One that only ever adds to it need not know.
 
         Raises:
             ConfigError: It cannot begin there.
@@ -106,12 +102,7 @@ class OptimizerBuilder(ABC):
 
     @abstractmethod
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
-        """Build it.
-
-        Args:
-            run_seed: every genome's seeds derive from it.
-            num_generations: the length of the run, which schedules need.
-            space: what its genomes perturb.
+        """Build it: seeds derive from the run's, schedules need its length.
 
         Raises:
             ConfigError: Fields that cannot work in a run of this length or in this space.
@@ -132,7 +123,7 @@ def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> No
             )
 
 
-def check_fitness(fitness_G: NDArray[np.float64]) -> None:
+def check_fitness(fitness_G: Floats) -> None:
     """Check that fitness is finite, or NaN for a genome that is to be left out.
 
     Raises:
@@ -142,7 +133,7 @@ def check_fitness(fitness_G: NDArray[np.float64]) -> None:
         raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
 
 
-def tied_fraction(genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]) -> float:
+def tied_fraction(genomes_G: Sequence[Genome], fitness_G: Floats) -> float:
     """Share of mirrored pairs whose twins have equal fitness, and so say nothing.
 
     Pairs with a lost twin are not counted. 0 when there are no pairs.
@@ -159,6 +150,4 @@ def tied_fraction(genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]) -
 
 def mirrored(genome: Genome) -> Genome:
     """The antithetic twin: the same seeds with every coefficient negated."""
-    return Genome(
-        terms=tuple(dataclasses.replace(t, coefficient=-t.coefficient) for t in genome.terms)
-    )
+    return Genome(tuple(Term(term.seed, -term.coefficient) for term in genome.terms))

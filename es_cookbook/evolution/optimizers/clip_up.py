@@ -17,22 +17,15 @@ m = 0.9 and 10 generations a third of its push.
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 import chz
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.optimizers.window import (
-    WindowedES,
-    WindowOptimizer,
-    mean_square,
-    scaled,
-)
+from es_cookbook.evolution.optimizers.window import WindowedES, WindowOptimizer, mean_square, scaled
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 
@@ -65,24 +58,20 @@ class ClipUpOptimizer(WindowOptimizer):
         super().__init__(config, run_seed, num_generations)
         self._momentum = config.momentum
         self._max_speed = config.max_speed
-        self._scales = deque[float](maxlen=config.window)
+        self._scales: list[float] = []
         """What each gradient of the window has in the velocity."""
 
-    def move(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Step:
+    def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
         """The velocity; the limit follows the learning rate's schedule too."""
         gradients = self.remember(genomes_G, fitness_G)
         squares = [mean_square(gradient) for gradient in gradients]
         newest = math.sqrt(squares[-1])
         push = self.learning_rate(generation) / newest if newest else 0.0
-        self._scales.append(push)
-        scales = [s * self._momentum for s in self._scales]
-        scales[-1] = push
+        scales = [*(scale * self._momentum for scale in self._scales), push][-len(squares) :]
         pairs = zip(scales, squares, strict=True)
         speed = math.sqrt(math.fsum(scale * scale * square for scale, square in pairs))
         limit = self._max_speed * self.rate_factor(generation)
         if speed > limit:
             scales = [scale * (limit / speed) for scale in scales]
-        self._scales = deque(scales, maxlen=self._scales.maxlen)
+        self._scales = scales
         return Step(scaled(gradients, scales))

@@ -19,23 +19,18 @@ pycma's own stopping criteria, restarts and files are left out: the run decides.
 two step-size rules the cumulative one is used in all dimensions; its default changes at n = 300.
 """
 
+import warnings
 from collections.abc import Sequence
-from typing import Protocol, cast
 
 import chz
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.optimizers.offsets import (
-    OffsetsBuilder,
-    OffsetsOptimizer,
-    need,
-    quiet,
-)
+from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder, OffsetsOptimizer, need
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _MATRICES = 4
@@ -72,18 +67,6 @@ class CMA(OffsetsBuilder):
         return CMAOptimizer(self, run_seed, dimension)
 
 
-class _Strategy(Protocol):
-    """What is used of `cma.CMAEvolutionStrategy`."""
-
-    mean: NDArray[np.float64]
-
-    def ask(self) -> list[NDArray[np.float64]]: ...
-
-    def tell(
-        self, solutions: Sequence[NDArray[np.float64]], function_values: Sequence[float]
-    ) -> None: ...
-
-
 class CMAOptimizer(OffsetsOptimizer):
     """Samples and updates with the `cma` package."""
 
@@ -92,8 +75,9 @@ class CMAOptimizer(OffsetsOptimizer):
         super().__init__(config, run_seed, dimension)
 
     @override
-    def start(self, mean: NDArray[np.float64]) -> None:
-        with quiet():
+    def start(self, mean: Floats) -> None:
+        # It warns of plots that cannot be made, and of stopping, which the run decides.
+        with warnings.catch_warnings(action="ignore"):
             from cma import CMAEvolutionStrategy
             from cma.sigma_adaptation import CMAAdaptSigmaCSA
 
@@ -104,25 +88,24 @@ class CMAOptimizer(OffsetsOptimizer):
                 "AdaptSigma": CMAAdaptSigmaCSA,
                 "verbose": -9,
             }
-            strategy = CMAEvolutionStrategy(mean.copy(), self._config.sigma, options)
-        self._strategy = cast(_Strategy, strategy)
+            self._strategy = CMAEvolutionStrategy(mean.copy(), self._config.sigma, options)
 
     @override
-    def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
+    def sample(self, seed: int) -> Sequence[Floats]:
         self._seed, self._draws = seed, 0
-        with quiet():
+        with warnings.catch_warnings(action="ignore"):
             return self._strategy.ask()
 
     @override
-    def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
-        with quiet():
+    def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
+        with warnings.catch_warnings(action="ignore"):
             self._strategy.tell(points_G, [float(rank) for rank in ranks_G])
 
     @override
-    def mean(self) -> NDArray[np.float64]:
+    def mean(self) -> Floats:
         return np.array(self._strategy.mean)
 
-    def _normals(self, *shape: int) -> NDArray[np.float64]:
+    def _normals(self, *shape: int) -> Floats:
         """Standard-normal numbers, others at each call of a generation."""
         self._draws += 1
         return noise(self._seed, f"cma.{self._draws}", shape).astype(np.float64)

@@ -32,12 +32,12 @@ from collections.abc import Collection, Sequence
 
 import chz
 import numpy as np
-from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
@@ -140,16 +140,7 @@ class ES(OptimizerBuilder):
 
 
 class ESOptimizer(Optimizer):
-    """What it asks depends on the run seed, the generation and, if σ adapts, on what was told.
-
-    Args:
-        config: its settings.
-        run_seed: every genome's seeds derive from it.
-        num_generations: the length of the run.
-
-    Raises:
-        ConfigError: A sigma_schedule that reaches 0 within the run.
-    """
+    """What it asks depends on the run seed, the generation and, if σ adapts, on what was told."""
 
     def __init__(self, config: ES, run_seed: int, num_generations: int) -> None:
         self._config = config
@@ -160,15 +151,13 @@ class ESOptimizer(Optimizer):
 
     def sigma(self, generation: int) -> float:
         """The base sigma times its schedule, times what it has adapted to."""
-        config = self._config
-        scheduled = config.sigma * config.sigma_schedule(generation, self._num_generations)
-        return scheduled * self._sigma_factor
+        factor = self._config.sigma_schedule(generation, self._num_generations)
+        return self._config.sigma * factor * self._sigma_factor
 
     def rate_factor(self, generation: int) -> float:
         """The learning rate's schedule times the warm-up."""
-        config = self._config
-        factor = config.learning_rate_schedule(generation, self._num_generations)
-        return factor * warmup(generation, config.warmup_generations)
+        factor = self._config.learning_rate_schedule(generation, self._num_generations)
+        return factor * warmup(generation, self._config.warmup_generations)
 
     def learning_rate(self, generation: int) -> float:
         """The base learning rate times its schedule times the warm-up."""
@@ -179,9 +168,7 @@ class ESOptimizer(Optimizer):
         sigma = self.sigma(generation)
         signs = (1, -1) if self._config.antithetic else (1,)
         genomes_G = [
-            Genome(
-                terms=(Term(derive_seed(self._run_seed, "genome", generation, i), sign * sigma),)
-            )
+            Genome((Term(derive_seed(self._run_seed, "genome", generation, i), sign * sigma),))
             for i in range(self._config.population_size // len(signs))
             for sign in signs
         ]
@@ -191,42 +178,37 @@ class ESOptimizer(Optimizer):
         self,
         generation: int,
         genomes_G: Sequence[Genome],
-        scores_P_G: NDArray[np.float64] | None,
-        fitness_G: NDArray[np.float64],
+        scores_P_G: Floats | None,
+        fitness_G: Floats,
     ) -> Step:
         """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
         del scores_P_G
         check_fitness(fitness_G)
-        if self._config.adaptive_sigma is not None:
-            adapt = self._config.adaptive_sigma
+        if (adapt := self._config.adaptive_sigma) is not None:
             self._sigma_factor = adapt(self._sigma_factor, genomes_G, fitness_G.tolist())
         step = self.move(generation, genomes_G, fitness_G)
         decay = self._config.weight_decay * self.rate_factor(generation)
         return dataclasses.replace(step, decay=decay) if step.terms or step.rule else step
 
-    def move(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Step:
+    def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
         """The step, decay left out: plain ES's α · g."""
-        relative_G = self.relative(genomes_G, fitness_G)
-        return Step(weighted_sum(genomes_G, relative_G, self.learning_rate(generation)))
+        return Step(self.gradient(genomes_G, fitness_G, self.learning_rate(generation)))
 
-    def relative(
-        self, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Fitness less the centre's, where that was evaluated, not lost and says something new.
+    def gradient(
+        self, genomes_G: Sequence[Genome], fitness_G: Floats, rate: float
+    ) -> tuple[Term, ...]:
+        """`weighted_sum` of fitness less the centre's, where that was evaluated and not lost.
 
         In mirrored pairs it would cancel, and leave rounding behind.
         """
-        if self._config.antithetic or not self._config.evaluate_centre:
-            return fitness_G
-        (centre,) = (i for i, genome in enumerate(genomes_G) if not genome.terms)
-        return fitness_G if np.isnan(fitness_G[centre]) else fitness_G - fitness_G[centre]
+        if self._config.evaluate_centre and not self._config.antithetic:
+            (centre,) = (i for i, genome in enumerate(genomes_G) if not genome.terms)
+            if not np.isnan(fitness_G[centre]):
+                fitness_G = fitness_G - fitness_G[centre]
+        return weighted_sum(genomes_G, fitness_G, rate)
 
 
-def weighted_sum(
-    genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64], rate: float
-) -> tuple[Term, ...]:
+def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) -> tuple[Term, ...]:
     """rate/N · Σ_g fitness_g · sign_g · ε(seed_g), a term a seed in the order of the genomes.
 
     A genome without terms, the centre, is not counted; see the module's text for lost ones.
@@ -246,18 +228,13 @@ def weighted_sum(
 
 
 def merged(
-    genomes_G: Sequence[Genome],
-    fitness_G: NDArray[np.float64],
-    old_seeds: Collection[int],
-    rate: float,
+    genomes_G: Sequence[Genome], fitness_G: Floats, old_seeds: Collection[int], rate: float
 ) -> tuple[Term, ...]:
     """All genomes' terms as one step: the form that ES takes where genomes inherit seeds.
 
-    Seeds that were tried for the first time gain the gradient, `weighted_sum`; an inherited seed
-    gets the mean of its coefficients over the genomes that hold it, lost ones too.
-
-    Returns:
-        Inherited seeds in the order of their first holder, then the new ones.
+    Inherited seeds come first, in the order of their first holder, each with the mean of its
+    coefficients over the genomes that hold it, lost ones too. Then those that were tried for the
+    first time, with the gradient, `weighted_sum`.
     """
     held: dict[int, list[float]] = {}
     for genome in genomes_G:

@@ -17,12 +17,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.optimizers.window import (
-    AverageES,
-    Gradient,
-    average_weights,
-    scaled,
-)
+from es_cookbook.evolution.optimizers.window import AverageES, Gradient, average_weights, scaled
 
 
 @chz.chz

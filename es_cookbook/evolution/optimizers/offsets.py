@@ -23,17 +23,16 @@ import importlib
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import chz
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder, check_fitness
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
@@ -61,14 +60,10 @@ class OffsetsBuilder(OptimizerBuilder):
         check_range(self, "sigma", above=0)
 
     def dimension_of(self, name: str, space: SearchSpace) -> int:
-        """Parameters of a space that genomes with coordinates can live in.
-
-        Args:
-            name: the optimizer's, as users type it.
-            space: the run's.
+        """Parameters of a space in which genomes have coordinates; `name` is what users type.
 
         Raises:
-            ConfigError: They cannot.
+            ConfigError: They cannot have any.
         """
         if not space.hosts_offsets:
             raise ConfigError(
@@ -87,37 +82,31 @@ class OffsetsBuilder(OptimizerBuilder):
 
 
 class OffsetsOptimizer(Optimizer):
-    """Asks and tells a distribution that a subclass keeps.
-
-    Args:
-        config: its settings.
-        run_seed: each generation's randomness derives from it.
-        dimension: parameters of the space.
-    """
+    """Asks and tells a distribution that a subclass keeps."""
 
     def __init__(self, config: OffsetsBuilder, run_seed: int, dimension: int) -> None:
         self._config = config
         self._run_seed = run_seed
         self._sigma = config.sigma
         self._asked: int | None = None
-        self._points_G: Sequence[NDArray[np.float64]] = ()
+        self._points_G: Sequence[Floats] = ()
         self._mean = np.zeros(dimension)
         self.start(self._mean)
 
     @abstractmethod
-    def start(self, mean: NDArray[np.float64]) -> None:
+    def start(self, mean: Floats) -> None:
         """Begin with a round distribution about this mean, which is not to be written."""
 
     @abstractmethod
-    def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
+    def sample(self, seed: int) -> Sequence[Floats]:
         """A population from the present distribution, a pure function of it and the seed."""
 
     @abstractmethod
-    def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
+    def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
         """Move the distribution towards the points of low rank."""
 
     @abstractmethod
-    def mean(self) -> NDArray[np.float64]:
+    def mean(self) -> Floats:
         """Of the present distribution; a copy."""
 
     @override
@@ -150,8 +139,8 @@ class OffsetsOptimizer(Optimizer):
         self,
         generation: int,
         genomes_G: Sequence[Genome],
-        scores_P_G: NDArray[np.float64] | None,
-        fitness_G: NDArray[np.float64],
+        scores_P_G: Floats | None,
+        fitness_G: Floats,
     ) -> Step:
         """To the new mean; nothing where the fitness ranks nobody."""
         del scores_P_G
@@ -164,9 +153,7 @@ class OffsetsOptimizer(Optimizer):
             return Step()
         # A stable sort: which of two equals comes first must not depend on the machine.
         best_first = np.argsort(np.where(np.isnan(fitness_G), np.inf, -fitness_G), kind="stable")
-        ranks_G = np.empty(len(best_first), int)
-        ranks_G[best_first] = np.arange(len(best_first))
-        self.update(self._points_G, ranks_G.tolist())
+        self.update(self._points_G, np.argsort(best_first).tolist())
         before, self._mean = self._mean, self.mean()
         moved = math.sqrt(float(np.mean((self._mean - before) ** 2)))
         return Step(rule=OffsetsRule(Offsets.of(self._mean), moved))
@@ -185,16 +172,8 @@ def need(package: str, optimizer: str) -> None:
         ConfigError: It is not.
     """
     try:
-        with quiet():
+        with warnings.catch_warnings(action="ignore"):
             importlib.import_module(package)
     except ImportError as error:
         what = f"optimizer={optimizer}"
         raise not_installed(what, f"the package {package}", "es-cookbook[cma]") from error
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Inside, libraries do not warn: they speak of plots and of stopping, which is not theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

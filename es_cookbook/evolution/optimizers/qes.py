@@ -36,13 +36,12 @@ from collections import deque
 from collections.abc import Sequence
 
 import chz
-import numpy as np
-from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.es import ESOptimizer, weighted_sum
+from es_cookbook.evolution.optimizers.es import ESOptimizer
 from es_cookbook.evolution.optimizers.window import WindowedES
 from es_cookbook.evolution.rules import ErrorFeedbackRule
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -93,21 +92,14 @@ class QESOptimizer(ESOptimizer):
         super().__init__(config, run_seed, num_generations)
         self._residual_decay = config.residual_decay
         self._highest = highest
-        self._tried = deque[tuple[tuple[Term, float], ...]](maxlen=config.window)
+        self._tried = deque[list[tuple[Term, float]]](maxlen=config.window)
 
-    def move(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Step:
+    def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
         """The terms that the window's genomes tried, and what each counts for."""
-        relative_G = self.relative(genomes_G, fitness_G)
         size = {term.seed: abs(term.coefficient) for g in genomes_G for term in g.terms}
-        gradient = weighted_sum(genomes_G, relative_G, self.learning_rate(generation))
-        self._tried.append(
-            tuple(
-                (Term(term.seed, size[term.seed]), term.coefficient / size[term.seed])
-                for term in gradient
-            )
-        )
+        gradient = self.gradient(genomes_G, fitness_G, self.learning_rate(generation))
+        newest = [(Term(t.seed, size[t.seed]), t.coefficient / size[t.seed]) for t in gradient]
+        self._tried.append(newest)
         tried = [pair for of_generation in self._tried for pair in of_generation]
         if not gradient:  # a residual alone, at most ½, is never rounded up
             return Step()

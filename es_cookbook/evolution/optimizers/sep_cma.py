@@ -13,14 +13,12 @@ dimensions is √10⁶ times as long: what is right for plain ES on the same spa
 """
 
 from collections.abc import Sequence
-from typing import Protocol, cast
 
 import chz
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder, OffsetsOptimizer, need
 from es_cookbook.evolution.spaces.base import SearchSpace
 
@@ -49,43 +47,26 @@ class SepCMA(OffsetsBuilder):
         return SepCMAOptimizer(self, run_seed, dimension)
 
 
-class _Strategy(Protocol):
-    """What is used of `cmaes.SepCMA`."""
-
-    @property
-    def mean(self) -> NDArray[np.float64]: ...
-
-    def reseed_rng(self, seed: int) -> None: ...
-
-    def ask(self) -> NDArray[np.float64]: ...
-
-    def tell(self, solutions: list[tuple[NDArray[np.float64], float]]) -> None: ...
-
-
 class SepCMAOptimizer(OffsetsOptimizer):
     """Samples and updates with the `cmaes` package."""
 
     @override
-    def start(self, mean: NDArray[np.float64]) -> None:
+    def start(self, mean: Floats) -> None:
         import cmaes
 
-        strategy = cmaes.SepCMA(
-            mean=mean.copy(),  # it is written in place
-            sigma=self._config.sigma,
-            population_size=self._config.population_size,
-            seed=0,
-        )
-        self._strategy = cast(_Strategy, strategy)
+        size = self._config.population_size
+        # A copy, because it is written in place.
+        self._strategy = cmaes.SepCMA(mean.copy(), self._config.sigma, seed=0, population_size=size)
 
     @override
-    def sample(self, seed: int) -> Sequence[NDArray[np.float64]]:
+    def sample(self, seed: int) -> Sequence[Floats]:
         self._strategy.reseed_rng(seed % 2**32)
         return [self._strategy.ask() for _ in range(self._config.population_size)]
 
     @override
-    def update(self, points_G: Sequence[NDArray[np.float64]], ranks_G: Sequence[int]) -> None:
+    def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
         self._strategy.tell(list(zip(points_G, map(float, ranks_G), strict=True)))
 
     @override
-    def mean(self) -> NDArray[np.float64]:
+    def mean(self) -> Floats:
         return self._strategy.mean.copy()

@@ -19,12 +19,11 @@ from collections import deque
 from collections.abc import Sequence
 
 import chz
-import numpy as np
-from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.es import ES, ESOptimizer, weighted_sum
+from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 Gradient = tuple[Term, ...]
@@ -49,12 +48,7 @@ class AverageES(WindowedES):
 
     @abstractmethod
     def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
-        """The step, without weight decay.
-
-        Args:
-            gradients: of the window, oldest first.
-            rate: the learning rate of this generation.
-        """
+        """The step without decay, by the window's gradients, oldest first, and a learning rate."""
 
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
@@ -71,11 +65,9 @@ class WindowOptimizer(ESOptimizer):
         super().__init__(config, run_seed, num_generations)
         self._gradients = deque[Gradient](maxlen=config.window)
 
-    def remember(
-        self, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Sequence[Gradient]:
+    def remember(self, genomes_G: Sequence[Genome], fitness_G: Floats) -> Sequence[Gradient]:
         """Take in a generation; gives the window's gradients, oldest first."""
-        self._gradients.append(weighted_sum(genomes_G, self.relative(genomes_G, fitness_G), 1.0))
+        self._gradients.append(self.gradient(genomes_G, fitness_G, 1.0))
         return self._gradients
 
 
@@ -86,19 +78,13 @@ class AverageOptimizer(WindowOptimizer):
         super().__init__(config, run_seed, num_generations)
         self._step = config.step
 
-    def move(
-        self, generation: int, genomes_G: Sequence[Genome], fitness_G: NDArray[np.float64]
-    ) -> Step:
+    def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
         """By the window's gradients, this generation's included."""
         return self._step(self.remember(genomes_G, fitness_G), self.learning_rate(generation))
 
 
 def average_weights(decay: float, count: int) -> list[float]:
-    """Weights of a moving average over a window, oldest first; they add up to 1.
-
-    Args:
-        decay: m, in [0, 1): share of the average that is kept.
-        count: generations in the window.
+    """Weights of a moving average over `count` generations, oldest first; they add up to 1.
 
     >>> average_weights(0.5, 3)
     [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]

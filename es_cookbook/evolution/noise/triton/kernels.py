@@ -9,7 +9,9 @@ tensor generates just its part. There are five uses:
 - `add_dense_`, `add_low_rank_`: a step of the centre, as `FullRankSpace` and `LowRankSpace` move
   it: term after term in exact arithmetic, a weight read and written once for many terms.
 
-Terms are sent to the GPU once, for all parameters:
+`name` is the parameter's Hugging Face name, `kind` the noise's distribution, and `part` the part of
+the parameter that a tensor holds; all of it if None. Terms are sent to the GPU once, for all
+parameters:
 
     terms = low_rank_terms(step.terms, rank, device)
     for name, weight in weights.items():
@@ -20,17 +22,17 @@ GPU; with `TRITON_INTERPRET=1`, set before Triton is first imported, they run on
 slowly, which is how they are tested. Work is queued on the current stream without waiting.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from es_cookbook.evolution.genome import MAX_SEED, Term
+from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise.mask import Mask, mask_name
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import NoiseKind
+from es_cookbook.evolution.noise.tensors import NoiseKind, check_seed
 from es_cookbook.evolution.noise.triton import programs
 from es_cookbook.evolution.noise.triton.launch import (
     MAX_GRID,
@@ -45,27 +47,13 @@ from es_cookbook.evolution.noise.triton.launch import (
     tiles_of,
 )
 
-__all__ = [
-    "DeviceTerms",
-    "SlotTerms",
-    "add_dense_",
-    "add_low_rank_",
-    "dense_terms",
-    "factors_into",
-    "low_rank_terms",
-    "noise_into",
-    "perturbed_into",
-    "slot_terms",
-]
-
 _TILE_ROWS, _TILE_COLUMNS = 32, 128
 """Of a weight, for one program of rank-1 updates."""
 FACTORS_AT_ONCE = 2**24
 """Numbers of factors that are held at once, 64 MiB; a weight is read and written once for these."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeviceTerms:
+class DeviceTerms(NamedTuple):
     """Terms on a device, as `dense_terms` and `low_rank_terms` make them.
 
     Attributes:
@@ -79,8 +67,7 @@ class DeviceTerms:
     rank: int | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlotTerms:
+class SlotTerms(NamedTuple):
     """Low-rank terms on a device, each with its LoRA slot, as `slot_terms` makes them.
 
     Attributes:
@@ -99,17 +86,12 @@ def dense_terms(terms: Sequence[Term], device: torch.device) -> DeviceTerms:
 
     Those whose scale is 0 are left out: they change no bit (-0.0 too).
     """
-    scaled = [(term.seed, np.float32(term.coefficient)) for term in terms]
-    return _upload([(seed, scale) for seed, scale in scaled if scale != 0], device, None)
+    return _on_device(terms, None, device)
 
 
 def low_rank_terms(terms: Sequence[Term], rank: int, device: torch.device) -> DeviceTerms:
-    """Terms of low-rank noise, with scale float32(coefficient / √rank).
-
-    Those whose scale is 0 are left out: they change no bit (-0.0 too).
-    """
-    scaled = [(term.seed, _low_rank_scale(term, rank)) for term in terms]
-    return _upload([(seed, scale) for seed, scale in scaled if scale != 0], device, rank)
+    """Terms of low-rank noise, with scale float32(coefficient / √rank), 0 left out too."""
+    return _on_device(terms, rank, device)
 
 
 def slot_terms(
@@ -124,35 +106,20 @@ def slot_terms(
         raise ValueError(
             f"each of {len(terms)} terms needs a slot of its own, 0 or higher, found {list(slots)}"
         )
-    scaled = [(term.seed, _low_rank_scale(term, rank)) for term in terms]
-    return SlotTerms(
-        terms=_upload(scaled, device, rank),
-        slots_S=torch.tensor(list(slots), dtype=torch.int64, device=device),
-        num_slots=max(slots, default=-1) + 1,
-    )
+    slots_S = torch.tensor(list(slots), dtype=torch.int64, device=device)
+    on_device = _on_device(terms, rank, device, with_zeros=True)
+    return SlotTerms(on_device, slots_S, num_slots=max(slots, default=-1) + 1)
 
 
 def noise_into(
-    out: torch.Tensor,
-    seed: int,
-    name: str,
-    kind: NoiseKind = "gaussian",
-    part: Part | None = None,
+    out: torch.Tensor, seed: int, name: str, kind: NoiseKind = "gaussian", part: Part | None = None
 ) -> None:
-    """Write ε(seed, name), cast to `out`'s dtype.
-
-    Args:
-        out: any shape if it is contiguous, else two axes.
-        seed: 0 ... 2^63 - 1.
-        name: the parameter's Hugging Face name.
-        kind: distribution of the elements.
-        part: which part of the parameter `out` holds; all of it if None.
+    """Write ε(seed, name), cast to `out`'s dtype, to an `out` that is contiguous or has two axes.
 
     Raises:
         ValueError: A seed, kind, part or tensor that does not fit.
     """
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
+    check_seed(seed)
     check_tensors(out)
     runs, (rows,) = runs_of(part, out)
     if out.numel() > 0:
@@ -172,14 +139,9 @@ def perturbed_into(
 ) -> None:
     """Write cast(centre + Σ scale · ε(seed, name)), term after term, cast once at the end.
 
-    Args:
-        out: of the centre's shape and any floating dtype of 16 bits or more; may be the centre.
-        centre: float32; any shape if both are contiguous, else two axes.
-        name: the parameter's Hugging Face name.
-        terms: of `dense_terms`.
-        kind: distribution of the noise.
-        part: which part of the parameter the two hold; all of it if None.
-        mask: elements to which the terms are added; all if None.
+    `out` has the centre's shape and any floating dtype of 16 bits or more, and may be the centre;
+    the centre is float32; both are contiguous or have two axes. The terms are those of
+    `dense_terms`, and are added to the elements of the mask; to all if None.
 
     Raises:
         ValueError: Terms, a kind, a part or tensors that do not fit.
@@ -195,7 +157,7 @@ def perturbed_into(
     runs, (target, source) = runs_of(part, out, centre)
     if out.numel() == 0:
         return
-    num_programs, tiles_across, settings = tiles_of(runs, kind)
+    num_programs, tiling, settings = tiles_of(runs, kind)
     launch(
         programs.dense_program,
         (num_programs,),
@@ -206,10 +168,7 @@ def perturbed_into(
         terms.scales_S,
         len(terms.seeds_S),
         key_of(name),
-        runs.start,
-        runs.pitch,
-        runs.length,
-        tiles_across,
+        *tiling,
         *target.stride(),
         *source.stride(),
         *((mask.seed, key_of(mask_name(name)), mask.threshold) if mask else (0, 0, 0)),
@@ -228,16 +187,7 @@ def add_dense_(
 ) -> None:
     """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
 
-    Args:
-        weight: float32; any shape if it is contiguous, else two axes.
-        name: the parameter's Hugging Face name.
-        terms: of `dense_terms`.
-        kind: distribution of the noise.
-        part: which part of the parameter `weight` holds; all of it if None.
-        mask: elements to which the terms are added; all if None.
-
-    Raises:
-        ValueError: Terms, a kind, a part or a tensor that does not fit.
+    `perturbed_into` in place, with its arguments and its errors.
     """
     if terms.rank is not None or len(terms.seeds_S):
         perturbed_into(weight, weight, name, terms, kind, part, mask)
@@ -253,14 +203,9 @@ def add_low_rank_(
     """W <- W + (scale * A[:, k])[:, None] * B[:, k][None, :], as `LowRankSpace` adds terms.
 
     For each term in order, and for each k in it. The factors of as many terms as fit into 64 MiB
-    are generated first, each number once; then all of these are added to every element of W.
-
-    Args:
-        weight: float32, two axes, any strides.
-        name: the weight's Hugging Face name; its factors are noise of `name` + ".A" and ".B".
-        terms: of `low_rank_terms`.
-        kind: distribution of the elements of A and B.
-        part: which part of the weight (out, in) this is; all of it if None.
+    are generated first, each number once; then all of these are added to every element of W, which
+    is float32 of two axes (out, in), any strides. The factors are noise of `name` + ".A" and ".B";
+    the terms are those of `low_rank_terms`.
 
     Raises:
         ValueError: Terms, a kind, a part or a tensor that does not fit.
@@ -320,10 +265,10 @@ def factors_into(
     Args:
         lora_a: (slots, rank, in), any strides.
         lora_b: (slots, out, rank), any strides.
-        name: the weight's Hugging Face name; its factors are noise of `name` + ".A" and ".B".
+        name: the weight's; its factors are noise of `name` + ".A" and ".B".
         terms: of `slot_terms`.
         kind: distribution of the elements of A and B.
-        part: which part of the weight (out, in) these outputs and inputs are; all of it if None.
+        part: of the weight (out, in), these outputs and inputs.
 
     Raises:
         ValueError: Terms, a kind, a part or tensors that do not fit.
@@ -361,24 +306,20 @@ def _factor_into(
     """Write rows `first` ... of every seed's factor to its slot of `out`: (slots, rows, rank)."""
     num_rows, rank = out.shape[1:]
     if num_rows > 0 and len(seeds_S) > 0:
-        runs = Runs(start=first * rank, pitch=0, count=1, length=num_rows * rank)
+        runs = Runs(start=first * rank, pitch=0, num_runs=1, length=num_rows * rank)
         strides = (out.stride(0), 0, out.stride(1), out.stride(2))
         launch_noise(out, strides, runs, name, kind, seeds_S, scales_S, slots_S, width=rank)
 
 
-def _upload(
-    scaled: Sequence[tuple[int, np.float32]], device: torch.device, rank: int | None
+def _on_device(
+    terms: Sequence[Term], rank: int | None, device: torch.device, with_zeros: bool = False
 ) -> DeviceTerms:
-    seeds, scales = [seed for seed, _ in scaled], [float(scale) for _, scale in scaled]
-    return DeviceTerms(
-        seeds_S=torch.tensor(seeds, dtype=torch.int64, device=device),
-        scales_S=torch.tensor(scales, dtype=torch.float32, device=device),
-        rank=rank,
-    )
-
-
-def _low_rank_scale(term: Term, rank: int) -> np.float32:
-    return np.float32(term.coefficient / math.sqrt(rank))
+    divisor = 1.0 if rank is None else math.sqrt(rank)
+    scaled = [(term.seed, float(np.float32(term.coefficient / divisor))) for term in terms]
+    kept = [(seed, scale) for seed, scale in scaled if scale or with_zeros]
+    seeds_S = torch.tensor([seed for seed, _ in kept], dtype=torch.int64, device=device)
+    scales_S = torch.tensor([scale for _, scale in kept], dtype=torch.float32, device=device)
+    return DeviceTerms(seeds_S, scales_S, rank)
 
 
 def _rank(terms: DeviceTerms) -> int:

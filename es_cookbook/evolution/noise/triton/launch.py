@@ -5,10 +5,9 @@ Its elements are then runs of neighbours in the parameter, and each run is divid
 whole Philox blocks, one program per tile.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -28,13 +27,12 @@ _MAX_STRIDE = 2**19
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Runs:
-    """Elements of a parameter: `count` runs of `length`, run i from `start + i * pitch` on."""
+class Runs(NamedTuple):
+    """Elements of a parameter: `num_runs` runs of `length`, run i from `start + i * pitch` on."""
 
     start: int
     pitch: int
-    count: int
+    num_runs: int
     length: int
 
 
@@ -63,18 +61,17 @@ def runs_of(part: Part | None, *tensors: torch.Tensor) -> tuple[Runs, list[torch
     part, rows = as_rows(part, *tensors)
     if any(tensor.stride(1) > _MAX_STRIDE for tensor in rows):
         raise ValueError(f"neighbours in a row may be at most {_MAX_STRIDE} elements apart")
-    num_rows, num_columns = part.shape
     start = part.rows[0] * part.width + part.columns[0]
-    if num_columns == part.width and all(tensor.is_contiguous() for tensor in tensors):
+    if part.shape[1] == part.width and all(tensor.is_contiguous() for tensor in tensors):
         return Runs(start, 0, 1, part.num_elements), [tensor.view(1, -1) for tensor in rows]
-    return Runs(start, part.width, num_rows, num_columns), rows
+    return Runs(start, part.width, *part.shape), rows
 
 
-def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, int, dict[str, int]]:
+def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, tuple[int, ...], dict[str, int]]:
     """How runs are tiled.
 
     Returns:
-        The number of programs, how many of them a run has, and the settings of one.
+        The number of programs, their arguments `start` ... `tiles_across`, and their settings.
 
     Raises:
         ValueError: There is no such noise.
@@ -82,7 +79,7 @@ def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, int, dict[str, int]]:
     if kind not in _LANES:
         raise ValueError(f"noise is 'gaussian' or 'rademacher', found {kind!r}")
     lanes = _LANES[kind]
-    all_begin_alike = runs.count == 1 or runs.pitch % lanes == 0
+    all_begin_alike = runs.num_runs == 1 or runs.pitch % lanes == 0
     skipped = runs.start % lanes if all_begin_alike else lanes - 1
     run_blocks = -(-(skipped + runs.length) // lanes)
     blocks = min(_TILE_BLOCKS[kind], 1 << (run_blocks - 1).bit_length())
@@ -93,7 +90,8 @@ def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, int, dict[str, int]]:
         "BLOCKS": blocks,
         "num_warps": max(1, min(4, blocks * lanes // 512)),
     }
-    return tiles_across * runs.count, tiles_across, settings
+    tiling = runs.start, runs.pitch, runs.length, tiles_across
+    return tiles_across * runs.num_runs, tiling, settings
 
 
 def launch_noise(
@@ -109,18 +107,10 @@ def launch_noise(
 ) -> None:
     """Start `noise_program`: every seed's noise, times its scale if there are any, into its slot.
 
-    Args:
-        out: where to write.
-        strides: in memory, of slots, of runs, of elements, and within an element's `width`.
-        runs: which elements.
-        name: of the noise.
-        kind: of the noise.
-        seeds_S: int64.
-        scales_S: float32; the noise is left as it is if None.
-        slots_S: int64; the seeds' slots are 0, 1, ... if None.
-        width: elements of a row, where a run of elements is a matrix; 0 where it is not.
+    `strides` are those of slots (0, 1, ... if `slots_S` is None), of runs, of elements, and within
+    an element's `width`: that of a row where a run is a matrix, 0 where it is not.
     """
-    num_programs, tiles_across, settings = tiles_of(runs, kind)
+    num_programs, tiling, settings = tiles_of(runs, kind)
     launch(
         programs.noise_program,
         (num_programs, len(seeds_S)),
@@ -130,10 +120,7 @@ def launch_noise(
         scales_S,
         slots_S,
         key_of(name),
-        runs.start,
-        runs.pitch,
-        runs.length,
-        tiles_across,
+        *tiling,
         *strides,
         WIDTH=width,
         **settings,

@@ -77,12 +77,7 @@ def philox(
 
 @_jit
 def _noise(
-    block: tensor,
-    seed: tensor,
-    key: tensor,
-    table: tensor,
-    GAUSSIAN: constexpr,
-    LANES: constexpr,
+    block: tensor, seed: tensor, key: tensor, table: tensor, GAUSSIAN: constexpr, LANES: constexpr
 ) -> tensor:
     """Noise of whole blocks, one after the other: float32, LANES for each."""
     lanes = _lanes(block, seed, key, LANES)
@@ -98,8 +93,7 @@ def _lanes(block: tensor, seed: tensor, key: tensor, LANES: constexpr) -> tensor
     k1 = key.to(tl.int64).to(tl.uint64, bitcast=True)
     w0, w1, w2, w3 = philox(counter, zero, zero, zero, k0, k1)
     # Joining adds a last axis of two, so this is w0, w1, w2, w3 in order.
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    words = tl.reshape(words, (block.shape[0], 4, 1))
+    words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (block.shape[0], 4, 1))
     shifts = (tl.arange(0, LANES // 4) * (256 // LANES)).to(tl.uint64)
     lanes = (words >> shifts[None, None, :]) & (2 ** (256 // LANES) - 1)
     return tl.reshape(lanes, (block.shape[0] * LANES,)).to(tl.int32)
@@ -117,9 +111,8 @@ def _tile(
     """What is this program's: BLOCKS blocks of one run.
 
     Returns:
-        The numbers of its blocks; its run; the position in that run of the first block's first
-        element, not positive in a run's first tile; and which of the blocks' elements are asked
-        for.
+        The numbers of its blocks; its run; the position in that run of its first element, not
+        positive in a run's first tile; and which of its elements are asked for.
     """
     tile = tl.program_id(0)
     run = (tile // tiles_across).to(tl.int64)

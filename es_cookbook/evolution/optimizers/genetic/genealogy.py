@@ -64,12 +64,9 @@ def distance(a: Individual, b: Individual) -> int:
 
 
 def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Individual:
-    """Every seed as one of the parents has it, or has it not; what both have is always kept.
+    """Every seed as `a` has it, or has it not, where the coin `from_a(birth)` says so; else as `b`.
 
-    Args:
-        a: a parent.
-        b: the other.
-        from_a: whether the gene of this birth is as `a` has it: a fair coin.
+    What both have is always kept.
     """
     return (a & b) | {gene for gene in a ^ b if (gene in a) == from_a(gene.birth)}
 
@@ -77,9 +74,7 @@ def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Indi
 def in_order(trunk: Sequence[Gene], individual: Individual) -> list[Gene]:
     """All that makes an individual's weights from the base, as it is added: by birth.
 
-    Args:
-        trunk: what all individuals have beside their own genes, by birth.
-        individual: its own.
+    `trunk` is what all individuals have beside their own genes, by birth.
     """
     return sorted((*trunk, *individual), key=lambda gene: gene.birth)
 

@@ -7,22 +7,20 @@ and islands. A child has the genes of a parent, or of two crossed, and one new m
 
 The centre is the champion, the fittest of the last generation whose fitness was not all equal:
 exactly the base plus its genes' terms, in the order of birth. A genome is how another individual
-differs from it (`genealogy.difference`), so genes that an individual shares with the champion are
-in the centre's weights and cost nothing, and long genealogies fit into an engine that hosts few
-terms a genome. An individual that differs from the champion by `max_terms` genes or more does not
-breed, and a cross that would is not made: the first parent breeds alone. An island on which nobody
-may breed begins again from the champion.
+differs from it (`genealogy.difference`), so shared genes cost nothing, and long genealogies fit
+into an engine that hosts few terms a genome. An individual that differs from the champion by
+`max_terms` genes or more does not breed, and of a cross that would the first parent breeds alone.
+An island on which nobody may breed begins again from the champion.
 
-A generation in which all fitness is equal changes neither champion nor parents; the next one has
-other children of the same parents. Lost genomes (NaN) do not breed.
+A generation of equal fitness changes neither champion nor parents; the next one has other children
+of the same parents. Lost genomes (NaN) do not breed.
 
 Species are individuals near each other in genes, or (`species_by=behaviour`) in what they solve:
 mean |difference| of scores over the problems that both have. Behaviour is only compared within a
 generation, where all attempt the same problems; all parents, migrants too, are from one generation.
 
 `es_weight` mixes in evolution strategies: α/N · Σ fitness · ε over the new mutations, with their
-mean fitness as the baseline, is added to a trunk of terms that all individuals share. All of them
-move alike, and no genome grows.
+mean fitness as the baseline, is added to a trunk of terms that all share, so no genome grows.
 
 `merge_every` replaces the population by one individual (`es.merged`): each inherited gene with the
 mean of its holders' coefficients, and the new mutations by fitness, as in an ES step of α
@@ -45,19 +43,18 @@ over, that of all its genes (with `es_weight`, of the whole trunk too), in time 
 Loading takes the noise of the terms of all genomes. Memory: a few megabytes of genes.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import chz
 import numpy as np
-from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
@@ -112,8 +109,7 @@ class Genetic(OptimizerBuilder):
         default=0.25, doc="share of an island (of each species), the best, that may breed"
     )
     crossover: Literal["uniform", "union"] = chz.field(
-        default="uniform",
-        doc="of two parents' genes: each as one of them has it, or all of both",
+        default="uniform", doc="of two parents' genes: each as one of them has it, or all of both"
     )
     crossover_rate: float = chz.field(default=0.25, doc="share of children with two parents")
     max_terms: int = chz.field(
@@ -177,55 +173,23 @@ class Genetic(OptimizerBuilder):
         return GeneticOptimizer(self, run_seed, num_generations)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Member:
-    """One of the population.
+class Population(NamedTuple):
+    """A generation: everybody, in the order of the genomes.
 
-    Attributes:
-        individual: its genes.
-        island: where it lives.
-        mutation: what is new in it; None for an elite.
-    """
-
-    individual: Individual
-    island: int
-    mutation: Gene | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Population:
-    """A generation.
-
-    Attributes:
-        generation: which.
-        members_G: everybody, in the order of the genomes.
-        outgrown: how many did not breed, or were crossed and not born, because of `max_terms`.
-        num_species: over all islands.
+    `outgrown` did not breed, or were crossed and not born, because of `max_terms`.
     """
 
     generation: int
-    members_G: Sequence[Member]
+    members_G: Sequence[Parent]
     outgrown: int
     num_species: int
-
-
-Told = Sequence[tuple[Member, Parent]]
-"""Who was not lost, and what each was worth."""
 
 
 class GeneticOptimizer(Optimizer):
     """What it asks depends on the run seed, the generation and what was told.
 
-    Args:
-        config: its settings.
-        run_seed: everything random derives from it.
-        num_generations: the length of the run.
-
     Attributes:
         champion: the centre's own genes.
-
-    Raises:
-        ConfigError: A sigma_schedule that reaches 0 within the run.
     """
 
     def __init__(self, config: Genetic, run_seed: int, num_generations: int) -> None:
@@ -243,8 +207,8 @@ class GeneticOptimizer(Optimizer):
 
     def sigma(self, generation: int) -> float:
         """The base sigma times its schedule."""
-        config = self._config
-        return config.sigma * config.sigma_schedule(generation, self._num_generations)
+        factor = self._config.sigma_schedule(generation, self._num_generations)
+        return self._config.sigma * factor
 
     @property
     def max_terms(self) -> int:
@@ -277,8 +241,8 @@ class GeneticOptimizer(Optimizer):
         self,
         generation: int,
         genomes_G: Sequence[Genome],
-        scores_P_G: NDArray[np.float64] | None,
-        fitness_G: NDArray[np.float64],
+        scores_P_G: Floats | None,
+        fitness_G: Floats,
     ) -> Step:
         """From the champion before to the champion now, and the ES step if there is one."""
         del genomes_G  # The same that `population` knows.
@@ -286,11 +250,8 @@ class GeneticOptimizer(Optimizer):
         asked = self.population(generation)
         told = self._told(asked.members_G, scores_P_G, fitness_G)
         self._latest = None
-        self._metrics = {
-            "genetic/outgrown": asked.outgrown,
-            "genetic/species": asked.num_species,
-        }
-        if len({parent.fitness for _, parent in told}) < 2:
+        self._metrics = {"genetic/outgrown": asked.outgrown, "genetic/species": asked.num_species}
+        if len({parent.fitness for parent in told}) < 2:
             return Step()
         self._select(told)
         if _is_due(self._config.migration_every, generation):
@@ -315,7 +276,7 @@ class GeneticOptimizer(Optimizer):
     def _bred(self, generation: int) -> Population:
         """On each island: its elites, and children of those near enough to be hosted."""
         config, apart = self._config, DISTANCES[self._config.species_by]
-        members_G: list[Member] = []
+        members_G: list[Parent] = []
         outgrown = num_species = 0
         for i, parents in enumerate(self._islands):
             near = [parent for parent in parents if self._is_near(parent.individual)]
@@ -323,11 +284,13 @@ class GeneticOptimizer(Optimizer):
                 near or [Parent(self.champion, 0.0)], apart, config.species_distance
             )
             kept = elites(species, config.num_elites)
-            members_G += [Member(parent.individual, i) for parent in kept]
+            members_G += [Parent(parent.individual, island=i) for parent in kept]
             first, end = (config.population_size * n // config.num_islands for n in (i, i + 1))
             pools = parents_of(species, end - first - len(kept), config.truncation)
             children = [self._child(generation, n, pool) for n, pool in enumerate(pools, first)]
-            members_G += [Member(inherited | {new}, i, new) for inherited, new, _ in children]
+            members_G += [
+                Parent(inherited | {new}, island=i, mutation=new) for inherited, new, _ in children
+            ]
             outgrown += len(parents) - len(near) + sum(crossed for *_, crossed in children)
             num_species += len(species)
         return Population(generation, members_G, outgrown, num_species)
@@ -335,13 +298,7 @@ class GeneticOptimizer(Optimizer):
     def _child(
         self, generation: int, n: int, pool: Sequence[Parent]
     ) -> tuple[Individual, Gene, bool]:
-        """What the generation's child n inherits, its mutation, and whether a cross had outgrown.
-
-        Args:
-            generation: which.
-            n: a number that no other child of it has.
-            pool: who may be its parents.
-        """
+        """What a generation's child n inherits, its mutation, and whether a cross had outgrown."""
         config = self._config
 
         def derived(purpose: str, *indices: int) -> int:
@@ -373,48 +330,44 @@ class GeneticOptimizer(Optimizer):
         return generation * (self._config.population_size + 1) + n
 
     def _told(
-        self,
-        members_G: Sequence[Member],
-        scores_P_G: NDArray[np.float64] | None,
-        fitness_G: NDArray[np.float64],
-    ) -> Told:
-        """With their scores only where species go by them."""
-        behaviour_G: list[tuple[float, ...]] = [()] * len(members_G)
+        self, members_G: Sequence[Parent], scores_P_G: Floats | None, fitness_G: Floats
+    ) -> list[Parent]:
+        """Those who were not lost, with their scores only where species go by them."""
+        behaviour_G: Sequence[Sequence[float]] = [()] * len(members_G)
         if self.records_scores:
             if scores_P_G is None:
                 raise ValueError("with species_by=behaviour, tell needs scores_P_G")
-            behaviour_G = [tuple(scores_P) for scores_P in scores_P_G.T.tolist()]
+            behaviour_G = scores_P_G.T.tolist()
+        told = zip(members_G, fitness_G.tolist(), behaviour_G, strict=True)
         return [
-            (member, Parent(member.individual, fitness, scores_P))
-            for member, fitness, scores_P in zip(
-                members_G, fitness_G.tolist(), behaviour_G, strict=True
-            )
+            member._replace(fitness=fitness, scores_P=tuple(scores_P))
+            for member, fitness, scores_P in told
             if math.isfinite(fitness)
         ]
 
-    def _select(self, told: Told) -> None:
+    def _select(self, told: Sequence[Parent]) -> None:
         """The fittest is the champion; of equals the champion stays, or else it is the first."""
-        _, best = max(told, key=lambda pair: (pair[1].fitness, pair[1].individual == self.champion))
+        best = max(told, key=lambda parent: (parent.fitness, parent.individual == self.champion))
         self.champion = best.individual
         self._islands = [
-            best_first([parent for member, parent in told if member.island == i])
+            best_first([parent for parent in told if parent.island == i])
             for i in range(self._config.num_islands)
         ]
 
-    def _merge(self, told: Told) -> None:
+    def _merge(self, told: Sequence[Parent]) -> None:
         """Everybody's genes, as `es.merged` has them, join the trunk, where all begin again."""
-        new = {member.mutation.seed for member, _ in told if member.mutation is not None}
-        births = {gene.seed: gene.birth for _, parent in told for gene in parent.individual}
-        genomes_G = [Genome(terms(sorted(parent.individual))) for _, parent in told]
-        relative_G = _less_mean([parent.fitness for _, parent in told])
+        new = {parent.mutation.seed for parent in told if parent.mutation is not None}
+        births = {gene.seed: gene.birth for parent in told for gene in parent.individual}
+        genomes_G = [Genome(terms(sorted(parent.individual))) for parent in told]
+        relative_G = _less_mean([parent.fitness for parent in told])
         all_terms = merged(genomes_G, relative_G, births.keys() - new, self._config.es_weight)
         self._trunk += [Gene(births[term.seed], term.seed, term.coefficient) for term in all_terms]
         self.champion = BASE
         self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
 
-    def _es_step(self, generation: int, told: Told) -> list[Gene]:
+    def _es_step(self, generation: int, told: Sequence[Parent]) -> list[Gene]:
         """What the new mutations say about the trunk, their mean fitness being the baseline."""
-        tried = [(m.mutation, p.fitness) for m, p in told if m.mutation is not None]
+        tried = [(p.mutation, p.fitness) for p in told if p.mutation is not None]
         if not tried:
             return []
         genomes_G = [Genome(terms([gene])) for gene, _ in tried]
@@ -429,5 +382,5 @@ def _is_due(every: int, generation: int) -> bool:
     return every > 0 and (generation + 1) % every == 0
 
 
-def _less_mean(values_G: Sequence[float]) -> NDArray[np.float64]:
+def _less_mean(values_G: Sequence[float]) -> Floats:
     return np.array(values_G) - math.fsum(values_G) / len(values_G)

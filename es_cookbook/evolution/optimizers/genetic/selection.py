@@ -11,29 +11,33 @@ do. Behaviour, as in novelty search (Lehman and Stanley 2011) but here scores pr
 tells those who solve some problems from those who solve others, even one mutation apart.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from es_cookbook.evolution.optimizers.genetic.genealogy import Individual, distance
+from es_cookbook.evolution.fitness import average_ranks
+from es_cookbook.evolution.optimizers.genetic.genealogy import Gene, Individual, distance
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Parent:
-    """Someone who may breed.
+class Parent(NamedTuple):
+    """Someone of a population, who may breed.
 
     Attributes:
         individual: its genes.
-        fitness: finite; of the generation that it was tried in.
+        fitness: of the generation that it was tried in; NaN before, and if it was lost.
         scores_P: its behaviour, on that generation's problems: NaN where it has none. Empty where
             nobody looks at it.
+        island: where it was tried.
+        mutation: what was new in it then; None for an elite.
     """
 
     individual: Individual
-    fitness: float
+    fitness: float = math.nan
     scores_P: tuple[float, ...] = ()
+    island: int = 0
+    mutation: Gene | None = None
 
 
 def genes_apart(a: Parent, b: Parent) -> float:
@@ -42,17 +46,10 @@ def genes_apart(a: Parent, b: Parent) -> float:
 
 
 def behaviour_apart(a: Parent, b: Parent) -> float:
-    """How far apart two are by what they do: mean |difference| of rewards, problem by problem.
+    """How far apart two of a generation are by what they do: mean |difference| of rewards.
 
-    From 0 to the range of a problem's rewards. Of rewards 0 and 1 it is the share of problems that
-    one of them solves and the other does not.
-
-    Args:
-        a: one of a generation.
-        b: another of the same one, and so tried on the same problems.
-
-    Returns:
-        The mean over the problems on which both have a reward; infinity if there are none.
+    The mean is over the problems on which both have a reward; infinity if there are none. Of
+    rewards 0 and 1 it is the share of problems that one of them solves and the other does not.
 
     >>> behaviour_apart(Parent(frozenset(), 0.5, (1.0, 0.0)), Parent(frozenset(), 0.5, (0.5, 1.0)))
     0.75
@@ -75,29 +72,17 @@ def best_first(parents: Sequence[Parent]) -> list[Parent]:
 
 
 def tournament(parents: Sequence[Parent], draws: Sequence[int]) -> Parent:
-    """The fittest of those drawn, and of equals the one drawn first.
-
-    Args:
-        parents: to draw from.
-        draws: random integers from 0 on, far larger than the number of parents.
-    """
+    """The fittest of those drawn, by integers far above their number; of equals the first."""
     return max((parents[draw % len(parents)] for draw in draws), key=lambda parent: parent.fitness)
 
 
 def species_of(
-    parents: Sequence[Parent],
-    apart: Callable[[Parent, Parent], float],
-    threshold: float | None,
+    parents: Sequence[Parent], apart: Callable[[Parent, Parent], float], threshold: float | None
 ) -> list[list[Parent]]:
     """Clusters of the similar: each joins the first species whose best member is near enough.
 
-    Args:
-        parents: best first.
-        apart: their distance.
-        threshold: most by which a member is apart from its species' best; None for one species.
-
-    Returns:
-        Species, the one with the best member first, and each with its best member first.
+    Near is at most `threshold` apart; None for one species. The parents are best first, and so are
+    the species by their best members, and each species' members.
     """
     if threshold is None:
         return [list(parents)]
@@ -127,14 +112,9 @@ def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
     >>> quotas([other, one], 9)
     [6, 3]
     """
-    fitness = [parent.fitness for members in species for parent in members]
-    ordered = np.sort(fitness)
-    means: list[float] = []
-    for members in species:
-        own = [parent.fitness for parent in members]
-        below = np.searchsorted(ordered, own, side="left")
-        through = np.searchsorted(ordered, own, side="right")
-        means.append(float(((below + 1 + through) / 2).mean()))
+    of_species = [np.array([parent.fitness for parent in members]) for members in species]
+    everybody = np.concatenate(of_species)
+    means = [float((average_ranks(fitness, everybody) + 1).mean()) for fitness in of_species]
     shares = [number * mean / sum(means) for mean in means]
     counts = [int(share) for share in shares]
     # What is left over goes to the largest remainders.
@@ -147,13 +127,7 @@ def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
 def parents_of(
     species: Sequence[Sequence[Parent]], number: int, truncation: float
 ) -> list[Sequence[Parent]]:
-    """For each child, who may be its parents: the best share of a species, by `quotas`.
-
-    Args:
-        species: each best first.
-        number: of children.
-        truncation: the share of a species that may breed, rounded up.
-    """
+    """For each child, who may be its parents: the best `truncation`, rounded up, of a species."""
     return [
         members[: math.ceil(truncation * len(members))]
         for members, quota in zip(species, quotas(species, number), strict=True)
@@ -164,8 +138,7 @@ def parents_of(
 def migrated(islands: Sequence[Sequence[Parent]]) -> list[list[Parent]]:
     """In a ring, each island's best also joins the next one, in place of the worst there.
 
-    Args:
-        islands: each best first; whoever is alone in one stays.
+    Islands are best first; whoever is alone on one stays.
     """
     if len(islands) == 1:
         return [list(parents) for parents in islands]
