@@ -42,27 +42,15 @@ SNAPSHOTS = "snapshots"
 REWOUND = "rewound"
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
-_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK} | {
-    "optimizer",
-    SNAPSHOTS,
-    REWOUND,
-    "report.html",
-    "wandb",
-    "wandb_id",
-}
+_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND}
+_WRITTEN_BY_RUNS |= {"optimizer", "report.html", "wandb", "wandb_id"}
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """An open run directory.
-
-    Attributes:
-        path: the directory.
-        history: the run's history, open for appending.
-        config_json: the Config of the run from now on.
-    """
+    """An open run directory: its history for appending, and the run's Config from now on."""
 
     path: Path
     history: HistoryStore
@@ -81,11 +69,10 @@ class RunDirectory:
             RunDirectoryError: The disk refuses.
         """
         replace_file(self.path / CONFIG, [self.config_json.encode()])
-        warnings = [self.history.warning] if self.history.warning else []
+        warnings = [self.history.warning]
         for name, key in GENERATION_KEYS.items():
-            warning = _drop_unrecorded(self.path / name, key, self.history.next_generation)
-            warnings += [warning] if warning else []
-        return tuple(warnings)
+            warnings.append(_drop_unrecorded(self.path / name, key, self.history.next_generation))
+        return tuple(filter(None, warnings))
 
 
 @contextlib.contextmanager
@@ -170,12 +157,20 @@ def open_run_directory(
     return RunDirectory(log_path, history, config_json)
 
 
-def _checked_names(log_path: Path) -> set[str]:
-    """What is in the directory of a run, which is made where there is none.
+def check_is_run(log_path: Path) -> None:
+    """Refuse a directory that is not a run's.
 
     Raises:
-        RunDirectoryError: It cannot be made or read, or holds other things than a run.
+        RunDirectoryError: It is not.
     """
+    if not (log_path / CONFIG).exists():
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
+        )
+
+
+def _checked_names(log_path: Path) -> set[str]:
+    """What is in the directory of a run, which is made where there is none."""
     try:
         log_path.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in log_path.iterdir()}
@@ -199,21 +194,19 @@ def _is_unused(log_path: Path, names: set[str]) -> bool:
     history = log_path / HISTORY
     if not (names <= _WRITTEN_BY_RUNS and history.exists()):
         return False
-    try:
+    with contextlib.suppress(HistoryError):
         header = read_header(history)
         is_fork = header is not None and header.fork is not None
         return not is_fork and next(read_history(history), None) is None
-    except HistoryError:
-        return False
+    return False
 
 
 def _names_its_base(log_path: Path) -> bool:
     """Whether the history tells its base by more than the name that was typed."""
-    try:
+    with contextlib.suppress(HistoryError):
         header = read_header(log_path / HISTORY)
-    except HistoryError:
-        return False
-    return header is not None and header.weights is not None
+        return header is not None and header.weights is not None
+    return False
 
 
 def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ cuts nothing before the copy is on the disk.
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
@@ -20,6 +20,7 @@ from es_cookbook.runs.directory import (
     HISTORY,
     REWOUND,
     SNAPSHOTS,
+    check_is_run,
     lines_before,
     locked,
 )
@@ -66,10 +67,6 @@ def fork_run(
 def rewind_run(log_path: Path, generation: int) -> Path:
     """Cut a run back to its first generations.
 
-    Args:
-        log_path: run directory; nobody may be writing it.
-        generation: how many generations stay.
-
     Returns:
         Where the run is kept as it stood.
 
@@ -77,10 +74,7 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         RunDirectoryError: No run, a run that goes on, or the disk refuses; nothing is cut then.
         HistoryError: Fewer generations are recorded, or no more: there is nothing to cut.
     """
-    if not (log_path / CONFIG).exists():
-        raise RunDirectoryError(
-            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
-        )
+    check_is_run(log_path)
     with locked(log_path):
         kept = read_beginning(log_path / HISTORY, generation)
         if kept.header is not None and (fork := kept.header.fork) is not None:
@@ -97,7 +91,8 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         with _made_beside(rewound) as beside:
             for name in (CONFIG, HISTORY, *GENERATION_KEYS):
                 if (log_path / name).exists():
-                    replace_file(beside / name, _chunks(log_path / name))
+                    with (log_path / name).open("rb") as lines:
+                        replace_file(beside / name, lines)
         _move_snapshots(log_path, generation, rewound)
         replace_file(log_path / HISTORY, [cut])
         for name, key in GENERATION_KEYS.items():
@@ -130,9 +125,3 @@ def _made_beside(path: Path) -> Generator[Path]:
         if isinstance(error, RunDirectoryError):
             raise
         raise cannot("make", path, error, needed=4096) from error
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            yield chunk

@@ -53,13 +53,7 @@ def read_header(path: Path) -> Header | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Beginning:
-    """The first generations of a history.
-
-    Attributes:
-        header: what the run began with; None in version 1.
-        records: one a generation.
-        version: format of the lines.
-    """
+    """The first generations of a history, in lines of one format version."""
 
     header: Header | None
     records: tuple[Record, ...]
@@ -228,11 +222,7 @@ class HistoryStore:
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:
-    """What a run with this base begins with; reads all of the base.
-
-    Args:
-        model_name: the base model.
-        base_dtype: in which its engine holds it.
+    """What a run begins with whose engine holds this base in this dtype; reads all of the base.
 
     Raises:
         ModelError: It cannot be read.
@@ -244,12 +234,7 @@ def header_of(model_name: str, base_dtype: str) -> Header:
 
 
 def check_same_base(path: Path, then: Header, now: Header) -> None:
-    """Refuse another base model by name; what is not recorded is left to the fingerprint.
-
-    Args:
-        path: the history, for the sentence.
-        then: what the run began with.
-        now: what there is.
+    """Refuse another base than a history (`path`) began with; what is not recorded may differ.
 
     Raises:
         HistoryError: Another base; names what differs.
@@ -272,13 +257,7 @@ def check_same_base(path: Path, then: Header, now: Header) -> None:
 
 
 def check_fingerprint(generation: int, recorded: int, found: int, model_name: str) -> None:
-    """Refuse a centre that is not the recorded one, to the bit.
-
-    Args:
-        generation: it is the centre after so many.
-        recorded: its fingerprint in the history.
-        found: what came of the model and the recorded steps.
-        model_name: the model.
+    """Refuse the centre after so many generations if it is not the recorded one, to the bit.
 
     Raises:
         HistoryError: They differ.

@@ -25,13 +25,7 @@ from rich.text import Text
 from es_cookbook.common.checks import check_range
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.plain_text import printable
-from es_cookbook.runs.tracking.base import (
-    Decode,
-    RunInfo,
-    Tracker,
-    TrackerBuilder,
-    choose_rollouts,
-)
+from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 _SPEED = "throughput/tokens_per_second"
@@ -165,7 +159,7 @@ class ScreenTracker(Tracker):
         del generations
         self._pace.finished(self._generation)
         self._numbers = self._draw_numbers()
-        self._refresh()
+        self._try(self._live.refresh)
 
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
@@ -191,23 +185,17 @@ class ScreenTracker(Tracker):
                     border_style="dim",
                 )
 
-    def _refresh(self) -> None:
-        try:
-            self._live.refresh()
-        except (OSError, UnicodeError) as error:
-            logger.warning("the live view stopped: the terminal failed (%s)", error)
-
     def close(self) -> None:
         """Leave the last picture on the screen and release the terminal."""
+        self._try(self._live.stop)
+
+    def _try(self, draw: Callable[[], None]) -> None:
         try:
-            self._live.stop()
+            draw()
         except (OSError, UnicodeError) as error:
             logger.warning("the live view stopped: the terminal failed (%s)", error)
 
     def _render(self) -> RenderableType:
-        return Group(self._head(), self._numbers, self._rollout)
-
-    def _head(self) -> RenderableType:
         pace, total = self._pace, self._run.num_generations
         head = Table.grid(padding=(0, 2))
         head.add_row(
@@ -217,7 +205,7 @@ class ScreenTracker(Tracker):
             Text(f"{duration(pace.elapsed)} elapsed", style="dim"),
             Text(f"{duration(pace.seconds_left)} left", style="cyan"),
         )
-        return head
+        return Group(head, self._numbers, self._rollout)
 
     def _draw_numbers(self) -> RenderableType:
         if not self._rows:
