@@ -42,8 +42,10 @@ SNAPSHOTS = "snapshots"
 REWOUND = "rewound"
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
-_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND}
-_WRITTEN_BY_RUNS |= {"optimizer", "report.html", "wandb", "wandb_id"}
+_WRITTEN_BY_RUNS = {
+    *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND),
+    *("optimizer", "report.html", "wandb", "wandb_id"),
+}
 
 logger = logging.getLogger(__name__)
 

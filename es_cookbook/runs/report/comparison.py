@@ -115,12 +115,7 @@ def is_share(metric: str) -> bool:
 
 
 def table(summaries: Mapping[str, Summary], metric: str) -> str:
-    """The summaries as a Markdown table; `mean (lowest … highest)` over runs.
-
-    Args:
-        summaries: name -> its runs.
-        metric: what was measured.
-    """
+    """The summaries, by name, as a Markdown table; `mean (lowest … highest)` over runs."""
     share = is_share(metric)
     lines = [
         f"| | runs | {metric} at the end | over the run | rollouts | s a generation | "

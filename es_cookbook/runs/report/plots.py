@@ -77,23 +77,15 @@ def draw(
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    with matplotlib.rc_context(
-        {"font.size": 10, "svg.hashsalt": "es_cookbook", "axes.grid": True, "grid.alpha": 0.3}
-    ):
+    style = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "es_cookbook"}
+    with matplotlib.rc_context(style | {"lines.markersize": 4.5, "lines.linewidth": 1.6}):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.add_subplot()
         for i, (name, line) in enumerate(lines.items()):
             x_M, values_R_M = np.asarray(line.x_M), np.asarray(line.values_R_M, np.float64)
             colour = _COLOURS[i % len(_COLOURS)]
             marker = _MARKERS[i % len(_MARKERS)] if x_M.size <= 40 else ""
-            axes.plot(
-                *(x_M, values_R_M.mean(axis=0)),
-                label=name,
-                color=colour,
-                marker=marker,
-                markersize=4.5,
-                linewidth=1.6,
-            )
+            axes.plot(x_M, values_R_M.mean(axis=0), label=name, color=colour, marker=marker)
             if len(values_R_M) > 1:
                 low_M, high_M = values_R_M.min(axis=0), values_R_M.max(axis=0)
                 axes.fill_between(x_M, low_M, high_M, color=colour, alpha=0.13, linewidth=0)
