@@ -107,15 +107,10 @@ def open_run_directory(
 ) -> RunDirectory:
     """Open or make the directory of a run; the caller has it `locked`.
 
-    Args:
-        log_path: made with its parents where there is none.
-        config_json: the Config as text, kept as `config.json`.
-        header: what the run begins with. A recorded run goes on only with the same base.
-        num_generations: of the whole run; no fewer than are recorded.
-        behavior: what to do where a run is recorded: go on with it, delete it, refuse, or ask at
-            the terminal.
-        may_differ: fields, by dotted path, that may differ between the recorded Config and this
-            one; a path stands for everything under it. The new values are kept.
+    A recorded run goes on, is deleted or refused, or somebody at the terminal is asked, as
+    `behavior` says. It goes on only with the same base (`header`), with no fewer generations than
+    are recorded and with the same Config, but for the fields that `may_differ` names by dotted
+    path; a path stands for everything under it, and the new values are kept.
 
     Raises:
         RunDirectoryError: Not writable, not a directory, not a run directory, another Config (names

@@ -187,6 +187,7 @@ def _owner(descriptor: int) -> Owner | None:
     """The owner that the file names; None if there is none (yet)."""
     try:
         plain = json.loads(os.pread(descriptor, 4096, 0))
-        return Owner(str(plain["host"]), str(plain["boot"]), int(plain["pid"]), str(plain["since"]))
+        host, boot, pid, since = (str(plain[name]) for name in ("host", "boot", "pid", "since"))
+        return Owner(host, boot, int(pid), since)
     except (ValueError, KeyError, TypeError):
         return None

@@ -135,12 +135,9 @@ class Replay:
 def open_replay(
     log_path: Path, generation: int | None = None, *, model_name: str | None = None
 ) -> Replay:
-    """Find out how the centre of a run's generation is rebuilt.
+    """Find out how the centre of a run's generation, the last recorded if None, is rebuilt.
 
-    Args:
-        log_path: run directory; it is only read.
-        generation: the centre after so many generations; after all that are recorded if None.
-        model_name: where the base model is now; where the run had it if None.
+    `model_name` is where the base model is now; where the run had it if None.
 
     Raises:
         RunDirectoryError: There is no run directory.

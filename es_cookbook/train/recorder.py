@@ -94,6 +94,7 @@ class Recorder:
         """
         self._progress.rolled_out(groups_P)
         self._progress.moved(step)
+        restarted = self._engine.stats().get("restarted", 0.0)
         metrics = {
             **self._evaluated,
             **self._progress.metrics(),
@@ -102,10 +103,11 @@ class Recorder:
             "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
             "step/rms_over_sigma": step.rms / self._optimizer.sigma(generation),
             "rollouts/failed": len(lost_rollouts(groups_P)),
-            "engines/restarted": self._newly_restarted(),
+            "engines/restarted": restarted - self._restarted,
             **self._seconds(count_tokens(groups_P)),
             **self._tracker.metrics(),
         }
+        self._restarted = restarted
         self._tracker.log_rollouts(generation, groups_P, self._decode)
         self._tracker.log(generation, metrics)
         scores = tuple(map(tuple, scores_P_G.tolist()))
@@ -138,7 +140,3 @@ class Recorder:
             "time/total": total,
             "throughput/tokens_per_second": num_tokens / total,
         }
-
-    def _newly_restarted(self) -> float:
-        before, self._restarted = self._restarted, self._engine.stats().get("restarted", 0.0)
-        return self._restarted - before

@@ -19,13 +19,9 @@ from es_cookbook.runs.history.store import check_fingerprint
 
 
 def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:
-    """Tell an optimizer what it was told in these generations, and check that it does the same.
+    """Tell a new optimizer what it was told in these generations, and check that it does the same.
 
-    Args:
-        optimizer: new.
-        records: of all generations, in order.
-        given: how many of them, the first, another run made; 0 but in a fork.
-        advice: ends the sentence if it does not.
+    The first `given` of them another run made: 0 but in a fork. `advice` ends the error's sentence.
 
     Raises:
         HistoryError: It gives another step than the recorded one, or needs scores that are not

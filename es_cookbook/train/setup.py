@@ -145,13 +145,8 @@ async def _go_on(
 
 
 def _tracker(config: Config, directory: RunDirectory) -> Tracker:
-    run = RunInfo(
-        directory.path,
-        directory.config_json,
-        config.seed,
-        config.num_generations,
-        directory.history.next_generation,
-    )
+    start = directory.history.next_generation
+    run = RunInfo(directory.path, directory.config_json, config.seed, config.num_generations, start)
     snapshots = SnapshotWriter(directory.path, config.snapshot_every)
     pushes = [] if config.hub is None else [config.hub(run)]
     return Trackers([config.trackers(run), snapshots, *pushes])

@@ -32,14 +32,10 @@ from es_cookbook.runs.history.store import Beginning, read_beginning
 def fork_run(
     source: Path, generation: int | None, output: Path, config_json: str, model_name: str
 ) -> int:
-    """Make a run directory that begins with the first generations of another.
+    """Make a run directory, new or empty, that begins with the first generations of another.
 
-    Args:
-        source: run directory; only read, so it may be going on.
-        generation: how many generations to take; all that are recorded if None.
-        output: new or empty.
-        config_json: the new run's Config.
-        model_name: of the recorded Config, for a history that does not name it.
+    All that are recorded if `generation` is None. `source` is only read, so it may be going on.
+    `model_name` is of its recorded Config, for a history that does not name it.
 
     Returns:
         How many generations were taken.

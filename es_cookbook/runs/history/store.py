@@ -73,9 +73,9 @@ def read_beginning(path: Path, generation: int | None) -> Beginning:
     """
     header: Header | None = None
     records: list[Record] = []
-    first_version = FORMAT_VERSION
-    for version, entry, _ in _read(path):
-        first_version = version
+    version = FORMAT_VERSION
+    for found, entry, _ in _read(path):
+        version = found
         if isinstance(entry, Header):
             header = entry
         elif len(records) != generation:
@@ -87,7 +87,7 @@ def read_beginning(path: Path, generation: int | None) -> Beginning:
             f"generation must be 0 to {len(records)}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return Beginning(header, tuple(records), first_version)
+    return Beginning(header, tuple(records), version)
 
 
 def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
@@ -141,16 +141,12 @@ def _advice(path: Path, whole: int) -> str:
 
 
 class HistoryStore:
-    """The history of one run, open for appending.
+    """The history of one run, open for appending; made where there is none.
 
     Attributes:
         next_generation: how many generations are recorded, and the number of the next one.
         header: what the run began with; None for a history of version 1, which goes on as such.
         warning: what was dropped on opening, or None.
-
-    Args:
-        path: `history.jsonl`; made where there is none.
-        header: what the run begins with, or goes on with.
 
     Raises:
         HistoryError: As `read_history`, or the run began with another base (names it).

@@ -194,7 +194,8 @@ class BackgroundPush(Tracker):
                     errors="replace",
                     start_new_session=True,  # A Ctrl-C is for the run, which then closes this.
                 )
-            _lowest_priority(self._process.pid)
+            with contextlib.suppress(AttributeError, OSError):  # Not every system has priorities.
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
             said = self._process.communicate()[1].strip()
             if self._process.returncode == 0:
                 return None
@@ -216,9 +217,3 @@ def _copy_beginning(source: Path, target: Path, size: int) -> None:
     with source.open("rb") as reader, target.open("wb") as writer:
         shutil.copyfileobj(reader, writer)
         writer.truncate(size)
-
-
-def _lowest_priority(pid: int) -> None:
-    if hasattr(os, "setpriority"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, 19)

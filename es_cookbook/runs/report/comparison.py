@@ -68,11 +68,9 @@ class Summary:
 
 
 def summarise(log_paths_R: Sequence[Path], metric: str) -> Summary:
-    """Read the files of runs.
+    """Read the files of runs that differ in their seed alone.
 
-    Args:
-        log_paths_R: run directories that differ in their seed alone.
-        metric: a key of `metrics.jsonl` that is measured at the start of a generation.
+    `metric` is a key of `metrics.jsonl` that is measured at the start of a generation.
 
     Raises:
         ConfigError: A run without that metric, or runs measured at different times.

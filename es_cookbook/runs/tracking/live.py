@@ -104,7 +104,6 @@ class PlainTracker(Tracker):
 
     def recorded(self, generations: int) -> None:
         """Print the line."""
-        del generations
         generation, metrics = self._generation, self._metrics
         self._pace.finished(generation)
         total = self._run.num_generations
@@ -156,7 +155,6 @@ class ScreenTracker(Tracker):
 
     def recorded(self, generations: int) -> None:
         """Show them."""
-        del generations
         self._pace.finished(self._generation)
         self._numbers = self._draw_numbers()
         self._try(self._live.refresh)
@@ -165,7 +163,6 @@ class ScreenTracker(Tracker):
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
         """Show one of them."""
-        del decode
         for sampled in choose_rollouts(self._run.run_seed, generation, groups_P, 1):
             if self._rollout_lines and isinstance(sampled.rollout, Trajectory):
                 action = sampled.rollout.transitions[-1].action.text
