@@ -9,7 +9,7 @@ cuts nothing before the copy is on the disk.
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
@@ -20,6 +20,7 @@ from es_cookbook.runs.directory import (
     HISTORY,
     REWOUND,
     SNAPSHOTS,
+    check_is_run,
     lines_before,
     locked,
 )
@@ -31,14 +32,10 @@ from es_cookbook.runs.history.store import Beginning, read_beginning
 def fork_run(
     source: Path, generation: int | None, output: Path, config_json: str, model_name: str
 ) -> int:
-    """Make a run directory that begins with the first generations of another.
+    """Make a run directory, new or empty, that begins with the first generations of another.
 
-    Args:
-        source: run directory; only read, so it may be going on.
-        generation: how many generations to take; all that are recorded if None.
-        output: new or empty.
-        config_json: the new run's Config.
-        model_name: of the recorded Config, for a history that does not name it.
+    All that are recorded if `generation` is None. `source` is only read, so it may be going on.
+    `model_name` is of its recorded Config, for a history that does not name it.
 
     Returns:
         How many generations were taken.
@@ -66,10 +63,6 @@ def fork_run(
 def rewind_run(log_path: Path, generation: int) -> Path:
     """Cut a run back to its first generations.
 
-    Args:
-        log_path: run directory; nobody may be writing it.
-        generation: how many generations stay.
-
     Returns:
         Where the run is kept as it stood.
 
@@ -77,10 +70,7 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         RunDirectoryError: No run, a run that goes on, or the disk refuses; nothing is cut then.
         HistoryError: Fewer generations are recorded, or no more: there is nothing to cut.
     """
-    if not (log_path / CONFIG).exists():
-        raise RunDirectoryError(
-            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
-        )
+    check_is_run(log_path)
     with locked(log_path):
         kept = read_beginning(log_path / HISTORY, generation)
         if kept.header is not None and (fork := kept.header.fork) is not None:
@@ -97,7 +87,8 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         with _made_beside(rewound) as beside:
             for name in (CONFIG, HISTORY, *GENERATION_KEYS):
                 if (log_path / name).exists():
-                    replace_file(beside / name, _chunks(log_path / name))
+                    with (log_path / name).open("rb") as lines:
+                        replace_file(beside / name, lines)
         _move_snapshots(log_path, generation, rewound)
         replace_file(log_path / HISTORY, [cut])
         for name, key in GENERATION_KEYS.items():
@@ -130,9 +121,3 @@ def _made_beside(path: Path) -> Generator[Path]:
         if isinstance(error, RunDirectoryError):
             raise
         raise cannot("make", path, error, needed=4096) from error
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            yield chunk

@@ -42,13 +42,9 @@ SNAPSHOTS = "snapshots"
 REWOUND = "rewound"
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
-_WRITTEN_BY_RUNS = {CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK} | {
-    "optimizer",
-    SNAPSHOTS,
-    REWOUND,
-    "report.html",
-    "wandb",
-    "wandb_id",
+_WRITTEN_BY_RUNS = {
+    *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND),
+    *("optimizer", "report.html", "wandb", "wandb_id"),
 }
 
 logger = logging.getLogger(__name__)
@@ -56,13 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """An open run directory.
-
-    Attributes:
-        path: the directory.
-        history: the run's history, open for appending.
-        config_json: the Config of the run from now on.
-    """
+    """An open run directory: its history for appending, and the run's Config from now on."""
 
     path: Path
     history: HistoryStore
@@ -81,11 +71,10 @@ class RunDirectory:
             RunDirectoryError: The disk refuses.
         """
         replace_file(self.path / CONFIG, [self.config_json.encode()])
-        warnings = [self.history.warning] if self.history.warning else []
+        warnings = [self.history.warning]
         for name, key in GENERATION_KEYS.items():
-            warning = _drop_unrecorded(self.path / name, key, self.history.next_generation)
-            warnings += [warning] if warning else []
-        return tuple(warnings)
+            warnings.append(_drop_unrecorded(self.path / name, key, self.history.next_generation))
+        return tuple(filter(None, warnings))
 
 
 @contextlib.contextmanager
@@ -118,15 +107,10 @@ def open_run_directory(
 ) -> RunDirectory:
     """Open or make the directory of a run; the caller has it `locked`.
 
-    Args:
-        log_path: made with its parents where there is none.
-        config_json: the Config as text, kept as `config.json`.
-        header: what the run begins with. A recorded run goes on only with the same base.
-        num_generations: of the whole run; no fewer than are recorded.
-        behavior: what to do where a run is recorded: go on with it, delete it, refuse, or ask at
-            the terminal.
-        may_differ: fields, by dotted path, that may differ between the recorded Config and this
-            one; a path stands for everything under it. The new values are kept.
+    A recorded run goes on, is deleted or refused, or somebody at the terminal is asked, as
+    `behavior` says. It goes on only with the same base (`header`), with no fewer generations than
+    are recorded and with the same Config, but for the fields that `may_differ` names by dotted
+    path; a path stands for everything under it, and the new values are kept.
 
     Raises:
         RunDirectoryError: Not writable, not a directory, not a run directory, another Config (names
@@ -170,12 +154,20 @@ def open_run_directory(
     return RunDirectory(log_path, history, config_json)
 
 
-def _checked_names(log_path: Path) -> set[str]:
-    """What is in the directory of a run, which is made where there is none.
+def check_is_run(log_path: Path) -> None:
+    """Refuse a directory that is not a run's.
 
     Raises:
-        RunDirectoryError: It cannot be made or read, or holds other things than a run.
+        RunDirectoryError: It is not.
     """
+    if not (log_path / CONFIG).exists():
+        raise RunDirectoryError(
+            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
+        )
+
+
+def _checked_names(log_path: Path) -> set[str]:
+    """What is in the directory of a run, which is made where there is none."""
     try:
         log_path.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in log_path.iterdir()}
@@ -199,21 +191,19 @@ def _is_unused(log_path: Path, names: set[str]) -> bool:
     history = log_path / HISTORY
     if not (names <= _WRITTEN_BY_RUNS and history.exists()):
         return False
-    try:
+    with contextlib.suppress(HistoryError):
         header = read_header(history)
         is_fork = header is not None and header.fork is not None
         return not is_fork and next(read_history(history), None) is None
-    except HistoryError:
-        return False
+    return False
 
 
 def _names_its_base(log_path: Path) -> bool:
     """Whether the history tells its base by more than the name that was typed."""
-    try:
+    with contextlib.suppress(HistoryError):
         header = read_header(log_path / HISTORY)
-    except HistoryError:
-        return False
-    return header is not None and header.weights is not None
+        return header is not None and header.weights is not None
+    return False
 
 
 def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[bytes]:

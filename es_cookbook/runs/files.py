@@ -23,17 +23,13 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
         RunDirectoryError: It cannot be written; the old file, if any, is unchanged.
     """
     beside = path.with_name(path.name + PARTIAL_SUFFIX)
-    sizes: list[int] = []
-
-    def counted() -> Iterable[bytes]:
-        for chunk in remaining:
-            sizes.append(len(chunk))
-            yield chunk
-
+    needed = 0
     remaining = iter(chunks)
     try:
         with beside.open("wb") as file:
-            file.writelines(counted())
+            for chunk in remaining:
+                needed += len(chunk)
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
@@ -41,7 +37,7 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
-        needed = sum(sizes) + sum(map(len, remaining))
+        needed += sum(map(len, remaining))
         raise cannot("write", path, error, needed) from error
 
 
@@ -51,11 +47,7 @@ def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryErro
     >>> print(cannot("write", Path("runs/a/config.json"), OSError(errno.ENOSPC, "No space"), 812))
     cannot write runs/a/config.json: No space; free at least 812 bytes on the disk of runs/a
 
-    Args:
-        do: a verb.
-        path: the file.
-        error: the system's error.
-        needed: number of bytes that were to be written.
+    `needed` is the number of bytes that were to be written.
     """
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:

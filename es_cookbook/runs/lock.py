@@ -26,7 +26,6 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import cast
 
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.runs.files import cannot
@@ -43,13 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a lock, as named in its file.
-
-    Attributes:
-        host: name of the machine; `boot`: its boot id where it has one, else empty.
-        pid: process id there.
-        since: when it took the lock, as text.
-    """
+    """The owner of a lock, as named in its file; `boot` is its machine's boot id, or empty."""
 
     host: str
     boot: str
@@ -109,21 +102,15 @@ class RunLock:
             try:
                 locks = self._flock(descriptor)
                 if not locks and not is_new:
-                    raise self._refusal(
-                        _owner(descriptor),
-                        f"this file system knows no locks; if that run is over, delete "
-                        f"{self._path}",
-                    )
-                if locks and not self._still_there(descriptor):
-                    os.close(descriptor)  # Its owner deleted it, with its end, after we opened it.
-                    continue
-                if left := _owner(descriptor):
-                    self._take_over(left)
-                self._sign(descriptor)
+                    no_locks = "this file system knows no locks; if that run is over, delete"
+                    raise self._refusal(_owner(descriptor), f"{no_locks} {self._path}")
+                if not locks or self._still_there(descriptor):
+                    self._sign(descriptor)
+                    return descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
-            return descriptor
+            os.close(descriptor)  # Its owner deleted it, with its end, after we opened it.
 
     def _open(self) -> tuple[int, bool]:
         """The file's descriptor, and whether it was made just now."""
@@ -154,16 +141,16 @@ class RunLock:
         except FileNotFoundError:
             return False
 
-    def _take_over(self, left: Owner) -> None:
-        if not left.is_on_the_machine_of(self._us):
-            raise self._refusal(
-                left,
-                "another machine, so it cannot be seen from here whether that run is over; if it "
-                f"is, delete {self._path}",
-            )
-        logger.info("%s: taken over from %s, which is gone", self._path, left)
-
     def _sign(self, descriptor: int) -> None:
+        """Name this process in the file, in place of one of this machine that is gone."""
+        if left := _owner(descriptor):
+            if not left.is_on_the_machine_of(self._us):
+                advice = (
+                    "another machine, so it cannot be seen from here whether that run is over; if "
+                    f"it is, delete {self._path}"
+                )
+                raise self._refusal(left, advice)
+            logger.info("%s: taken over from %s, which is gone", self._path, left)
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _text(self._us), 0)
@@ -199,9 +186,8 @@ def _text(owner: Owner) -> bytes:
 def _owner(descriptor: int) -> Owner | None:
     """The owner that the file names; None if there is none (yet)."""
     try:
-        plain = cast("dict[str, object]", json.loads(os.pread(descriptor, 4096, 0)))
-        return Owner(
-            str(plain["host"]), str(plain["boot"]), int(str(plain["pid"])), str(plain["since"])
-        )
+        plain = json.loads(os.pread(descriptor, 4096, 0))
+        host, boot, pid, since = (str(plain[name]) for name in ("host", "boot", "pid", "since"))
+        return Owner(host, boot, int(pid), since)
     except (ValueError, KeyError, TypeError):
         return None

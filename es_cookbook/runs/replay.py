@@ -27,7 +27,7 @@ from es_cookbook.checkpoints.models import (
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import QuantisedParameters
 from es_cookbook.checkpoints.snapshots import Snapshot
-from es_cookbook.common.configs import config_from_json
+from es_cookbook.common.configs import load_config
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.centre import merge_steps, moved
@@ -43,15 +43,8 @@ from es_cookbook.runs.snapshots import latest_snapshot
 class RunConfig(Protocol):
     """What a replay needs of a run's Config."""
 
-    @property
-    def model_name(self) -> str:
-        """The base model, a directory or Hub name."""
-        ...
-
-    @property
-    def search_space(self) -> SearchSpaceBuilder:
-        """What its genomes perturb."""
-        ...
+    model_name: str
+    search_space: SearchSpaceBuilder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,12 +52,9 @@ class Replay:
     """A centre that can be rebuilt.
 
     Attributes:
-        config: the run's.
-        history: its history's path.
         header: what the run began with; None where the history is too old to say.
         model_name: where the base is.
-        infos: the model's parameters.
-        space: which of them the centre has (an adapter's: its own).
+        space: which of the model's parameters the centre has (an adapter's: its own).
         base: what the centre starts from, read when it is asked for.
         dtype: in which the engine held the base, and sampled.
         generation: the centre is wanted after so many; 0 is the base.
@@ -145,12 +135,9 @@ class Replay:
 def open_replay(
     log_path: Path, generation: int | None = None, *, model_name: str | None = None
 ) -> Replay:
-    """Find out how the centre of a run's generation is rebuilt.
+    """Find out how the centre of a run's generation, the last recorded if None, is rebuilt.
 
-    Args:
-        log_path: run directory; it is only read.
-        generation: the centre after so many generations; after all that are recorded if None.
-        model_name: where the base model is now; where the run had it if None.
+    `model_name` is where the base model is now; where the run had it if None.
 
     Raises:
         RunDirectoryError: There is no run directory.
@@ -163,7 +150,7 @@ def open_replay(
         raise HistoryError(f"generation must be 0 or more, found {generation}")
     beginning = read_beginning(log_path / HISTORY, generation)
     header, records = beginning.header, beginning.records
-    model_name = config.model_name if model_name is None else model_name
+    model_name = model_name or config.model_name
     moves_quantised = config.search_space.moves_quantised
     architecture = architecture_for(config.search_space, model_name)
     infos = parameter_infos(architecture)
@@ -190,16 +177,12 @@ def open_replay(
 def _read_config(log_path: Path) -> RunConfig:
     path = log_path / CONFIG
     try:
-        text = path.read_text(encoding="utf-8")
+        config = load_config(path, object)
     except OSError as error:
         raise RunDirectoryError(
             f"log_path {log_path} must be a run directory, and its {CONFIG} cannot be read: "
             f"{error.strerror or error}"
         ) from error
-    try:
-        config = config_from_json(text)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
     if not (hasattr(config, "model_name") and hasattr(config, "search_space")):
         raise ConfigError(f"{path} must hold a run's Config, found a {type(config).__name__}")
     return cast(RunConfig, config)
@@ -210,7 +193,7 @@ def _dtype_of(config: RunConfig) -> str:
 
     A pool's engines are inside it.
     """
-    engine = getattr(config, "engine", None)
-    while engine is not None and not hasattr(engine, "dtype"):
-        engine = getattr(engine, "engine", None)
-    return cast(str, getattr(engine, "dtype", "auto"))
+    part: object = getattr(config, "engine", None)
+    while part is not None and not hasattr(part, "dtype"):
+        part = getattr(part, "engine", None)
+    return cast(str, getattr(part, "dtype", "auto"))

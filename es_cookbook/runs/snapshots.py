@@ -70,12 +70,7 @@ def write_snapshot(
 ) -> None:
     """Write one, tensor by tensor, beside its final name, and rename it.
 
-    Args:
-        log_path: run directory.
-        generation: it is the centre after so many.
-        fingerprint: of that centre.
-        shapes: of the parameters, by name.
-        tensors: all of them, in any order; one that raises leaves nothing behind.
+    `tensors` are all that `shapes` names, in any order; one that raises leaves nothing behind.
 
     Raises:
         RunDirectoryError: It cannot be written.

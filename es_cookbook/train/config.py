@@ -10,7 +10,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, load_config
-from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
@@ -20,7 +20,7 @@ from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.directory import CONFIG
+from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
@@ -134,11 +134,8 @@ def recorded_config(log_path: Path) -> Config:
         RunDirectoryError: There is no run.
         ConfigError: Its Config cannot be rebuilt here.
     """
+    check_is_run(log_path)
     path = log_path / CONFIG
-    if not path.exists():
-        raise RunDirectoryError(
-            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
-        )
     if '"__main__:' in path.read_text(encoding="utf-8"):
         raise ConfigError(
             f"{path} needs classes of the script that wrote it, and only that has them: run it "

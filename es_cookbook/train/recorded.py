@@ -50,14 +50,9 @@ Split: TypeAlias = Literal["test", "train"]
 class RecordedRun:
     """What a run directory says, read and never written.
 
-    Args:
-        log_path: the run directory.
-        model_name: where the run's base model is here; where the run had it if None.
+    `model_name` is where the run's base model is here; where the run had it if None.
 
     Attributes:
-        history: the file.
-        config: the run's Config.
-        model_name: where its base model is.
         header: what the run began with; None where that is not recorded.
         records: a generation each, in order.
 
@@ -75,8 +70,7 @@ class RecordedRun:
         self.model_name = model_name or self.config.model_name
         self.header = read_header(self.history)
         self.records: Sequence[Record] = ()
-        self._genomes_G: Sequence[Genome] = ()
-        self._genomes_of: int | None = None
+        self._genomes_G = functools.lru_cache(maxsize=1)(self._asked)
         self.refresh()
 
     def refresh(self) -> None:
@@ -109,9 +103,7 @@ class RecordedRun:
             HistoryError: The optimizer does not do any more what it did.
         """
         self.check_generation(generation)
-        if self._genomes_of != generation:
-            self._genomes_G, self._genomes_of = self._asked(generation), generation
-        return self._genomes_G
+        return self._genomes_G(generation)
 
     def genome(self, generation: int, number: int) -> Genome:
         """One of `genomes`.
@@ -161,7 +153,6 @@ class Played:
 
     Attributes:
         problem: its name where it has one, else "".
-        rollout: what happened.
         reward: the Env's own; NaN where the rollout was lost.
         without_group_reward: whether the problem also has a reward that compares genomes, left out
             here because nobody else attempts it.
@@ -174,11 +165,7 @@ class Played:
 
 
 async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "RebuiltRun":
-    """Start an engine for a run.
-
-    Args:
-        run: the run.
-        engine: builds it; the run's own if None.
+    """Start an engine for a run, the run's own if `engine` is None.
 
     Raises:
         ModelError: The model cannot be loaded.
@@ -201,16 +188,7 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
 
 
 class RebuiltRun:
-    """A run on an engine that holds the centre of one generation.
-
-    Args:
-        run: the run.
-        engine: built for the run's search space.
-
-    Attributes:
-        engine: the same.
-        generation: whose centre the engine holds.
-    """
+    """A run on an engine, built for its search space, that holds the centre of `generation`."""
 
     def __init__(self, run: RecordedRun, engine: Engine) -> None:
         self.run = run
@@ -282,14 +260,8 @@ class RebuiltRun:
         sampling = chz.replace(config.sampling, **{**own, **overrides})
         compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
         watch = Watch(config.rollout_timeout)
-        group = RolloutGroup(
-            _Alone(builder) if compares else builder,
-            self.engine,
-            sampling,
-            1,
-            [seed_of_call],
-            watch,
-        )
+        problem = _Alone(builder) if compares else builder
+        group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
         try:
             async with self._hosted(who) as residents, anyio.create_task_group() as watching:
                 watching.start_soon(watch.run)

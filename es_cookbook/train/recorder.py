@@ -30,18 +30,8 @@ from es_cookbook.train.stopwatch import Stopwatch
 class Recorder:
     """Measures and records the generations of a run, and its centre on held-out problems.
 
-    Args:
-        config: the run's.
-        directory: the run directory, its history open.
-        engine: holds the centre.
-        optimizer: moves it.
-        sampler: ran the rollouts.
-        scoring: scored them.
-        tracker: takes metrics and rollouts.
-        evaluate: measures the centre on held-out problems: metrics `test/...`.
-
-    Attributes:
-        stopwatch: times `ask` and `tell` of the optimizer and `apply` of the engine.
+    `evaluate` measures the centre there: metrics `test/...`. `stopwatch` times `ask` and `tell` of
+    the optimizer and `apply` of the engine.
     """
 
     def __init__(
@@ -96,20 +86,15 @@ class Recorder:
     ) -> None:
         """Record a generation, and begin the next one.
 
-        Args:
-            generation: which.
-            genomes_G: its population.
-            groups_P: what they did, a group for each problem.
-            scores_P_G: their scores; NaN where a rollout was lost.
-            fitness_G: what the optimizer was told; NaN where it is left out.
-            step: what moved the centre.
-            fingerprint: of the centre after it.
+        A score is NaN where a rollout was lost, fitness where the genome is left out; the
+        fingerprint is that of the centre after the step.
 
         Raises:
             RunDirectoryError: The disk refuses; the generation does not count.
         """
         self._progress.rolled_out(groups_P)
         self._progress.moved(step)
+        restarted = self._engine.stats().get("restarted", 0.0)
         metrics = {
             **self._evaluated,
             **self._progress.metrics(),
@@ -118,10 +103,11 @@ class Recorder:
             "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
             "step/rms_over_sigma": step.rms / self._optimizer.sigma(generation),
             "rollouts/failed": len(lost_rollouts(groups_P)),
-            "engines/restarted": self._newly_restarted(),
+            "engines/restarted": restarted - self._restarted,
             **self._seconds(count_tokens(groups_P)),
             **self._tracker.metrics(),
         }
+        self._restarted = restarted
         self._tracker.log_rollouts(generation, groups_P, self._decode)
         self._tracker.log(generation, metrics)
         scores = tuple(map(tuple, scores_P_G.tolist()))
@@ -154,7 +140,3 @@ class Recorder:
             "time/total": total,
             "throughput/tokens_per_second": num_tokens / total,
         }
-
-    def _newly_restarted(self) -> float:
-        before, self._restarted = self._restarted, self._engine.stats().get("restarted", 0.0)
-        return self._restarted - before

@@ -19,13 +19,9 @@ from es_cookbook.runs.history.store import check_fingerprint
 
 
 def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:
-    """Tell an optimizer what it was told in these generations, and check that it does the same.
+    """Tell a new optimizer what it was told in these generations, and check that it does the same.
 
-    Args:
-        optimizer: new.
-        records: of all generations, in order.
-        given: how many of them, the first, another run made; 0 but in a fork.
-        advice: ends the sentence if it does not.
+    The first `given` of them another run made: 0 but in a fork. `advice` ends the error's sentence.
 
     Raises:
         HistoryError: It gives another step than the recorded one, or needs scores that are not
@@ -51,20 +47,11 @@ def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: 
 
 
 async def restore(
-    engine: Engine,
-    history: Path,
-    header: Header | None,
-    records: Sequence[Record],
-    model_name: str,
+    engine: Engine, history: Path, header: Header | None, records: Sequence[Record], model_name: str
 ) -> None:
     """Bring an engine's centre to where it was after these generations, and check that it is.
 
-    Args:
-        engine: holds the run's base, moved or not.
-        history: the file, beside which snapshots are.
-        header: what the run began with; None where that is not recorded.
-        records: of the generations, in order; without any the centre is the base.
-        model_name: of the engine's model, for the sentence.
+    Snapshots are looked for beside the history. Without records the centre is the base.
 
     Raises:
         HistoryError: The centre has another fingerprint than the recorded one.

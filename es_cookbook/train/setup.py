@@ -35,17 +35,7 @@ from es_cookbook.train.retelling import restore, retell
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """A run, open: what the loop works with.
-
-    Attributes:
-        generations: those that are still to come.
-        dataset: the problems to train on.
-        optimizer: makes genomes and steps.
-        sampler: runs genomes against problems.
-        scoring: makes scores and fitness of what they did.
-        engine: holds the centre.
-        recorder: writes down what a generation did.
-    """
+    """A run, open: what the loop works with; `generations` are those that are still to come."""
 
     generations: range
     dataset: RLDataset
@@ -67,9 +57,9 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    config_json = config_to_json(config)
+    log_path, config_json = Path(config.log_path), config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(locked(Path(config.log_path)))
+        stack.enter_context(locked(log_path))
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
         datasets = await config.dataset(engine.tokenizer)
@@ -85,7 +75,11 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
             max_failed_fraction=config.max_failed_fraction,
             run_seed=config.seed,
         )
-        directory = await _directory(config, config_json, engine)
+        header = await asyncio.to_thread(header_of, config.model_name, engine.traits.base_dtype)
+        behavior = config.behavior_if_log_dir_exists
+        directory = open_run_directory(
+            log_path, config_json, header, config.num_generations, behavior, MAY_DIFFER
+        )
         stack.callback(directory.history.close)
         await _go_on(directory, config, engine, optimizer)
         directory.begin()
@@ -126,18 +120,6 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
     return optimizer
 
 
-async def _directory(config: Config, config_json: str, engine: Engine) -> RunDirectory:
-    header = await asyncio.to_thread(header_of, config.model_name, engine.traits.base_dtype)
-    return open_run_directory(
-        Path(config.log_path),
-        config_json,
-        header,
-        config.num_generations,
-        config.behavior_if_log_dir_exists,
-        MAY_DIFFER,
-    )
-
-
 async def _go_on(
     directory: RunDirectory, config: Config, engine: Engine, optimizer: Optimizer
 ) -> None:
@@ -163,13 +145,8 @@ async def _go_on(
 
 
 def _tracker(config: Config, directory: RunDirectory) -> Tracker:
-    run = RunInfo(
-        directory.path,
-        directory.config_json,
-        config.seed,
-        config.num_generations,
-        directory.history.next_generation,
-    )
+    start = directory.history.next_generation
+    run = RunInfo(directory.path, directory.config_json, config.seed, config.num_generations, start)
     snapshots = SnapshotWriter(directory.path, config.snapshot_every)
     pushes = [] if config.hub is None else [config.hub(run)]
     return Trackers([config.trackers(run), snapshots, *pushes])

@@ -14,28 +14,17 @@ complete, so any scheduler can share out the Configs.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder
-from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
+from es_cookbook.runs.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
-
-
-@runtime_checkable
-class Batched(Protocol):
-    """A dataset builder that says how many problems a batch has; others need not."""
-
-    @property
-    def problems_per_generation(self) -> int:
-        """Problems in a batch."""
-        ...
 
 
 def run_all(configs: Sequence[train.Config]) -> None:
@@ -69,8 +58,6 @@ def run_all(configs: Sequence[train.Config]) -> None:
 def is_complete(config: train.Config) -> bool:
     """Whether this very run, and not another one in its place, was recorded to its end."""
     log_path = Path(config.log_path)
-    if not (log_path / CONFIG).exists():
-        return False
     rows = read_metrics(log_path / METRICS)
     if not rows or rows[-1][GENERATION] != config.num_generations:
         return False
@@ -82,7 +69,7 @@ def _is_same(config: train.Config, log_path: Path) -> bool:
     """Whether the recorded Config is this one; if not, to resume it says what differs."""
     try:
         recorded = train.recorded_config(log_path)
-    except ConfigError:  # Of a script's own classes, say.
+    except (ConfigError, RunDirectoryError):  # Of a script's own classes, say; or none.
         return False
     here = {name: getattr(config, name) for name in train.MAY_DIFFER}
     return chz.replace(recorded, **here) == config
@@ -115,14 +102,14 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
 
 def _dataset(config: train.Config, like: train.Config) -> RLDatasetBuilder:
     """Its dataset, with another one's number of problems a batch where both say that."""
-    if isinstance(config.dataset, Batched) and (batch := _batch(like)):
+    if _batch(config) and (batch := _batch(like)):
         return chz.replace(config.dataset, problems_per_generation=batch)
     return config.dataset
 
 
 def _batch(config: train.Config) -> int | None:
-    """Problems a batch, where the dataset says that."""
-    return config.dataset.problems_per_generation if isinstance(config.dataset, Batched) else None
+    """Problems a batch, where the dataset builder says that; it need not."""
+    return getattr(config.dataset, "problems_per_generation", None)
 
 
 def _rollouts(config: train.Config) -> int:
@@ -136,10 +123,10 @@ def _genomes(config: train.Config) -> int:
 
 
 def _product(config: train.Config) -> str:
-    batch = _batch(config)
+    problems = (
+        f" x {batch} problems" if (batch := _batch(config)) else " for each problem of a batch"
+    )
     return (
         f"{_genomes(config)} genomes x {config.num_generations} generations x "
-        f"{config.attempts} attempts"
-        f"{f' x {batch} problems' if batch else ' for each problem of a batch'}"
-        f" = {_rollouts(config)}"
+        f"{config.attempts} attempts{problems} = {_rollouts(config)}"
     )

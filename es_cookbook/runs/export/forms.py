@@ -55,7 +55,6 @@ class Written:
     """What came out.
 
     Attributes:
-        kind: in a few words.
         library: the Hub's name of what loads it.
         relation: the Hub's name of how it comes from the base.
         loading: Python that loads it.

@@ -20,13 +20,9 @@ _ROUNDS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """B A in place of a matrix.
+    """B A in place of a matrix: b (rows, rank) and a (rank, columns), float32.
 
-    Attributes:
-        a: (rank, columns), float32.
-        b: (rows, rank), float32.
-        squared_error: squared Frobenius norm of the matrix less B A.
-        squared_norm: of the matrix.
+    `squared_error` is the squared Frobenius norm of the matrix less B A, `squared_norm` its own.
     """
 
     a: torch.Tensor

@@ -1,9 +1,16 @@
 """The README.md of an export: where the weights come from, how they did, how to load them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+import es_cookbook
+from es_cookbook.checkpoints.models import BaseIdentity
+from es_cookbook.checkpoints.tensors import dtype_name
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.export.forms import Written
+from es_cookbook.runs.replay import Replay
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 _CURVE_ROWS = 12
@@ -11,54 +18,45 @@ _REWARDS = ("reward/mean", "reward/max_genome", "test/reward/mean")
 _HELD_OUT = "test/env/all/"
 
 
-def model_card(
-    *,
-    title: str,
-    front_matter: Mapping[str, str | Sequence[str]],
-    what: str,
-    facts: Mapping[str, str],
-    loading: str,
-    metrics_path: Path,
-    generation: int,
-    config_json: str,
-    errors: Mapping[str, float] | None = None,
-) -> str:
-    """The card as Markdown with a YAML head, as the Hub reads it.
-
-    Args:
-        title: first line.
-        front_matter: the YAML head: text, or lists of text.
-        what: a paragraph about what this is.
-        facts: label -> value, shown as a table.
-        loading: Python that loads it.
-        metrics_path: the run's `metrics.jsonl`.
-        generation: how many generations made the weights.
-        config_json: the run's Config.
-        errors: weight -> relative error, where weights were approximated.
-    """
+def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written) -> str:
+    """The card of a centre as Markdown with a YAML head, as the Hub reads it."""
+    what = (
+        f"The centre of a population after {replay.generation} generations of evolution "
+        f"strategies, as {written.kind}. It was rebuilt from the base model and the run's history"
+    )
+    fingerprint = replay.fingerprint
+    facts = {
+        "generations": str(replay.generation),
+        "fingerprint": "none: it is the base" if fingerprint is None else f"{fingerprint:016x}",
+        "base model": replay.model_name,
+        "base weights": base.weights,
+        "base tokenizer": base.tokenizer,
+        "search space": type(replay.config.search_space).__name__,
+        "sampled in": dtype_name(replay.dtype),
+        "es_cookbook": es_cookbook.__version__,
+    }
+    curve = _curve(replay.history.with_name(METRICS), replay.generation)
     parts = [
-        _front_matter(front_matter),
+        _front_matter(replay.model_name, written),
         f"# {title}",
-        what,
+        what + (", and has the fingerprint that the run recorded." if replay.steps else "."),
         _table(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
-        f"## How to load it\n\n```python\n{loading}\n```",
-        f"## How it did\n\n{_curve(metrics_path, generation)}",
+        f"## How to load it\n\n```python\n{written.loading}\n```",
+        f"## How it did\n\n{curve}",
     ]
-    if errors:
-        rows = [(f"`{name}`", f"{error:.4g}") for name, error in errors.items()]
+    if written.errors:
+        rows = [(f"`{name}`", f"{error:.4g}") for name, error in written.errors.items()]
         head = "Frobenius norm of what the adapter leaves out, over that of what the run changed."
         parts.append(f"## Error of each weight\n\n{head}\n\n{_table(('weight', 'error'), rows)}")
-    parts.append(f"## Config\n\n```json\n{config_json.strip()}\n```")
+    parts.append(f"## Config\n\n```json\n{config_to_json(replay.config).strip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(fields: Mapping[str, str | Sequence[str]]) -> str:
-    lines: list[str] = []
-    for key, value in fields.items():
-        if isinstance(value, str):
-            lines.append(f"{key}: {value}")
-        else:
-            lines += [f"{key}:", *(f"- {item}" for item in value)]
+def _front_matter(model_name: str, written: Written) -> str:
+    lines = [f"library_name: {written.library}", "pipeline_tag: text-generation"]
+    lines += ["tags:", "- es_cookbook", "- evolution-strategies"]
+    if not Path(model_name).is_dir():  # The Hub refuses a base model that is no name on it.
+        lines += [f"base_model: {model_name}", f"base_model_relation: {written.relation}"]
     return "\n".join(["---", *lines, "---"])
 
 

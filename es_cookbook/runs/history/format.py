@@ -15,7 +15,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step, Term
@@ -28,12 +28,7 @@ CHECKSUM_KEY = b',"checksum":"'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fork:
-    """Where the first generations of a run come from.
-
-    Attributes:
-        log_path: run directory that they were copied from, as it was given then.
-        generation: how many they are.
-    """
+    """The run directory, as given then, from which the first `generation` generations come."""
 
     log_path: str
     generation: int
@@ -98,7 +93,8 @@ class Record:
 
 def encode(entry: Header | Record, version: int = FORMAT_VERSION) -> bytes:
     """A header or a record as one line, its newline included."""
-    plain = _plain_header(entry) if isinstance(entry, Header) else _plain_record(entry)
+    is_header = isinstance(entry, Header)
+    plain = {"kind": "header", **dataclasses.asdict(entry)} if is_header else _plain_record(entry)
     text = json.dumps({"version": version, **plain}, separators=(",", ":"), allow_nan=False)
     body = text.encode()[:-1]
     return body + CHECKSUM_KEY + f'{zlib.crc32(body):08x}"}}\n'.encode()
@@ -116,7 +112,7 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
     if checksum != f'{zlib.crc32(body):08x}"}}\n'.encode():
         raise ValueError("the checksum does not match")
     try:
-        found = cast("dict[str, object]", json.loads(body + b"}"))
+        found: dict[str, Any] = json.loads(body + b"}")
         version = found.get("version")
         if version not in VERSIONS_READ:
             raise HistoryError(
@@ -125,15 +121,11 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
             )
         if version == FORMAT_VERSION and "kind" in found:
             return version, _header(found)
-        return cast(int, version), _record(found)
+        return version, _record(found)
     except HistoryError:
         raise
     except ValueError as error:  # What JSON, a Term, a Step or a Record refuses.
         raise HistoryError(f"the line is whole, but {error}") from error
-
-
-def _plain_header(header: Header) -> dict[str, object]:
-    return {"kind": "header", **dataclasses.asdict(header)}
 
 
 def _plain_record(record: Record) -> dict[str, object]:
@@ -162,62 +154,51 @@ def _numbers_or_nan(values_G: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(math.nan if value is None else value for value in values_G)
 
 
-def _header(found: Mapping[str, object]) -> Header:
+def _header(found: Mapping[str, Any]) -> Header:
     _check(found, _HEADER)
     fork = None
-    if (origin := cast("dict[str, object] | None", found["fork"])) is not None:
+    if (origin := found["fork"]) is not None:
         _check(origin, _FORK, "fork.")
-        fork = Fork(cast(str, origin["log_path"]), cast(int, origin["generation"]))
-    return Header(
-        model_name=cast(str, found["model_name"]),
-        weights=cast("str | None", found["weights"]),
-        tokenizer=cast("str | None", found["tokenizer"]),
-        dtype=cast("str | None", found["dtype"]),
-        fork=fork,
-    )
+        fork = Fork(origin["log_path"], origin["generation"])
+    parts = (found["weights"], found["tokenizer"], found["dtype"])
+    return Header(found["model_name"], *parts, fork)
 
 
-def _record(found: Mapping[str, object]) -> Record:
+def _record(found: Mapping[str, Any]) -> Record:
     rule, scores_P_G = found.get("rule"), found.get("rewards")
     given = {name: kind for name, kind in _OPTIONAL.items() if found.get(name) is not None}
     _check(found, {**_RECORD, **given})
-    seeds_S = [int(seed, 16) for seed in cast(str, found["seeds"]).split()]
-    coefficients_S = cast("list[float]", found["coefficients"])
+    seeds_S = [int(seed, 16) for seed in found["seeds"].split()]
+    coefficients_S = found["coefficients"]
     if len(seeds_S) != len(coefficients_S):
         raise HistoryError(
             f"seeds and coefficients must be as many, found {len(seeds_S)} and "
             f"{len(coefficients_S)}"
         )
     return Record(
-        generation=cast(int, found["generation"]),
+        generation=found["generation"],
         step=Step(
             tuple(Term(*term) for term in zip(seeds_S, coefficients_S, strict=True)),
-            decay=cast(float, found["decay"]),
-            rule=None if rule is None else rule_from_plain(cast("dict[str, object]", rule)),
+            decay=found["decay"],
+            rule=None if rule is None else rule_from_plain(rule),
         ),
-        fitness_G=_numbers_or_nan(cast("list[float | None]", found["fitness"])),
-        dataset_position=cast(int, found["position"]),
-        fingerprint=int(cast(str, found["fingerprint"]), 16),
-        scores_P_G=None
-        if scores_P_G is None
-        else tuple(map(_numbers_or_nan, cast("list[list[float | None]]", scores_P_G))),
+        fitness_G=_numbers_or_nan(found["fitness"]),
+        dataset_position=found["position"],
+        fingerprint=int(found["fingerprint"], 16),
+        scores_P_G=None if scores_P_G is None else tuple(map(_numbers_or_nan, scores_P_G)),
     )
+
+
+def _is(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_float(value: object) -> bool:
-    return isinstance(value, float)
-
-
 def _is_hex(value: object) -> bool:
     return isinstance(value, str) and value != "" and set(value) <= set("0123456789abcdef")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _or_null(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -239,28 +220,25 @@ _RECORD: _Schema = {
     "generation": (_is_count, "an integer from 0 on"),
     "position": (_is_count, "an integer from 0 on"),
     "fingerprint": (_is_hex, "hexadecimal text"),
-    "decay": (_is_float, "a float"),
+    "decay": (_is(float), "a float"),
     "seeds": (_are_hex, "hexadecimal numbers with spaces between them"),
-    "coefficients": (_all(_is_float), "a list of floats"),
-    "fitness": (_all(_or_null(_is_float)), "a list of floats and nulls"),
+    "coefficients": (_all(_is(float)), "a list of floats"),
+    "fitness": (_all(_or_null(_is(float))), "a list of floats and nulls"),
 }
 _OPTIONAL: _Schema = {
-    "rule": (lambda value: isinstance(value, dict), "an object"),
-    "rewards": (_all(_all(_or_null(_is_float))), "a list of lists of floats and nulls"),
+    "rule": (_is(dict), "an object"),
+    "rewards": (_all(_all(_or_null(_is(float)))), "a list of lists of floats and nulls"),
 }
 _HEADER: _Schema = {
     "version": (_is_count, "an integer"),
     "kind": (lambda value: value == "header", 'the text "header"'),
-    "model_name": (_is_text, "text"),
+    "model_name": (_is(str), "text"),
     "weights": (_or_null(_is_hex), "hexadecimal text or null"),
     "tokenizer": (_or_null(_is_hex), "hexadecimal text or null"),
-    "dtype": (_or_null(_is_text), "text or null"),
-    "fork": (_or_null(lambda value: isinstance(value, dict)), "an object or null"),
+    "dtype": (_or_null(_is(str)), "text or null"),
+    "fork": (_or_null(_is(dict)), "an object or null"),
 }
-_FORK: _Schema = {
-    "log_path": (_is_text, "text"),
-    "generation": (_is_count, "an integer from 0 on"),
-}
+_FORK: _Schema = {"log_path": (_is(str), "text"), "generation": (_is_count, "an integer from 0 on")}
 
 
 def _check(found: Mapping[str, object], schema: _Schema, prefix: str = "") -> None:

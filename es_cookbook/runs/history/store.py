@@ -53,13 +53,7 @@ def read_header(path: Path) -> Header | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Beginning:
-    """The first generations of a history.
-
-    Attributes:
-        header: what the run began with; None in version 1.
-        records: one a generation.
-        version: format of the lines.
-    """
+    """The first generations of a history, in lines of one format version."""
 
     header: Header | None
     records: tuple[Record, ...]
@@ -79,9 +73,9 @@ def read_beginning(path: Path, generation: int | None) -> Beginning:
     """
     header: Header | None = None
     records: list[Record] = []
-    first_version = FORMAT_VERSION
-    for version, entry, _ in _read(path):
-        first_version = version
+    version = FORMAT_VERSION
+    for found, entry, _ in _read(path):
+        version = found
         if isinstance(entry, Header):
             header = entry
         elif len(records) != generation:
@@ -93,7 +87,7 @@ def read_beginning(path: Path, generation: int | None) -> Beginning:
             f"generation must be 0 to {len(records)}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return Beginning(header, tuple(records), first_version)
+    return Beginning(header, tuple(records), version)
 
 
 def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
@@ -147,16 +141,12 @@ def _advice(path: Path, whole: int) -> str:
 
 
 class HistoryStore:
-    """The history of one run, open for appending.
+    """The history of one run, open for appending; made where there is none.
 
     Attributes:
         next_generation: how many generations are recorded, and the number of the next one.
         header: what the run began with; None for a history of version 1, which goes on as such.
         warning: what was dropped on opening, or None.
-
-    Args:
-        path: `history.jsonl`; made where there is none.
-        header: what the run begins with, or goes on with.
 
     Raises:
         HistoryError: As `read_history`, or the run began with another base (names it).
@@ -228,11 +218,7 @@ class HistoryStore:
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:
-    """What a run with this base begins with; reads all of the base.
-
-    Args:
-        model_name: the base model.
-        base_dtype: in which its engine holds it.
+    """What a run begins with whose engine holds this base in this dtype; reads all of the base.
 
     Raises:
         ModelError: It cannot be read.
@@ -244,12 +230,7 @@ def header_of(model_name: str, base_dtype: str) -> Header:
 
 
 def check_same_base(path: Path, then: Header, now: Header) -> None:
-    """Refuse another base model by name; what is not recorded is left to the fingerprint.
-
-    Args:
-        path: the history, for the sentence.
-        then: what the run began with.
-        now: what there is.
+    """Refuse another base than a history (`path`) began with; what is not recorded may differ.
 
     Raises:
         HistoryError: Another base; names what differs.
@@ -272,13 +253,7 @@ def check_same_base(path: Path, then: Header, now: Header) -> None:
 
 
 def check_fingerprint(generation: int, recorded: int, found: int, model_name: str) -> None:
-    """Refuse a centre that is not the recorded one, to the bit.
-
-    Args:
-        generation: it is the centre after so many.
-        recorded: its fingerprint in the history.
-        found: what came of the model and the recorded steps.
-        model_name: the model.
+    """Refuse the centre after so many generations if it is not the recorded one, to the bit.
 
     Raises:
         HistoryError: They differ.

@@ -11,7 +11,6 @@ that beside the run, on any machine.
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import shutil
@@ -21,18 +20,13 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.hub.client import (
-    MAIN,
-    RUN_FILES,
-    TOKEN,
-    check_repo_id,
-    no_token,
-)
+from es_cookbook.runs.hub.client import MAIN, RUN_FILES, TOKEN, check_repo_id, no_token
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
 _COMMAND = ("-m", "es_cookbook", "hub")
@@ -80,8 +74,7 @@ class HubPush(TrackerBuilder):
         return BackgroundPush(self, run.path)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """What is to be pushed: so many bytes of each file."""
 
     generations: int
@@ -89,12 +82,7 @@ class _Wanted:
 
 
 class BackgroundPush(Tracker):
-    """Copies a run's files and pushes the copy in a process of its own.
-
-    Args:
-        config: where to, and how often.
-        run_path: the run directory.
-    """
+    """Copies a run's files and pushes the copy in a process of its own."""
 
     def __init__(self, config: HubPush, run_path: Path) -> None:
         self._config = config
@@ -206,7 +194,8 @@ class BackgroundPush(Tracker):
                     errors="replace",
                     start_new_session=True,  # A Ctrl-C is for the run, which then closes this.
                 )
-            _lowest_priority(self._process.pid)
+            with contextlib.suppress(AttributeError, OSError):  # Not every system has priorities.
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
             said = self._process.communicate()[1].strip()
             if self._process.returncode == 0:
                 return None
@@ -228,9 +217,3 @@ def _copy_beginning(source: Path, target: Path, size: int) -> None:
     with source.open("rb") as reader, target.open("wb") as writer:
         shutil.copyfileobj(reader, writer)
         writer.truncate(size)
-
-
-def _lowest_priority(pid: int) -> None:
-    if hasattr(os, "setpriority"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, 19)

@@ -94,13 +94,10 @@ def _is_left_out(path: Path) -> bool:
 
 
 def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -> str:
-    """Push a directory; gives the address of the commit.
+    """Push an export or a run directory; gives the address of the commit.
 
-    Args:
-        path: an export or a run directory.
-        repo_id: owner/name; the repository is made if there is none.
-        revision: a branch; made if there is none, from the state of `main`.
-        private: make it private, and refuse to push to a public one.
+    Repository and branch (`revision`, from the state of `main`) are made if there are none; if
+    `private`, the repository is made private, and a public one refused.
 
     Raises:
         RunDirectoryError: There is nothing to push.

@@ -68,11 +68,9 @@ class Summary:
 
 
 def summarise(log_paths_R: Sequence[Path], metric: str) -> Summary:
-    """Read the files of runs.
+    """Read the files of runs that differ in their seed alone.
 
-    Args:
-        log_paths_R: run directories that differ in their seed alone.
-        metric: a key of `metrics.jsonl` that is measured at the start of a generation.
+    `metric` is a key of `metrics.jsonl` that is measured at the start of a generation.
 
     Raises:
         ConfigError: A run without that metric, or runs measured at different times.
@@ -115,12 +113,7 @@ def is_share(metric: str) -> bool:
 
 
 def table(summaries: Mapping[str, Summary], metric: str) -> str:
-    """The summaries as a Markdown table; `mean (lowest … highest)` over runs.
-
-    Args:
-        summaries: name -> its runs.
-        metric: what was measured.
-    """
+    """The summaries, by name, as a Markdown table; `mean (lowest … highest)` over runs."""
     share = is_share(metric)
     lines = [
         f"| | runs | {metric} at the end | over the run | rollouts | s a generation | "

@@ -25,12 +25,7 @@ _MARKERS = "osD^vPX*"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One curve.
-
-    Attributes:
-        x_M: positions of the measurements.
-        values_R_M: runs x measurements; one run has no band.
-    """
+    """One curve: where was measured, and runs x measurements; one run has no band."""
 
     x_M: ArrayLike
     values_R_M: ArrayLike
@@ -55,18 +50,10 @@ def draw(
     y_label: str,
     log_y: bool = False,
 ) -> list[Path]:
-    """Draw curves with their legend.
-
-    Args:
-        path: of the files; its suffix is replaced by .png and .svg.
-        lines: name in the legend -> curve.
-        title: of the figure.
-        x_label: quantity and unit of x.
-        y_label: quantity and unit of the values.
-        log_y: use a logarithmic axis for the values.
+    """Draw curves, by their names in the legend; labels say quantity and unit.
 
     Returns:
-        The files.
+        The files: `path` with .png and with .svg for its suffix.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -86,13 +73,9 @@ def draw(
             x_M, values_R_M = np.asarray(line.x_M), np.asarray(line.values_R_M, np.float64)
             colour = _COLOURS[i % len(_COLOURS)]
             marker = _MARKERS[i % len(_MARKERS)] if x_M.size <= 40 else ""
+            mean_M = values_R_M.mean(axis=0)
             axes.plot(
-                *(x_M, values_R_M.mean(axis=0)),
-                label=name,
-                color=colour,
-                marker=marker,
-                markersize=4.5,
-                linewidth=1.6,
+                x_M, mean_M, label=name, color=colour, marker=marker, markersize=4.5, linewidth=1.6
             )
             if len(values_R_M) > 1:
                 low_M, high_M = values_R_M.min(axis=0), values_R_M.max(axis=0)

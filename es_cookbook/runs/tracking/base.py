@@ -30,13 +30,8 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 class RunInfo:
     """What a tracker may want to know of the run.
 
-    Attributes:
-        path: the run directory.
-        config_json: the whole Config as text.
-        run_seed: seeds the choice of rollouts that are shown.
-        num_generations: where the run will end.
-        start_generation: the first that this process runs; above 0 when it goes on with a recorded
-            run.
+    `start_generation` is the first that this process runs, above 0 when it goes on with a recorded
+    run; `path` the run directory; `run_seed` also seeds the choice of rollouts that are shown.
     """
 
     path: Path
@@ -136,11 +131,8 @@ class SampledRollout:
     """One rollout of a generation, and which it was.
 
     Attributes:
-        problem: index into the generation's batch.
-        genome: index into the population.
-        attempt: which of the genome's attempts at the problem.
-        tags: the problem's tags.
-        rollout: what happened.
+        problem: index into the generation's batch; `tags` are its own.
+        genome: index into the population; `attempt`: which of its attempts at the problem.
         reward: group reward included; NaN where the rollout was lost.
     """
 

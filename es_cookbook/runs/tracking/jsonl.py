@@ -64,10 +64,8 @@ class _JsonlTracker(Tracker):
             if not math.isfinite(value) and key not in self._warned:
                 self._warned.add(key)
                 logger.warning(
-                    "metric %s is %s in generation %d; metrics.jsonl has null there",
-                    key,
-                    value,
-                    generation,
+                    f"metric {key} is {value} in generation {generation}; metrics.jsonl has null "
+                    "there"
                 )
         self._metrics.append(_line({GENERATION: generation, **metrics}))
 

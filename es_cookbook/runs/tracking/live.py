@@ -25,13 +25,7 @@ from rich.text import Text
 from es_cookbook.common.checks import check_range
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.plain_text import printable
-from es_cookbook.runs.tracking.base import (
-    Decode,
-    RunInfo,
-    Tracker,
-    TrackerBuilder,
-    choose_rollouts,
-)
+from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 _SPEED = "throughput/tokens_per_second"
@@ -110,7 +104,6 @@ class PlainTracker(Tracker):
 
     def recorded(self, generations: int) -> None:
         """Print the line."""
-        del generations
         generation, metrics = self._generation, self._metrics
         self._pace.finished(generation)
         total = self._run.num_generations
@@ -162,16 +155,14 @@ class ScreenTracker(Tracker):
 
     def recorded(self, generations: int) -> None:
         """Show them."""
-        del generations
         self._pace.finished(self._generation)
         self._numbers = self._draw_numbers()
-        self._refresh()
+        self._try(self._live.refresh)
 
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
         """Show one of them."""
-        del decode
         for sampled in choose_rollouts(self._run.run_seed, generation, groups_P, 1):
             if self._rollout_lines and isinstance(sampled.rollout, Trajectory):
                 action = sampled.rollout.transitions[-1].action.text
@@ -191,23 +182,17 @@ class ScreenTracker(Tracker):
                     border_style="dim",
                 )
 
-    def _refresh(self) -> None:
-        try:
-            self._live.refresh()
-        except (OSError, UnicodeError) as error:
-            logger.warning("the live view stopped: the terminal failed (%s)", error)
-
     def close(self) -> None:
         """Leave the last picture on the screen and release the terminal."""
+        self._try(self._live.stop)
+
+    def _try(self, draw: Callable[[], None]) -> None:
         try:
-            self._live.stop()
+            draw()
         except (OSError, UnicodeError) as error:
             logger.warning("the live view stopped: the terminal failed (%s)", error)
 
     def _render(self) -> RenderableType:
-        return Group(self._head(), self._numbers, self._rollout)
-
-    def _head(self) -> RenderableType:
         pace, total = self._pace, self._run.num_generations
         head = Table.grid(padding=(0, 2))
         head.add_row(
@@ -217,7 +202,7 @@ class ScreenTracker(Tracker):
             Text(f"{duration(pace.elapsed)} elapsed", style="dim"),
             Text(f"{duration(pace.seconds_left)} left", style="cyan"),
         )
-        return head
+        return Group(head, self._numbers, self._rollout)
 
     def _draw_numbers(self) -> RenderableType:
         if not self._rows:

@@ -25,12 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SnapshotWriter(Tracker):
-    """Writes a snapshot every so many generations, one at a time.
-
-    Args:
-        log_path: run directory, which nobody else writes.
-        every: generations between snapshots; 0 for none.
-    """
+    """Writes a snapshot every so many generations (none if 0), one at a time."""
 
     def __init__(self, log_path: Path, every: int) -> None:
         self._log_path = log_path

@@ -6,11 +6,12 @@ directory>/wandb/offline-run-*` uploads offline ones). Whatever fails in W&B is 
 stops a run.
 """
 
+import contextlib
 import json
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import chz
@@ -43,33 +44,30 @@ class WandbTrackerBuilder(TrackerBuilder):
 class _WandbTracker(Tracker):
     def __init__(self, builder: WandbTrackerBuilder, run: RunInfo) -> None:
         self._run: Run | None = None
-        try:
+        with self._given_up_if_it_fails():
             self._run = _start(builder, run)
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        with self._given_up_if_it_fails():
+            if self._run is not None:
+                self._run.log(dict(metrics), step=generation)
+
+    def close(self) -> None:
+        with self._given_up_if_it_fails():
+            if self._run is not None:
+                self._run.finish()
+        self._run = None
+
+    @contextlib.contextmanager
+    def _given_up_if_it_fails(self) -> Generator[None]:
+        try:
+            yield
         # W&B raises anything from its own errors to those of sockets and processes; none of them
         # may stop a run.
         except Exception as error:
-            self._give_up(error)
-
-    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        if self._run is None:
-            return
-        try:
-            self._run.log(dict(metrics), step=generation)
-        except Exception as error:
-            self._give_up(error)
-
-    def close(self) -> None:
-        if self._run is None:
-            return
-        try:
-            self._run.finish()
             self._run = None
-        except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._run = None
-        logger.warning("W&B is off for the rest of this run: %s: %s", type(error).__name__, error)
+            name = type(error).__name__
+            logger.warning("W&B is off for the rest of this run: %s: %s", name, error)
 
 
 def _start(builder: WandbTrackerBuilder, run: RunInfo) -> "Run":
