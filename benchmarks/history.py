@@ -78,7 +78,7 @@ def records(antithetic: bool, num_generations: int, move: Callable[[Step], int])
         fitness_G = np.array([chooser.gauss(0, 1) for _ in genomes_G])
         step = optimizer.tell(generation, genomes_G, None, fitness_G)
         fitness = tuple(fitness_G.tolist())
-        made.append(Record(generation, step, fitness, generation + 1, move(step)))
+        made.append(Record(generation, step, fitness, move(step)))
     return made
 
 

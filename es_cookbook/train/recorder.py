@@ -116,7 +116,6 @@ class Recorder:
                 generation,
                 step,
                 tuple(fitness_G.tolist()),
-                generation + 1,
                 fingerprint,
                 scores if self._optimizer.records_scores else None,
             )

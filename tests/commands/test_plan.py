@@ -429,7 +429,7 @@ def test_a_line_of_the_history_is_as_long_as_planned(genomes: int) -> None:
     seeds = [derive_seed(0, "genome", g) for g in range(genomes // 2)]
     step = Step(tuple(Term(seed, 0.02 / genomes * rng.gauss(0, 1.4)) for seed in seeds))
     fitness_G = tuple(rng.gauss(0, 1) for _ in range(genomes))
-    line = encode(Record(7, step, fitness_G, 8, 2**63 + 5))
+    line = encode(Record(7, step, fitness_G, 2**63 + 5))
     plan = small_plan(VLLM, population_size=genomes)
     assert plan.history_bytes() == pytest.approx(len(line), rel=0.02)
 

@@ -74,7 +74,7 @@ def record_run(
     for generation, step in enumerate(steps):
         recorded.fingerprints.append(centre.apply(step))
         recorded.weights.append(clone(centre.weights))
-        record = Record(generation, step, (0.0,), generation + 1, recorded.fingerprints[-1])
+        record = Record(generation, step, (0.0,), recorded.fingerprints[-1])
         history.append(record)
     history.close()
     return recorded

@@ -20,6 +20,5 @@ def make_record(generation: int, num_genomes: int = 4) -> Record:
             decay=0.01,
         ),
         fitness_G=tuple(chooser.gauss(0, 1) for _ in range(num_genomes)),
-        dataset_position=generation + 1,
         fingerprint=chooser.getrandbits(64),
     )

@@ -61,7 +61,6 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
     records = list(read_history(tmp_path / "history.jsonl"))
     assert [record.generation for record in records] == list(range(12))
     assert all(len(record.fitness_G) == 4 for record in records)
-    assert records[-1].dataset_position == 12
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert set(rows[1]) == {
         "progress/generation",

@@ -61,7 +61,6 @@ class Record:
         generation: 0, 1, 2, …; the step that led from this generation's centre to the next one's.
         step: what moved the centre.
         fitness_G: finite, or NaN for a genome that was lost.
-        dataset_position: where the next generation's batch begins.
         fingerprint: 64-bit, of the centre after the step.
         scores_P_G: finite or NaN, "rewards" in the file; None unless the optimizer needs them again
             to go on (`Optimizer.records_scores`).
@@ -70,7 +69,6 @@ class Record:
     generation: int
     step: Step
     fitness_G: tuple[float, ...]
-    dataset_position: int
     fingerprint: int
     scores_P_G: tuple[tuple[float, ...], ...] | None = None
 
@@ -85,8 +83,8 @@ class Record:
                 )
             if any(math.isinf(score) for score in scores_G):
                 raise ValueError(f"scores_P_G must be finite or NaN, found {scores_G}")
-        if self.generation < 0 or self.dataset_position < 0:
-            raise ValueError("generation and dataset_position must not be negative")
+        if self.generation < 0:
+            raise ValueError(f"generation must be 0 or more, found {self.generation}")
         if not 0 <= self.fingerprint < 2**64:
             raise ValueError(f"a fingerprint is a 64-bit integer, found {self.fingerprint}")
 
@@ -132,7 +130,7 @@ def _plain_record(record: Record) -> dict[str, object]:
     rule = record.step.rule
     plain: dict[str, object] = {
         "generation": int(record.generation),
-        "position": int(record.dataset_position),
+        "position": int(record.generation) + 1,  # where the next batch begins
         "fingerprint": f"{record.fingerprint:x}",
         "decay": float(record.step.decay),
         "seeds": " ".join(f"{term.seed:x}" for term in record.step.terms),
@@ -183,7 +181,6 @@ def _record(found: Mapping[str, Any]) -> Record:
             rule=None if rule is None else rule_from_plain(rule),
         ),
         fitness_G=_numbers_or_nan(found["fitness"]),
-        dataset_position=found["position"],
         fingerprint=int(found["fingerprint"], 16),
         scores_P_G=None if scores_P_G is None else tuple(map(_numbers_or_nan, scores_P_G)),
     )

@@ -68,7 +68,7 @@ def test_every_bit_of_a_record_survives_the_disk(
     rule = None if scale is None else MuonRule(scale, 5)
     scores_P_G = None if num_problems is None else (tuple(fitness_G[::-1]),) * num_problems
     step = Step(tuple(terms), decay, rule)
-    record = Record(7, step, tuple(fitness_G), 7, fingerprint, scores_P_G)
+    record = Record(7, step, tuple(fitness_G), fingerprint, scores_P_G)
     _, back = decode(encode(record))
     assert repr(back) == repr(record)  # repr tells -0.0 from 0.0, and NaN equals NaN.
     json.loads(encode(record), parse_constant=lambda name: pytest.fail(f"not JSON: {name}"))
@@ -82,9 +82,9 @@ def test_a_generation_takes_at_most_64_bytes_a_genome_and_a_kilobyte() -> None:
 @pytest.mark.parametrize("fitness", [math.inf, -math.inf])
 def test_infinite_fitness_is_no_record(fitness: float) -> None:
     with pytest.raises(ValueError, match="finite or NaN"):
-        Record(0, Step(), (fitness,), 0, 0)
+        Record(0, Step(), (fitness,), 0)
     with pytest.raises(ValueError, match="scores_P_G must be finite or NaN"):
-        Record(0, Step(), (0.5,), 0, 0, ((0.5,), (fitness,)))
+        Record(0, Step(), (0.5,), 0, ((0.5,), (fitness,)))
 
 
 def test_a_last_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -218,7 +218,6 @@ VERSION_1 = [
             0.9932497035351971,
             -0.6469816305475048,
         ),
-        dataset_position=1,
         fingerprint=2577854692418029171,
     ),
     Record(
@@ -233,7 +232,6 @@ VERSION_1 = [
             decay=0.01,
         ),
         fitness_G=(0.5, math.nan, -1.25, 0.0),
-        dataset_position=2,
         fingerprint=14151560559444937093,
     ),
     Record(
@@ -245,7 +243,6 @@ VERSION_1 = [
             -0.5124543820595373,
             -0.28679378157528723,
         ),
-        dataset_position=3,
         fingerprint=11777717384603786643,
     ),
 ]

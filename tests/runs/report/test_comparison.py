@@ -32,7 +32,7 @@ def written_run(
             row |= {"time/total": seconds + generation, "time/tell": 0.01}
             row |= {} if ask is None else {"time/ask": ask}
             terms = tuple(Term(seed, 0.1) for seed in range(generation))
-            history.append(Record(generation, Step(terms), (0.0,), generation + 1, 0))
+            history.append(Record(generation, Step(terms), (0.0,), 0))
         rows.append(row)
     history.close()
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
