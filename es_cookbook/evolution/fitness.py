@@ -171,8 +171,8 @@ def reliability(rewards_P_G: Floats) -> float:
     The share of the variance of genomes' mean rewards that other problems would reproduce: 1 -
     (variance of a mean's error) / (variance of the means). That is Hoyt's coefficient (1941), or
     Cronbach's alpha over problems; the error is the residual of the rewards after problems and
-    genomes are subtracted. Near 0 a step is noise, however large the differences look; it is 0
-    where there is nothing to compare.
+    genomes are subtracted. Near 0 a step is noise, however large the differences look. In
+    [0, 1]; 0 where there is nothing to compare.
 
     >>> reliability(np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]))
     1.0
