@@ -17,7 +17,6 @@ A machine is identified by its boot id, which its containers share, or by its na
 """
 
 import contextlib
-import dataclasses
 import datetime
 import errno
 import json
@@ -26,6 +25,7 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.runs.files import cannot
@@ -40,8 +40,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """The owner of a lock, as named in its file; `boot` is its machine's boot id, or empty."""
 
     host: str
@@ -55,10 +54,6 @@ class Owner:
         boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
         now = datetime.datetime.now().astimezone().isoformat(" ", timespec="seconds")
         return cls(platform.node(), boot, os.getpid(), now)
-
-    def is_on_the_machine_of(self, other: "Owner") -> bool:
-        """Whether the two are certain to see each other's locks."""
-        return self.host == other.host or bool(self.boot and self.boot == other.boot)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -144,7 +139,8 @@ class RunLock:
     def _sign(self, descriptor: int) -> None:
         """Name this process in the file, in place of one of this machine that is gone."""
         if left := _owner(descriptor):
-            if not left.is_on_the_machine_of(self._us):
+            same_boot = left.boot != "" and left.boot == self._us.boot
+            if left.host != self._us.host and not same_boot:
                 advice = (
                     "another machine, so it cannot be seen from here whether that run is over; if "
                     f"it is, delete {self._path}"
@@ -180,7 +176,7 @@ if sys.platform != "win32":
 
 
 def _text(owner: Owner) -> bytes:
-    return json.dumps(dataclasses.asdict(owner)).encode() + b"\n"
+    return json.dumps(owner._asdict()).encode() + b"\n"
 
 
 def _owner(descriptor: int) -> Owner | None:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -38,7 +38,8 @@ class Stopwatch:
 
     def watch(self, watched: _Watched, *methods: str) -> _Watched:
         """Returns the same object to all appearances, with some of its methods timed."""
-        return cast(_Watched, _Timed(watched, self, methods))
+        timed = {name: self._timed(name, getattr(watched, name)) for name in methods}
+        return cast(_Watched, _Timed(watched, timed))
 
     @contextmanager
     def lap(self, name: str) -> Generator[None]:
@@ -47,26 +48,24 @@ class Stopwatch:
         yield
         self.seconds[name] = time.perf_counter() - began
 
-
-class _Timed:
-    def __init__(self, watched: object, stopwatch: Stopwatch, methods: tuple[str, ...]) -> None:
-        self._watched = watched
-        self._stopwatch = stopwatch
-        self._methods = methods
-
-    def __getattr__(self, name: str) -> object:
-        found = getattr(self._watched, name)
-        return self._timed(name, found) if name in self._methods else found
-
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*args: object) -> object:
-            with self._stopwatch.lap(name):
+            with self.lap(name):
                 return method(*args)
 
         @functools.wraps(method)
         async def wait(*args: object) -> object:
-            with self._stopwatch.lap(name):
+            with self.lap(name):
                 return await method(*args)
 
         return wait if inspect.iscoroutinefunction(method) else call
+
+
+class _Timed:
+    def __init__(self, watched: object, timed: Mapping[str, Callable[..., Any]]) -> None:
+        self._watched = watched
+        self._timed = timed
+
+    def __getattr__(self, name: str) -> object:
+        return self._timed.get(name) or getattr(self._watched, name)

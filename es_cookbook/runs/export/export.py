@@ -26,13 +26,10 @@ from es_cookbook.runs.replay import Replay
 def write_export(
     replay: Replay, output: Path, *, merge: bool = False, rank: int | None = None
 ) -> Written:
-    """Write a centre with its model card.
+    """Write a centre with its model card to `output`, which must not be there yet.
 
-    Args:
-        replay: the centre.
-        output: directory to make; it must not be there yet.
-        merge: of an adapter run: write the whole model, with the adapter merged.
-        rank: of a run that moves linear weights alone: write an adapter of this rank.
+    With `merge`, the whole model of an adapter run, with the adapter merged; with `rank`, an
+    adapter of this rank of a run that moves linear weights alone.
 
     Raises:
         HistoryError: The base is another than the run began with, or the rebuilt centre is not the

@@ -13,6 +13,7 @@ follow from the history.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -38,11 +39,7 @@ def check_repo_id(repo_id: str) -> None:
     Raises:
         ConfigError: It is not.
     """
-    owner, slash, name = repo_id.partition("/")
-    if not (owner and slash and name) or not all(
-        character.isascii() and (character.isalnum() or character in "-_.")
-        for character in owner + name
-    ):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id, re.ASCII):
         raise ConfigError(
             f"repo_id must be owner/name in letters, digits, '-', '_' and '.', found {repo_id!r}"
         )
