@@ -18,18 +18,20 @@ from es_cookbook.rl.types import Action
 
 
 @dataclasses.dataclass(slots=True)
-class Traffic:
-    """What went to and fro, over all engines of a pool.
+class Counters:
+    """What happened over all engines of a pool, by the names of `RayPool.stats`.
 
     Attributes:
-        num_requests: that were answered.
-        num_tokens: that were sampled.
+        restarted: engines.
+        requests: that were answered.
+        tokens: that were sampled.
         sent_bytes: to engines, Ray's own envelopes left out.
         question_bytes: of those, prompts with how to sample them and their seeds.
     """
 
-    num_requests: int = 0
-    num_tokens: int = 0
+    restarted: int = 0
+    requests: int = 0
+    tokens: int = 0
     sent_bytes: int = 0
     question_bytes: int = 0
 
@@ -47,16 +49,16 @@ class Mailbox:
     """The requests of one engine. For the tasks of one event loop.
 
     Args:
-        traffic: counts what is sent.
+        counters: of the pool.
         timeout: seconds without any answer, while there are requests, after which a process hangs.
         on_failure: called when the process dies, hangs or cannot answer; nothing is sent any more
             until `open`.
     """
 
     def __init__(
-        self, traffic: Traffic, timeout: float, on_failure: Callable[[EngineError], None]
+        self, counters: Counters, timeout: float, on_failure: Callable[[EngineError], None]
     ) -> None:
-        self._traffic = traffic
+        self._counters = counters
         self._timeout = timeout
         self._on_failure = on_failure
         self._actor: Actor | None = None
@@ -92,7 +94,13 @@ class Mailbox:
         try:
             return await asked.answer
         except asyncio.CancelledError:
-            self._forget(asked)
+            # Its task was cancelled: so is the request, wherever it is.
+            self._outbox.pop(asked, None)
+            if asked.number is not None and self._sent.pop(asked.number, None) is not None:
+                if not self._cancelled:
+                    self._flush_soon()
+                self._cancelled.append(asked.number)
+                self._note_if_nothing_sent()
             raise
 
     def open(self, actor: Actor) -> None:
@@ -112,14 +120,10 @@ class Mailbox:
 
     def refuse(self, future: EngineError, waiting: EngineError) -> None:
         """Raise one error in all future requests, another in those that wait."""
-        self._actor = None
         self._refusing = future
-        for asked in [*self._sent.values(), *self._outbox]:
+        for asked in self._take_back():
             if not asked.answer.done():
                 asked.answer.set_exception(waiting)
-        self._sent.clear()
-        self._outbox.clear()
-        self._nothing_sent.set()
 
     async def close(self) -> None:
         """Stop listening."""
@@ -155,20 +159,11 @@ class Mailbox:
         for number, i in enumerate(order, first):
             asked[i].number = number
             self._sent[number] = asked[i]
-        self._traffic.sent_bytes += sum(map(len, batch))
-        self._traffic.question_bytes += len(batch.samples) + len(batch.scores)
+        self._counters.sent_bytes += sum(map(len, batch))
+        self._counters.question_bytes += len(batch.samples) + len(batch.scores)
         self._actor.send("submit", first, *batch)
         if self._listener is None or self._listener.done():
             self._listener = asyncio.create_task(self._listen(self._actor))
-
-    def _forget(self, asked: _Asked) -> None:
-        """Its task was cancelled: so is the request, wherever it is."""
-        self._outbox.pop(asked, None)
-        if asked.number is not None and self._sent.pop(asked.number, None) is not None:
-            if not self._cancelled:
-                self._flush_soon()
-            self._cancelled.append(asked.number)
-            self._note_if_nothing_sent()
 
     async def _listen(self, actor: Actor) -> None:
         """Take answers until all are there."""
@@ -193,12 +188,12 @@ class Mailbox:
             asked.number = None
             if asked.answer.done():  # Cancelled in this turn of the event loop.
                 continue
-            self._traffic.num_requests += 1
+            self._counters.requests += 1
             if isinstance(answer, Exception):
                 asked.answer.set_exception(answer)
             else:
                 if isinstance(answer, Action):
-                    self._traffic.num_tokens += len(answer.tokens_T)
+                    self._counters.tokens += len(answer.tokens_T)
                 asked.answer.set_result(answer)
         if failure is not None:
             self._fail(actor, failure)
@@ -211,11 +206,17 @@ class Mailbox:
     def _fail(self, actor: Actor | None, error: EngineError) -> None:
         if actor is not self._actor or actor is None:
             return
+        self._outbox = dict.fromkeys(self._take_back())
+        self._on_failure(error)
+
+    def _take_back(self) -> list[_Asked]:
+        """Have no process any more. Returns what is not answered."""
         self._actor = None
-        self._outbox = dict.fromkeys([*self._sent.values(), *self._outbox])
-        for asked in self._outbox:
+        unanswered = [*self._sent.values(), *self._outbox]
+        for asked in unanswered:
             asked.number = None
+        self._outbox = {}
         self._sent.clear()
         self._cancelled.clear()
         self._nothing_sent.set()
-        self._on_failure(error)
+        return unanswered
