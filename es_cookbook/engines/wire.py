@@ -127,7 +127,7 @@ def decode_requests(batch: Batch) -> Iterator[Request]:
     questions = [(SampleRequest, q) for q in samples] + [(LogprobsRequest, q) for q in scores]
     rectangles = np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist()
     for first, num_questions, first_target, num_targets in rectangles:
-        targets = [_target(first_target + i) for i in range(num_targets)]
+        targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
         for request, question in questions[first : first + num_questions]:
             yield from (request(target, *question) for target in targets)
 

@@ -79,9 +79,6 @@ class Cluster:
         Takes some seconds, on this very thread: Ray's processes end with the thread that starts
         them (Linux's PR_SET_PDEATHSIG), so a worker thread will not do.
 
-        Args:
-            address: "local", "auto" or host:port.
-
         Raises:
             ConfigError: Ray is not installed, or nothing answers at the address.
         """
@@ -91,7 +88,7 @@ class Cluster:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise not_installed("engine=ray", "Ray", "ray>=2.50") from error
-        options: dict[str, object] = {"logging_level": "ERROR", "log_to_driver": False}
+        options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         if address == "local":
             options |= {
                 "include_dashboard": False,

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError
 from es_cookbook.engines.base import EngineBuilder
@@ -46,15 +46,9 @@ class DisagreementError(EngineError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How the engines of a pool are made, and how long they are waited for.
+    """How the engines of a pool are made, and how long they are waited for: see `RayPoolBuilder`.
 
-    Attributes:
-        builder: builds the engine, with `model_name` and `search_space`.
-        cluster: where, and `needs`, what one engine needs there.
-        max_restarts: of one engine between two steps.
-        request_timeout: seconds without any answer, while there are requests, after which an engine
-            hangs; also for loading genomes and taking a step.
-        start_timeout: seconds for building an engine, and for restoring it.
+    `request_timeout` is for loading genomes and taking a step, too; `start_timeout` for saving.
     """
 
     builder: EngineBuilder
@@ -85,14 +79,7 @@ class Ledger:
 
 
 class Member:
-    """One engine of a pool.
-
-    Args:
-        number: its name in the pool.
-        place: where its process runs.
-        settings: how it is made.
-        ledger: where it should be.
-        on_loss: called once if it is lost.
+    """One engine of a pool; `on_loss` is called once if it is lost.
 
     Attributes:
         built: what is known of its engine once it has started.
@@ -145,7 +132,7 @@ class Member:
         async with self._recovering():
             self._genomes = genomes
             if self._broken is None:
-                await self._call("load", genomes, limit="request_timeout")
+                await self._call("load", genomes)
 
     async def catch_up(self) -> int:
         """Take the steps that the pool has and this engine has not. Returns the fingerprint.
@@ -158,7 +145,7 @@ class Member:
             self._restarts_left = self._settings.max_restarts
             while self._broken is None and self._position < len(self._ledger.steps):
                 step = self._ledger.steps[self._position]
-                answer = await self._call("apply", step, limit="request_timeout")
+                answer = await self._call("apply", step)
                 self._fingerprint = cast(int, answer)
                 self._position += 1
         return self._fingerprint
@@ -182,12 +169,11 @@ class Member:
         """Have the engine write its centre."""
         async with self._changing():
             await self._revive()
-            await self._call("save", path, limit="start_timeout")
+            await self._call("save", path)
 
     async def close(self) -> None:
         """End the process; requests in flight fail."""
-        if self.lost is None:
-            self.lost = EngineError("the engine is closed")
+        self.lost = self.lost or EngineError("the engine is closed")
         in_flight = EngineError("the engine was closed while this request was in flight")
         self.mailbox.refuse(self.lost, in_flight)
         await self.mailbox.close()
@@ -275,7 +261,7 @@ class Member:
             self._actor.kill()
         self._actor = await settings.cluster.start(self.place, settings.needs)
         recipe = (settings.builder, settings.model_name, settings.search_space)
-        self.built = cast(Built, await self._call("build", *recipe, limit="start_timeout"))
+        self.built = cast(Built, await self._call("build", *recipe))
         await self._restore()
         if self._disagrees:
             await self._restore(from_base=True)
@@ -283,7 +269,7 @@ class Member:
             expected = cast(int, self._ledger.fingerprint)
             raise DisagreementError.of(self.number, self._fingerprint, expected)
         if self._genomes is not None:
-            await self._call("load", self._genomes, limit="request_timeout")
+            await self._call("load", self._genomes)
         self.mailbox.open(self._actor)
 
     @property
@@ -294,16 +280,15 @@ class Member:
     async def _restore(self, *, from_base: bool = False) -> None:
         steps = list(self._ledger.steps)
         snapshot = None if from_base else self._ledger.snapshot
-        answer = await self._call("restore", b"".join(steps), snapshot, limit="start_timeout")
+        answer = await self._call("restore", b"".join(steps), snapshot)
         self._fingerprint = cast(int, answer)
         self._position = len(steps)
 
-    async def _call(
-        self, method: str, *arguments: object, limit: Literal["request_timeout", "start_timeout"]
-    ) -> object:
+    async def _call(self, method: str, *arguments: object) -> object:
         assert self._actor is not None, "it is started before it is used"
         sent = sum(len(argument) for argument in arguments if isinstance(argument, bytes))
         self._ledger.counters.sent_bytes += sent
+        limit = "request_timeout" if method in ("load", "apply") else "start_timeout"
         seconds: float = getattr(self._settings, limit)
         try:
             return await self._actor.call(method, *arguments, timeout=seconds)

@@ -355,11 +355,7 @@ class RayPool(_AskingHost, Engine):
                 return await self._least_busy().mailbox.ask(request)
 
     def _least_busy(self) -> Member:
-        """The engine with the fewest requests.
-
-        Raises:
-            EngineError: None is left.
-        """
+        """The engine with the fewest requests."""
         if not self.members:
             raise self._none_left()
         return min(self.members, key=lambda member: member.mailbox.num_unanswered)
