@@ -98,13 +98,8 @@ class GenomeTerms:
         """Write one weight's factors of all genomes: Bᵀ, and scale · A rounded to float32 and cast.
 
         Term t of genome g takes the ranks from t · rank on at place g; all else stays as it is.
-
-        Args:
-            name: the weight's.
-            lora_a: (places, ranks, columns), any strides.
-            lora_b: (places, rows, ranks), any strides.
-            rows: of the weight, that `lora_b` has.
-            columns: of the weight, that `lora_a` has.
+        `lora_a` is (places, ranks, columns) and `lora_b` (places, rows, ranks), of these rows and
+        columns of the weight, with any strides.
         """
         if not self._num_terms:
             return

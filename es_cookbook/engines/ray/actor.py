@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 
 class Built(NamedTuple):
-    """What a pool knows of an engine.
-
-    Attributes:
-        traits: the engine's, as are `tokenizer` and `space`.
-        pid: process that runs it, and `node`, the machine.
-    """
+    """What a pool knows of an engine, of the process that runs it and of the machine, `node`."""
 
     traits: EngineTraits
     tokenizer: "PreTrainedTokenizerBase"

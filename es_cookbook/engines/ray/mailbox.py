@@ -7,7 +7,6 @@ sent again to the next one.
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -70,7 +69,7 @@ class Mailbox:
         self._nothing_sent.set()
         self._cancelled: list[int] = []
         self._next_number = 0
-        self._last_answer = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
         self._listener: asyncio.Task[None] | None = None
 
     @property
@@ -100,7 +99,8 @@ class Mailbox:
                 if not self._cancelled:
                     self._flush_soon()
                 self._cancelled.append(asked.number)
-                self._note_if_nothing_sent()
+                if not self._sent:
+                    self._expect_answers()
             raise
 
     def open(self, actor: Actor) -> None:
@@ -132,12 +132,6 @@ class Mailbox:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
 
-    def check_progress(self) -> None:
-        """Give the process up if it has been silent for too long."""
-        if self._sent and time.monotonic() - self._last_answer > self._timeout:
-            error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
-            self._fail(self._actor, error)
-
     def _flush_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self._flush)
 
@@ -151,14 +145,14 @@ class Mailbox:
             return
         asked, self._outbox = list(self._outbox), {}
         batch, order = encode_requests([one.request for one in asked])
-        if not self._sent:
-            self._last_answer = time.monotonic()
-            self._nothing_sent.clear()
+        was_idle = not self._sent
         first = self._next_number
         self._next_number += len(asked)
         for number, i in enumerate(order, first):
             asked[i].number = number
             self._sent[number] = asked[i]
+        if was_idle:
+            self._expect_answers()
         self._counters.sent_bytes += sum(map(len, batch))
         self._counters.question_bytes += len(batch.samples) + len(batch.scores)
         self._actor.send("submit", first, *batch)
@@ -170,7 +164,6 @@ class Mailbox:
         try:
             while self._sent:
                 data = await actor.call("fetch", timeout=None)
-                self._last_answer = time.monotonic()
                 self._take(actor, decode_answers(cast(bytes, data)))
         except EngineError as error:
             self._fail(actor, error)
@@ -197,11 +190,19 @@ class Mailbox:
                 asked.answer.set_result(answer)
         if failure is not None:
             self._fail(actor, failure)
-        self._note_if_nothing_sent()
+        self._expect_answers()
 
-    def _note_if_nothing_sent(self) -> None:
+    def _expect_answers(self) -> None:
+        """Begin to count the seconds without any answer; stop where none is to come."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         if not self._sent:
             self._nothing_sent.set()
+            return
+        self._nothing_sent.clear()
+        error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._timeout, self._fail, self._actor, error)
 
     def _fail(self, actor: Actor | None, error: EngineError) -> None:
         if actor is not self._actor or actor is None:
@@ -218,5 +219,5 @@ class Mailbox:
         self._outbox = {}
         self._sent.clear()
         self._cancelled.clear()
-        self._nothing_sent.set()
+        self._expect_answers()
         return unanswered

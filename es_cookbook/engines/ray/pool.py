@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_CHECKS_PER_TIMEOUT = 8
 _PATIENCE = 10.0
 """Seconds after which the user is told what is waited for."""
 
@@ -145,14 +144,8 @@ class RayPoolBuilder(EngineBuilder):
         pool: RayPool | None = None
         try:
             settings = PoolSettings(
-                self.engine,
-                model_name,
-                search_space,
-                cluster,
-                self._needs(cluster),
-                max_restarts=self.max_restarts,
-                request_timeout=self.request_timeout,
-                start_timeout=self.start_timeout,
+                *(self.engine, model_name, search_space, cluster, self._needs(cluster)),
+                *(self.max_restarts, self.request_timeout, self.start_timeout),
             )
             pool = RayPool(settings, self.strategy, self.max_engines or self.num_engines)
             await pool.add_engines(self.num_engines)
@@ -223,7 +216,7 @@ class RayPool(_AskingHost, Engine):
         self._is_closed = False
         self._moving = asyncio.Lock()
         self._reserving: asyncio.Task[object] | None = None
-        self._tasks: set[asyncio.Task[object]] = {asyncio.create_task(self._watch())}
+        self._tasks: set[asyncio.Task[object]] = set()
 
     @property
     @override
@@ -422,12 +415,6 @@ class RayPool(_AskingHost, Engine):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.request_timeout / _CHECKS_PER_TIMEOUT)
-            for member in self.members:
-                member.mailbox.check_progress()
 
     async def _move(self, move: Callable[[Member], Awaitable[int]]) -> int:
         """Move all engines. Returns the fingerprint on which they agree."""
