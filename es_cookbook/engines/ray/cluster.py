@@ -53,7 +53,7 @@ class Place(NamedTuple):
     """Room for one engine, reserved: a bundle of one of Ray's placement groups."""
 
     group: object
-    index: int
+    bundle: int
 
 
 class Cluster:
@@ -140,7 +140,7 @@ class Cluster:
             ActorLostError: It does not come up within a minute.
         """
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            place.group, place.index
+            place.group, place.bundle
         )
         threads = str(max(1, int(needs.num_cpus)))
         handle = (
