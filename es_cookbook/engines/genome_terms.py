@@ -4,9 +4,8 @@ On the CPU twins, and any genomes that share a seed, share the making of their n
 made for each of them, straight into its place.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _ALL = slice(None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Terms:
+class _Terms(NamedTuple):
     """What weights with the same share of every term have of the genomes' terms."""
 
     seeds: Sequence[int]
@@ -100,54 +98,30 @@ class GenomeTerms:
         """Write one weight's factors of all genomes: Bᵀ, and scale · A rounded to float32 and cast.
 
         Term t of genome g takes the ranks from t · rank on at place g; all else stays as it is.
-
-        Args:
-            name: the weight's.
-            lora_a: (places, ranks, columns), any strides.
-            lora_b: (places, rows, ranks), any strides.
-            rows: of the weight, that `lora_b` has.
-            columns: of the weight, that `lora_a` has.
+        `lora_a` is (places, ranks, columns) and `lora_b` (places, rows, ranks), of these rows and
+        columns of the weight, with any strides.
         """
         if not self._num_terms:
             return
         own = self._of_kind[self._space.shares.kind(name)]
+        rank = self._low_rank.rank
+        ranks_t = [slice(t * rank, (t + 1) * rank) for t in range(self._num_terms)]
+        height, width = self._space.shapes[name]
         if own.sent_t is not None and isinstance(rows, slice) and isinstance(columns, slice):
-            self._write_there(own.sent_t, name, lora_a, lora_b, rows, columns)
+            from es_cookbook.evolution.noise.triton.kernels import factors_into
+
+            part = Part(rows.indices(height)[:2], columns.indices(width)[:2], width)
+            for ranks, terms in zip(ranks_t, own.sent_t, strict=True):
+                a, b = lora_a[:, ranks], lora_b[:, :, ranks]
+                factors_into(a, b, name, terms, self._low_rank.noise, part)
             return
-        shape = self._shape(name)
-        a_S, b_S = map(torch.from_numpy, self._low_rank.factors_S(name, shape, own.seeds))
+        factors_S = self._low_rank.factors_S(name, (height, width), own.seeds)
+        a_S, b_S = map(torch.from_numpy, factors_S)
         a_S, b_S = a_S[:, rows], b_S[:, columns]
-        pairs = zip(own.place_t_G, own.scale_t_G, strict=True)
-        for t, (place_G, scale_G) in enumerate(pairs):
-            ranks = self._ranks(t)
+        for ranks, place_G, scale_G in zip(ranks_t, own.place_t_G, own.scale_t_G, strict=True):
             lora_a[: self.num_genomes, ranks] = b_S[place_G].mT.to(lora_a)
             scaled_G = a_S[place_G] * scale_G[:, None, None]
             lora_b[: self.num_genomes, :, ranks] = scaled_G.to(lora_b)
-
-    def _write_there(
-        self,
-        sent_t: Sequence["SlotTerms"],
-        name: str,
-        lora_a: torch.Tensor,
-        lora_b: torch.Tensor,
-        rows: slice,
-        columns: slice,
-    ) -> None:
-        from es_cookbook.evolution.noise.triton.kernels import factors_into
-
-        num_rows, num_columns = self._shape(name)
-        part = Part(rows.indices(num_rows)[:2], columns.indices(num_columns)[:2], num_columns)
-        for t, terms in enumerate(sent_t):
-            ranks = self._ranks(t)
-            a, b = lora_a[:, ranks], lora_b[:, :, ranks]
-            factors_into(a, b, name, terms, self._low_rank.noise, part)
-
-    def _ranks(self, t: int) -> slice:
-        return slice(t * self._low_rank.rank, (t + 1) * self._low_rank.rank)
-
-    def _shape(self, name: str) -> tuple[int, int]:
-        num_rows, num_columns = self._space.shapes[name]
-        return num_rows, num_columns
 
 
 def _send(

@@ -90,10 +90,7 @@ class Usage:
 
     @contextmanager
     def changing(self, what: str) -> Generator[None]:
-        """Inside, nobody else may use the engine.
-
-        Args:
-            what: what is being done, for example "load genomes".
+        """Inside, nobody else may use the engine; `what` is done, for example "load genomes".
 
         Raises:
             EngineError: The engine is closed, being changed, or requests are in flight.

@@ -12,13 +12,13 @@ All integers are little-endian. Nothing here is written to disk: both ends run t
 import itertools
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import Offsets, Rule
+from es_cookbook.evolution.rules import Offsets
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 Request: TypeAlias = SampleRequest | LogprobsRequest
@@ -73,9 +73,7 @@ def decode_steps(data: bytes) -> Iterator[Step]:
         decay = float(np.frombuffer(data, _NUMBER, 1, start)[0])
         start += _NUMBER.itemsize
         end = start + num_terms * _BYTES_PER_TERM
-        rule = cast(
-            "Rule | None", pickle.loads(data[end : end + rule_bytes]) if rule_bytes else None
-        )
+        rule = pickle.loads(data[end : end + rule_bytes]) if rule_bytes else None
         yield Step(tuple(_decode_terms(data[start:end])), decay, rule)
         start = end + rule_bytes
 
@@ -92,49 +90,20 @@ def _decode_terms(data: bytes) -> list[Term]:
     return [Term(seed, coefficient) for seed, coefficient in zip(seeds, coefficients, strict=True)]
 
 
-class SampleQuestion(NamedTuple):
-    """A `SampleRequest` without its target."""
-
-    observation: Observation
-    params: SamplingParams
-    seed: int
-
-    def ask(self, target: Target) -> SampleRequest:
-        """Returns the request that asks this of a target."""
-        return SampleRequest(target, self.observation, self.params, self.seed)
-
-
-class LogprobsQuestion(NamedTuple):
-    """A `LogprobsRequest` without its target."""
-
-    prompt_T: tuple[int, ...]
-    continuation_T: tuple[int, ...]
-
-    def ask(self, target: Target) -> LogprobsRequest:
-        """Returns the request that asks this of a target."""
-        return LogprobsRequest(target, self.prompt_T, self.continuation_T)
-
-
-_Question: TypeAlias = SampleQuestion | LogprobsQuestion
+_Question: TypeAlias = tuple[Any, ...]
+"""A request without its target; plain, because a pickled class costs bytes in each instance."""
 _Asked: TypeAlias = list[tuple[int, int]]
 """For one question, each target's number and the index of the request."""
-
-
-class _Rectangle(NamedTuple):
-    """Consecutive questions, each asked of the same consecutive targets."""
-
-    first_question: int
-    num_questions: int
-    first_target: int
-    num_targets: int
+_Rectangle: TypeAlias = tuple[int, int, int, int]
+"""First question, how many, first target, how many: each of these is asked of each of those."""
 
 
 class Batch(NamedTuple):
     """Requests as bytes.
 
     Attributes:
-        samples: every `SampleQuestion`, once; empty if there is none.
-        scores: every `LogprobsQuestion`, once; they are numbered after the samples.
+        samples: the question of every `SampleRequest`, once; empty if there is none.
+        scores: that of every `LogprobsRequest`; they are numbered after the samples.
         who: rectangles of questions x targets.
     """
 
@@ -154,25 +123,23 @@ def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
 
 def decode_requests(batch: Batch) -> Iterator[Request]:
     """Undo `encode_requests`, in the order that it gave."""
-    questions: list[_Question] = [
-        *(SampleQuestion(*plain) for plain in _unpack(batch.samples)),
-        *(LogprobsQuestion(*plain) for plain in _unpack(batch.scores)),
-    ]
-    for row in np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist():
-        first, num_questions, first_target, num_targets = _Rectangle(*row)
+    samples, scores = _unpack(batch.samples), _unpack(batch.scores)
+    questions = [(SampleRequest, q) for q in samples] + [(LogprobsRequest, q) for q in scores]
+    rectangles = np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist()
+    for first, num_questions, first_target, num_targets in rectangles:
         targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
-        for question in questions[first : first + num_questions]:
-            yield from map(question.ask, targets)
+        for request, question in questions[first : first + num_questions]:
+            yield from (request(target, *question) for target in targets)
 
 
 def _by_question(
     requests: Sequence[Request],
-) -> tuple[list[tuple[SampleQuestion, _Asked]], list[tuple[LogprobsQuestion, _Asked]]]:
+) -> tuple[list[tuple[_Question, _Asked]], list[tuple[_Question, _Asked]]]:
     """Each question once, with its targets; equal prompts become one object."""
     # Hashing a prompt is slow, so once per request; settings are few, and mostly one object.
     by_prompt: dict[Observation, dict[tuple[int, int], _Asked]] = {}
     settings: list[SamplingParams] = []
-    scores: dict[LogprobsQuestion, _Asked] = {}
+    scores: dict[_Question, _Asked] = {}
     for i, request in enumerate(requests):
         if isinstance(request, SampleRequest):
             if request.params not in settings:
@@ -180,11 +147,10 @@ def _by_question(
             how = settings.index(request.params), request.seed
             asked = by_prompt.setdefault(request.observation, {}).setdefault(how, [])
         else:
-            question = LogprobsQuestion(request.prompt_T, request.continuation_T)
-            asked = scores.setdefault(question, [])
+            asked = scores.setdefault((request.prompt_T, request.continuation_T), [])
         asked.append((_number(request.target), i))
-    samples = [
-        (SampleQuestion(prompt, settings[s], seed), asked)
+    samples: list[tuple[_Question, _Asked]] = [
+        ((prompt, settings[s], seed), asked)
         for prompt, of_prompt in by_prompt.items()
         for (s, seed), asked in of_prompt.items()
     ]
@@ -201,7 +167,7 @@ def _rectangles(asked_Q: Sequence[_Asked]) -> tuple[list[_Rectangle], list[int]]
         num_questions = len(list(alike))
         start = 0
         for target, length in runs:
-            rectangles.append(_Rectangle(first, num_questions, target, length))
+            rectangles.append((first, num_questions, target, length))
             for asked in asked_Q[first : first + num_questions]:
                 order += [i for _, i in asked[start : start + length]]
             start += length
@@ -221,12 +187,10 @@ def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _pack(questions: Sequence[_Question]) -> bytes:
-    """As plain tuples, because a pickled class costs bytes in each of its instances."""
-    plain = [tuple(question) for question in questions]
-    return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL) if plain else b""
+    return pickle.dumps(questions, pickle.HIGHEST_PROTOCOL) if questions else b""
 
 
-def _unpack(data: bytes) -> "list[tuple[Any, ...]]":
+def _unpack(data: bytes) -> list[_Question]:
     return pickle.loads(data) if data else []
 
 

@@ -8,7 +8,6 @@ This module knows nothing of Ray; the pool makes an actor of the class where it 
 """
 
 import asyncio
-import dataclasses
 import os
 import pickle
 import platform
@@ -16,7 +15,7 @@ import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError
 from es_cookbook.engines.base import Engine, EngineBuilder, EngineTraits, SampleRequest
@@ -36,14 +35,8 @@ if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Built:
-    """What a pool knows of an engine.
-
-    Attributes:
-        traits: the engine's, as are `tokenizer` and `space`.
-        pid: process that runs it, and `node`, the machine.
-    """
+class Built(NamedTuple):
+    """What a pool knows of an engine, of the process that runs it and of the machine, `node`."""
 
     traits: EngineTraits
     tokenizer: "PreTrainedTokenizerBase"
@@ -55,8 +48,9 @@ class Built:
 class EngineActor:
     """One engine in a process of its own. `call` is the only method that the pool uses."""
 
+    _engine: Engine
+
     def __init__(self) -> None:
-        self._built: Engine | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answers: list[tuple[int, Answer]] = []
         self._there_are_answers = asyncio.Event()
@@ -78,7 +72,7 @@ class EngineActor:
         self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
     ) -> Built:
         """Build the engine."""
-        self._built = engine = await builder(model_name=model_name, search_space=search_space)
+        self._engine = engine = await builder(model_name=model_name, search_space=search_space)
         return Built(engine.traits, engine.tokenizer, engine.space, os.getpid(), platform.node())
 
     async def load(self, genomes: bytes) -> None:
@@ -105,8 +99,8 @@ class EngineActor:
 
     async def close(self) -> None:
         """Close the engine, if there is one."""
-        if self._built is not None:
-            await self._built.close()
+        if hasattr(self, "_engine"):
+            await self._engine.close()
 
     async def submit(self, first: int, *batch: bytes) -> None:
         """Start on the requests of a `Batch`, numbered from `first` on."""
@@ -146,11 +140,6 @@ class EngineActor:
             del self._tasks[number]
         self._answers.append((number, answer))
         self._there_are_answers.set()
-
-    @property
-    def _engine(self) -> Engine:
-        assert self._built is not None, "the pool builds the engine first"
-        return self._built
 
 
 def portable(error: Exception) -> ESCookbookError:

@@ -9,7 +9,6 @@ This is the only module that imports Ray.
 """
 
 import asyncio
-import dataclasses
 import os
 import pickle
 import socket
@@ -18,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from es_cookbook.common.errors import ConfigError, EngineError, not_installed
 from es_cookbook.engines.ray.actor import EngineActor
@@ -32,7 +31,7 @@ _SECONDS_TO_CLOSE = 10.0
 _CPUS_OF_OUR_OWN = 0.001
 _OBJECT_STORE_BYTES = 256 << 20
 """For a private Ray: batches of prompts are the largest things that cross."""
-# Ray reads these when it is imported.
+# Ray reads these when it is imported; what the user has set stays.
 _QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed"}
 _PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Listen on 127.0.0.1 only, as Ray does on Windows and macOS by itself."""
@@ -42,44 +41,34 @@ class ActorLostError(EngineError):
     """An engine's process that died, hung or could not be started."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Needs:
-    """What one engine needs of the cluster.
-
-    Attributes:
-        num_cpus: cores, and so threads.
-        num_gpus: GPUs, or a share of one.
-        env: environment variables of its process.
-    """
+class Needs(NamedTuple):
+    """Cores (and so threads), GPUs (or a share of one) and environment variables of one engine."""
 
     num_cpus: float
     num_gpus: float
     env: Mapping[str, str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Room for one engine, reserved.
-
-    Attributes:
-        group: Ray's placement group.
-        index: which of its bundles.
-    """
+class Place(NamedTuple):
+    """Room for one engine, reserved: a bundle of one of Ray's placement groups."""
 
     group: object
-    index: int
+    bundle: int
 
 
 class Cluster:
-    """A Ray cluster that this process has joined.
+    """A Ray cluster that this process has joined, which it can do only once: pools share it.
 
     Attributes:
         is_private: it was started here, and has what this machine has.
     """
 
-    def __init__(self, ray: ModuleType, *, is_ours: bool, is_private: bool) -> None:
+    _lock: ClassVar = threading.Lock()
+    _address: ClassVar[str | None] = None  # to which the first pool connected, if one did
+    _sharing: ClassVar["set[Cluster]"] = set()
+
+    def __init__(self, ray: ModuleType, *, is_private: bool) -> None:
         self.is_private = is_private
-        self._is_ours = is_ours
         self._ray = ray
         self._groups: list[object] = []
 
@@ -90,21 +79,23 @@ class Cluster:
         Takes some seconds, on this very thread: Ray's processes end with the thread that starts
         them (Linux's PR_SET_PDEATHSIG), so a worker thread will not do.
 
-        Args:
-            address: "local", "auto" or host:port.
-
         Raises:
             ConfigError: Ray is not installed, or nothing answers at the address.
         """
-        ray = _import_ray(_QUIET | (_PRIVATE if address == "local" else {}))
-        options: dict[str, object] = {"logging_level": "ERROR", "log_to_driver": False}
+        for name, value in (_QUIET | (_PRIVATE if address == "local" else {})).items():
+            os.environ.setdefault(name, value)
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise not_installed("engine=ray", "Ray", "ray>=2.50") from error
+        options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         if address == "local":
             options |= {
                 "include_dashboard": False,
                 "num_cpus": 1,  # For each of them Ray would start a process that nobody uses.
                 "object_store_memory": _OBJECT_STORE_BYTES,
             }
-        with _ours.lock:
+        with cls._lock:
             if not ray.is_initialized():
                 if address != "local":
                     _check_reachable(address)
@@ -112,10 +103,11 @@ class Cluster:
                     ray.init(address=address, **options)
                 except (ConnectionError, OSError, RuntimeError, ValueError) as error:
                     raise _unreachable(address, str(error).partition("\n")[0]) from error
-                _ours.address = address
-            is_ours = _ours.address is not None
-            _ours.num_users += is_ours
-        return cls(ray, is_ours=is_ours, is_private=_ours.address == "local")
+                Cluster._address = address
+            cluster = cls(ray, is_private=cls._address == "local")
+            if cls._address is not None:
+                cls._sharing.add(cluster)
+        return cluster
 
     def resources(self) -> dict[str, float]:
         """All that the cluster has, in use or not: `CPU`, `GPU` and more."""
@@ -148,7 +140,7 @@ class Cluster:
             ActorLostError: It does not come up within a minute.
         """
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            place.group, place.index
+            place.group, place.bundle
         )
         threads = str(max(1, int(needs.num_cpus)))
         handle = (
@@ -165,12 +157,12 @@ class Cluster:
         actor = Actor(self._ray, handle)
         try:
             await actor.call("hello", timeout=_SECONDS_TO_APPEAR)
-        except BaseException as error:
+        except TimeoutError:
             actor.kill()
-            if isinstance(error, TimeoutError):
-                raise ActorLostError(
-                    f"its process did not start within {_SECONDS_TO_APPEAR:g} s"
-                ) from None
+            sentence = f"its process did not start within {_SECONDS_TO_APPEAR:g} s"
+            raise ActorLostError(sentence) from None
+        except BaseException:
+            actor.kill()
             raise
         return actor
 
@@ -183,32 +175,15 @@ class Cluster:
         for group in self._groups:
             self._ray.util.remove_placement_group(group)
         self._groups.clear()
-        if self._is_ours:
-            self._is_ours = False
-            await asyncio.to_thread(self._leave)
+        await asyncio.to_thread(self._leave)
 
     def _leave(self) -> None:
-        with _ours.lock:
-            _ours.num_users -= 1
-            if _ours.num_users == 0:
-                _ours.address = None
-                self._ray.shutdown()
-
-
-class _Connection:
-    """This process's connection to Ray, which it can have only once, and the pools that share it.
-
-    Attributes:
-        address: to which the first pool connected; None if none did.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.address: str | None = None
-        self.num_users = 0
-
-
-_ours = _Connection()
+        with self._lock:
+            if self in self._sharing:
+                self._sharing.remove(self)
+                if not self._sharing:
+                    Cluster._address = None
+                    self._ray.shutdown()
 
 
 class Actor:
@@ -220,12 +195,7 @@ class Actor:
         self._call = cast("Callable[..., Awaitable[bytes]]", cast(Any, handle).call.remote)
 
     async def call(self, method: str, *arguments: object, timeout: float | None) -> object:
-        """Run a method of `EngineActor`. Returns what it returns.
-
-        Args:
-            method: its name.
-            *arguments: what it takes.
-            timeout: seconds, or None for as long as it takes.
+        """Run a method of `EngineActor`, for at most `timeout` seconds. Returns what it returns.
 
         Raises:
             ActorLostError: The process died.
@@ -258,17 +228,6 @@ class Actor:
     def kill(self) -> None:
         """End the process at once, if there is one."""
         self._ray.kill(self._handle)
-
-
-def _import_ray(environment: Mapping[str, str]) -> ModuleType:
-    """Ray, imported with these environment variables where the user has not set them."""
-    for name, value in environment.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise not_installed("engine=ray", "Ray", "ray>=2.50") from error
-    return ray
 
 
 def _check_reachable(address: str) -> None:

@@ -7,7 +7,6 @@ sent again to the next one.
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -18,18 +17,20 @@ from es_cookbook.rl.types import Action
 
 
 @dataclasses.dataclass(slots=True)
-class Traffic:
-    """What went to and fro, over all engines of a pool.
+class Counters:
+    """What happened over all engines of a pool, by the names of `RayPool.stats`.
 
     Attributes:
-        num_requests: that were answered.
-        num_tokens: that were sampled.
+        restarted: engines.
+        requests: that were answered.
+        tokens: that were sampled.
         sent_bytes: to engines, Ray's own envelopes left out.
         question_bytes: of those, prompts with how to sample them and their seeds.
     """
 
-    num_requests: int = 0
-    num_tokens: int = 0
+    restarted: int = 0
+    requests: int = 0
+    tokens: int = 0
     sent_bytes: int = 0
     question_bytes: int = 0
 
@@ -47,16 +48,16 @@ class Mailbox:
     """The requests of one engine. For the tasks of one event loop.
 
     Args:
-        traffic: counts what is sent.
+        counters: of the pool.
         timeout: seconds without any answer, while there are requests, after which a process hangs.
         on_failure: called when the process dies, hangs or cannot answer; nothing is sent any more
             until `open`.
     """
 
     def __init__(
-        self, traffic: Traffic, timeout: float, on_failure: Callable[[EngineError], None]
+        self, counters: Counters, timeout: float, on_failure: Callable[[EngineError], None]
     ) -> None:
-        self._traffic = traffic
+        self._counters = counters
         self._timeout = timeout
         self._on_failure = on_failure
         self._actor: Actor | None = None
@@ -68,7 +69,7 @@ class Mailbox:
         self._nothing_sent.set()
         self._cancelled: list[int] = []
         self._next_number = 0
-        self._last_answer = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
         self._listener: asyncio.Task[None] | None = None
 
     @property
@@ -92,7 +93,14 @@ class Mailbox:
         try:
             return await asked.answer
         except asyncio.CancelledError:
-            self._forget(asked)
+            # Its task was cancelled: so is the request, wherever it is.
+            self._outbox.pop(asked, None)
+            if asked.number is not None and self._sent.pop(asked.number, None) is not None:
+                if not self._cancelled:
+                    self._flush_soon()
+                self._cancelled.append(asked.number)
+                if not self._sent:
+                    self._expect_answers()
             raise
 
     def open(self, actor: Actor) -> None:
@@ -112,14 +120,10 @@ class Mailbox:
 
     def refuse(self, future: EngineError, waiting: EngineError) -> None:
         """Raise one error in all future requests, another in those that wait."""
-        self._actor = None
         self._refusing = future
-        for asked in [*self._sent.values(), *self._outbox]:
+        for asked in self._take_back():
             if not asked.answer.done():
                 asked.answer.set_exception(waiting)
-        self._sent.clear()
-        self._outbox.clear()
-        self._nothing_sent.set()
 
     async def close(self) -> None:
         """Stop listening."""
@@ -127,12 +131,6 @@ class Mailbox:
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
-
-    def check_progress(self) -> None:
-        """Give the process up if it has been silent for too long."""
-        if self._sent and time.monotonic() - self._last_answer > self._timeout:
-            error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
-            self._fail(self._actor, error)
 
     def _flush_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self._flush)
@@ -147,35 +145,25 @@ class Mailbox:
             return
         asked, self._outbox = list(self._outbox), {}
         batch, order = encode_requests([one.request for one in asked])
-        if not self._sent:
-            self._last_answer = time.monotonic()
-            self._nothing_sent.clear()
+        was_idle = not self._sent
         first = self._next_number
         self._next_number += len(asked)
         for number, i in enumerate(order, first):
             asked[i].number = number
             self._sent[number] = asked[i]
-        self._traffic.sent_bytes += sum(map(len, batch))
-        self._traffic.question_bytes += len(batch.samples) + len(batch.scores)
+        if was_idle:
+            self._expect_answers()
+        self._counters.sent_bytes += sum(map(len, batch))
+        self._counters.question_bytes += len(batch.samples) + len(batch.scores)
         self._actor.send("submit", first, *batch)
         if self._listener is None or self._listener.done():
             self._listener = asyncio.create_task(self._listen(self._actor))
-
-    def _forget(self, asked: _Asked) -> None:
-        """Its task was cancelled: so is the request, wherever it is."""
-        self._outbox.pop(asked, None)
-        if asked.number is not None and self._sent.pop(asked.number, None) is not None:
-            if not self._cancelled:
-                self._flush_soon()
-            self._cancelled.append(asked.number)
-            self._note_if_nothing_sent()
 
     async def _listen(self, actor: Actor) -> None:
         """Take answers until all are there."""
         try:
             while self._sent:
                 data = await actor.call("fetch", timeout=None)
-                self._last_answer = time.monotonic()
                 self._take(actor, decode_answers(cast(bytes, data)))
         except EngineError as error:
             self._fail(actor, error)
@@ -193,29 +181,43 @@ class Mailbox:
             asked.number = None
             if asked.answer.done():  # Cancelled in this turn of the event loop.
                 continue
-            self._traffic.num_requests += 1
+            self._counters.requests += 1
             if isinstance(answer, Exception):
                 asked.answer.set_exception(answer)
             else:
                 if isinstance(answer, Action):
-                    self._traffic.num_tokens += len(answer.tokens_T)
+                    self._counters.tokens += len(answer.tokens_T)
                 asked.answer.set_result(answer)
         if failure is not None:
             self._fail(actor, failure)
-        self._note_if_nothing_sent()
+        self._expect_answers()
 
-    def _note_if_nothing_sent(self) -> None:
+    def _expect_answers(self) -> None:
+        """Begin to count the seconds without any answer; stop where none is to come."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         if not self._sent:
             self._nothing_sent.set()
+            return
+        self._nothing_sent.clear()
+        error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._timeout, self._fail, self._actor, error)
 
     def _fail(self, actor: Actor | None, error: EngineError) -> None:
         if actor is not self._actor or actor is None:
             return
+        self._outbox = dict.fromkeys(self._take_back())
+        self._on_failure(error)
+
+    def _take_back(self) -> list[_Asked]:
+        """Have no process any more. Returns what is not answered."""
         self._actor = None
-        self._outbox = dict.fromkeys([*self._sent.values(), *self._outbox])
-        for asked in self._outbox:
+        unanswered = [*self._sent.values(), *self._outbox]
+        for asked in unanswered:
             asked.number = None
+        self._outbox = {}
         self._sent.clear()
         self._cancelled.clear()
-        self._nothing_sent.set()
-        self._on_failure(error)
+        self._expect_answers()
+        return unanswered

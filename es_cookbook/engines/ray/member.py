@@ -3,7 +3,7 @@
 A rollout is a function of (centre, genome, prompt, sampling seed), and all four are known here: so
 an engine whose process dies, hangs or fails is replaced by a new one that is brought to the same
 place. It is restored from the pool's steps, its fingerprint is compared, its genomes are loaded
-again, and what was not answered is asked again (`ray_mailbox`). Who asked notices nothing but the
+again, and what was not answered is asked again (`mailbox`). Who asked notices nothing but the
 time it takes. An engine that cannot be brought back is lost: whoever used it gets an
 `EngineLostError`, and goes to another.
 """
@@ -11,15 +11,15 @@ time it takes. An engine that cannot be brought back is lost: whoever used it ge
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Literal, NoReturn, cast
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
-from es_cookbook.engines.ray.mailbox import Mailbox, Traffic
+from es_cookbook.engines.ray.mailbox import Counters, Mailbox
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -46,15 +46,9 @@ class DisagreementError(EngineError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How the engines of a pool are made, and how long they are waited for.
+    """How the engines of a pool are made, and how long they are waited for: see `RayPoolBuilder`.
 
-    Attributes:
-        builder: builds the engine, with `model_name` and `search_space`.
-        cluster: where, and `needs`, what one engine needs there.
-        max_restarts: of one engine between two steps.
-        request_timeout: seconds without any answer, while there are requests, after which an engine
-            hangs; also for loading genomes and taking a step.
-        start_timeout: seconds for building an engine, and for restoring it.
+    `request_timeout` is for loading genomes and taking a step, too; `start_timeout` for saving.
     """
 
     builder: EngineBuilder
@@ -75,26 +69,17 @@ class Ledger:
         steps: from the base to now, as bytes.
         snapshot: path of a centre on their way, for engines that can read it.
         fingerprint: that they give; None while it is being found out.
-        num_restarts: of engines.
-        traffic: with all engines.
+        counters: of what they did.
     """
 
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
     fingerprint: int | None = None
-    num_restarts: int = 0
-    traffic: Traffic = dataclasses.field(default_factory=Traffic)
+    counters: Counters = dataclasses.field(default_factory=Counters)
 
 
 class Member:
-    """One engine of a pool.
-
-    Args:
-        number: its name in the pool.
-        place: where its process runs.
-        settings: how it is made.
-        ledger: where it should be.
-        on_loss: called once if it is lost.
+    """One engine of a pool; `on_loss` is called once if it is lost.
 
     Attributes:
         built: what is known of its engine once it has started.
@@ -114,7 +99,7 @@ class Member:
     ) -> None:
         self.number = number
         self.place = place
-        self.mailbox = Mailbox(ledger.traffic, settings.request_timeout, self._repair_soon)
+        self.mailbox = Mailbox(ledger.counters, settings.request_timeout, self._repair_soon)
         self.lost: EngineError | None = None
         self._settings = settings
         self._ledger = ledger
@@ -144,12 +129,10 @@ class Member:
         Raises:
             EngineLostError: It is lost.
         """
-        async with self._changing():
+        async with self._recovering():
             self._genomes = genomes
             if self._broken is None:
-                with self._breaking():
-                    await self._call("load", genomes, limit="request_timeout")
-            await self._revive()
+                await self._call("load", genomes)
 
     async def catch_up(self) -> int:
         """Take the steps that the pool has and this engine has not. Returns the fingerprint.
@@ -157,17 +140,15 @@ class Member:
         Raises:
             EngineLostError: It is lost.
         """
-        async with self._changing():
+        async with self._recovering():
             self._genomes = None
             self._restarts_left = self._settings.max_restarts
             while self._broken is None and self._position < len(self._ledger.steps):
-                with self._breaking():
-                    step = self._ledger.steps[self._position]
-                    answer = await self._call("apply", step, limit="request_timeout")
-                    self._fingerprint = cast(int, answer)
-                    self._position += 1
-            await self._revive()
-            return self._fingerprint
+                step = self._ledger.steps[self._position]
+                answer = await self._call("apply", step)
+                self._fingerprint = cast(int, answer)
+                self._position += 1
+        return self._fingerprint
 
     async def restore(self, *, from_base: bool = False) -> int:
         """Set the centre to the base moved by the pool's steps. Returns the fingerprint.
@@ -178,24 +159,21 @@ class Member:
         Raises:
             EngineLostError: It is lost.
         """
-        async with self._changing():
+        async with self._recovering():
             self._genomes = None
             if self._broken is None:
-                with self._breaking():
-                    await self._restore(from_base=from_base)
-            await self._revive()
-            return self._fingerprint
+                await self._restore(from_base=from_base)
+        return self._fingerprint
 
     async def save(self, path: str) -> None:
         """Have the engine write its centre."""
         async with self._changing():
             await self._revive()
-            await self._call("save", path, limit="start_timeout")
+            await self._call("save", path)
 
     async def close(self) -> None:
         """End the process; requests in flight fail."""
-        if self.lost is None:
-            self.lost = EngineError("the engine is closed")
+        self.lost = self.lost or EngineError("the engine is closed")
         in_flight = EngineError("the engine was closed while this request was in flight")
         self.mailbox.refuse(self.lost, in_flight)
         await self.mailbox.close()
@@ -212,8 +190,8 @@ class Member:
 
     async def _repair(self) -> None:
         with suppress(EngineError):  # Whoever waits for an answer is told.
-            async with self._changing():
-                await self._revive()
+            async with self._recovering():
+                pass
 
     @asynccontextmanager
     async def _changing(self) -> AsyncGenerator[None]:
@@ -227,13 +205,15 @@ class Member:
             finally:
                 self.mailbox.resume()
 
-    @contextmanager
-    def _breaking(self) -> Generator[None]:
-        """An engine that fails inside is broken."""
-        try:
-            yield
-        except EngineError as error:
-            self._broken = error
+    @asynccontextmanager
+    async def _recovering(self) -> AsyncGenerator[None]:
+        """As `_changing`; an engine that is broken, or breaks inside, is replaced at the end."""
+        async with self._changing():
+            try:
+                yield
+            except EngineError as error:
+                self._broken = error
+            await self._revive()
 
     async def _revive(self) -> None:
         """Put a new engine in the place of a broken one.
@@ -245,9 +225,9 @@ class Member:
         restarts = self._settings.max_restarts
         while self._broken is not None:
             if self._restarts_left == 0:
-                self._lose(self._lost(f"{self._broken} (engine.max_restarts={restarts})"))
+                self._lose(f"{self._broken} (engine.max_restarts={restarts})")
             self._restarts_left -= 1
-            self._ledger.num_restarts += 1
+            self._ledger.counters.restarted += 1
             _logger.warning(
                 "engine %d of the pool (process %d on %s) is started again (%d of %d): %s",
                 *(self.number, self.built.pid, self.built.node),
@@ -261,13 +241,11 @@ class Member:
             except EngineError as error:
                 self._broken = error
             except ESCookbookError as error:
-                self._lose(self._lost(str(error)))
+                self._lose(str(error))
 
-    def _lost(self, why: str) -> EngineLostError:
-        return EngineLostError(f"engine {self.number} of the pool is lost: {why}")
-
-    def _lose(self, reason: EngineError) -> NoReturn:
-        self.lost = reason
+    def _lose(self, why: str | DisagreementError) -> NoReturn:
+        lost = f"engine {self.number} of the pool is lost: {why}"
+        self.lost = reason = EngineLostError(lost) if isinstance(why, str) else why
         self.mailbox.refuse(reason, reason)
         if self._actor is not None:
             self._actor.kill()
@@ -283,7 +261,7 @@ class Member:
             self._actor.kill()
         self._actor = await settings.cluster.start(self.place, settings.needs)
         recipe = (settings.builder, settings.model_name, settings.search_space)
-        self.built = cast(Built, await self._call("build", *recipe, limit="start_timeout"))
+        self.built = cast(Built, await self._call("build", *recipe))
         await self._restore()
         if self._disagrees:
             await self._restore(from_base=True)
@@ -291,7 +269,7 @@ class Member:
             expected = cast(int, self._ledger.fingerprint)
             raise DisagreementError.of(self.number, self._fingerprint, expected)
         if self._genomes is not None:
-            await self._call("load", self._genomes, limit="request_timeout")
+            await self._call("load", self._genomes)
         self.mailbox.open(self._actor)
 
     @property
@@ -302,16 +280,15 @@ class Member:
     async def _restore(self, *, from_base: bool = False) -> None:
         steps = list(self._ledger.steps)
         snapshot = None if from_base else self._ledger.snapshot
-        answer = await self._call("restore", b"".join(steps), snapshot, limit="start_timeout")
+        answer = await self._call("restore", b"".join(steps), snapshot)
         self._fingerprint = cast(int, answer)
         self._position = len(steps)
 
-    async def _call(
-        self, method: str, *arguments: object, limit: Literal["request_timeout", "start_timeout"]
-    ) -> object:
+    async def _call(self, method: str, *arguments: object) -> object:
         assert self._actor is not None, "it is started before it is used"
         sent = sum(len(argument) for argument in arguments if isinstance(argument, bytes))
-        self._ledger.traffic.sent_bytes += sent
+        self._ledger.counters.sent_bytes += sent
+        limit = "request_timeout" if method in ("load", "apply") else "start_timeout"
         seconds: float = getattr(self._settings, limit)
         try:
             return await self._actor.call(method, *arguments, timeout=seconds)

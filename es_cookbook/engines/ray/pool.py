@@ -2,19 +2,34 @@
 
     engine=ray engine.num_engines=8 engine.engine=vllm engine.engine.dtype=bfloat16
 
-Engines are kept in step by seeds. A step goes to all of them at once; they answer with their
-centre's fingerprint, and one that disagrees is restored from the base and all steps. Blocks of
-genomes go to whichever engine is free; what is asked of the centre or the base goes to the one with
-the fewest requests. Engines that die, hang or fail are brought back (`ray_member`), and what they
-were doing is done again, so that with engines whose answers do not depend on the batch the run is
-the same, bit for bit. If one cannot be brought back the others go on with its block; after the next
-step the pool tries again to fill its place. Engines may join a running pool.
+Engines are kept in step by seeds, and an engine counts only while its centre is the pool's. A step
+goes to all of them at once; they answer with their centre's fingerprint, and one that differs from
+most is restored from the base and all steps. Blocks of genomes go to whichever engine is free; what
+is asked of the centre or the base goes to the one with the fewest requests. Engines that die, hang
+or fail are brought back (`member`), and what they were doing is done again, so that with engines
+whose answers do not depend on the batch the run is the same, bit for bit. If one cannot be brought
+back the others go on with its block; after the next step the pool tries again to fill its place.
+Engines may join a running pool: a new one starts in the background, takes the steps that were made
+meanwhile, and is let in when its fingerprint is that of the others.
 
 Left out: moving a running block to an engine that joins. It gets its first block when one is free,
 and a share of the population from the next generation on.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+import asyncio
+import dataclasses
+import logging
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -26,7 +41,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.cores import num_cores
-from es_cookbook.common.errors import ConfigError, EngineError, RequestError
+from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError, RequestError
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -35,15 +50,25 @@ from es_cookbook.engines.base import (
     LogprobsRequest,
     SampleRequest,
 )
-from es_cookbook.engines.ray.cluster import Cluster, Needs
-from es_cookbook.engines.ray.member import EngineLostError, Ledger, Member, PoolSettings
-from es_cookbook.engines.ray.roster import Roster
+from es_cookbook.engines.ray.cluster import Cluster, Needs, Place
+from es_cookbook.engines.ray.member import (
+    DisagreementError,
+    EngineLostError,
+    Ledger,
+    Member,
+    PoolSettings,
+)
 from es_cookbook.engines.wire import Request, encode_genomes, encode_step
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+
+_logger = logging.getLogger(__name__)
+
+_PATIENCE = 10.0
+"""Seconds after which the user is told what is waited for."""
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 
@@ -119,14 +144,8 @@ class RayPoolBuilder(EngineBuilder):
         pool: RayPool | None = None
         try:
             settings = PoolSettings(
-                self.engine,
-                model_name,
-                search_space,
-                cluster,
-                self._needs(cluster),
-                max_restarts=self.max_restarts,
-                request_timeout=self.request_timeout,
-                start_timeout=self.start_timeout,
+                *(self.engine, model_name, search_space, cluster, self._needs(cluster)),
+                *(self.max_restarts, self.request_timeout, self.start_timeout),
             )
             pool = RayPool(settings, self.strategy, self.max_engines or self.num_engines)
             await pool.add_engines(self.num_engines)
@@ -154,29 +173,56 @@ class RayPoolBuilder(EngineBuilder):
         return Needs(num_cpus, num_gpus, self.env)
 
 
-class RayPool(Engine):
+class _AskingHost(Host):
+    """A host whose requests of both kinds go the same way."""
+
+    @abstractmethod
+    async def _ask(self, request: Request) -> Action | list[float]: ...
+
+    @override
+    async def sample(self, request: SampleRequest) -> Action:
+        return cast(Action, await self._ask(request))
+
+    @override
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        return cast("list[float]", await self._ask(request))
+
+
+class RayPool(_AskingHost, Engine):
     """A pool of engines. Has no engines, and no traits, until `add_engines`.
+
+    It answers for the centre and the base itself, and for genomes on engines that it lends.
 
     Args:
         settings: how engines are made.
         strategy: how engines are placed that are added together.
         most: engines up to which more join by themselves while the cluster has room.
+
+    Attributes:
+        members: engines that are there now, and where their processes are.
     """
 
     def __init__(self, settings: PoolSettings, strategy: str, most: int) -> None:
+        self.members: list[Member] = []
+        self._settings = settings
         self._ledger = Ledger()
-        self._roster = Roster(settings, self._ledger, strategy, most)
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """Engines that are there now, and where their processes are."""
-        return self._roster.members
+        self._strategy = strategy
+        self._most = most
+        self._joining: set[Member] = set()
+        self._num_started = 0
+        self._free: asyncio.Queue[Member | None] = asyncio.Queue()
+        self._vacant: list[Place] = []
+        self._last_loss: EngineError | None = None
+        self._is_closed = False
+        self._moving = asyncio.Lock()
+        self._reserving: asyncio.Task[object] | None = None
+        self._tasks: set[asyncio.Task[object]] = set()
 
     @property
     @override
     def num_engines(self) -> int:
         """Engines that are there now."""
-        return max(1, len(self._roster.members))
+        return max(1, len(self.members))
 
     async def add_engines(self, count: int) -> None:
         """Have more engines join, and wait until they are there.
@@ -185,35 +231,60 @@ class RayPool(Engine):
             ConfigError: The cluster has no room for them within `start_timeout`.
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
-        await self._roster.add(count)
+        settings = self._settings
+        reserving = asyncio.create_task(
+            settings.cluster.reserve(count, settings.needs, self._strategy)
+        )
+        try:
+            async with asyncio.timeout(settings.start_timeout):
+                done, _ = await asyncio.wait({reserving}, timeout=_PATIENCE)
+                if not done:
+                    _logger.warning("waiting for %s", self._shortage(count))
+                places = await reserving
+        except TimeoutError:
+            raise ConfigError(
+                f"within engine.start_timeout={settings.start_timeout:g} s there was no "
+                f"{self._shortage(count)}"
+            ) from None
+        finally:
+            reserving.cancel()
+        try:
+            await self._join(places)
+        except BaseException:
+            settings.cluster.release(places)
+            raise
         # The same for all: they have one builder, and their fingerprints prove the same base.
-        built = self._roster.least_busy().built
+        built = self._least_busy().built
         self.traits, self.tokenizer, self.space = built.traits, built.tokenizer, built.space
 
     @override
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[Host]:
         """Borrow an engine; if it is lost meanwhile, the block goes to another by itself."""
-        lent = _LentHost(self._roster, await self._roster.borrow())
+        lent = _LentHost(self, await self.borrow())
         try:
             yield lent
         finally:
-            self._roster.give_back(lent.member)
+            if lent.member.lost is None:
+                self._free.put_nowait(lent.member)
+
+    async def borrow(self) -> Member:
+        """The next engine that is free.
+
+        Raises:
+            EngineError: None is left.
+        """
+        while self.members:
+            member = await self._free.get()
+            if member is not None and member.lost is None:
+                return member
+        self._free.put_nowait(None)  # Wakes the next who waits.
+        raise self._none_left()
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Not for pools: genomes are loaded on an engine that is lent."""
         raise EngineError("a pool hosts genomes on engines that it lends; use its `lend`")
-
-    @override
-    async def sample(self, request: SampleRequest) -> Action:
-        """For the centre and the base."""
-        return cast(Action, await self._ask(request))
-
-    @override
-    async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        """For the centre and the base."""
-        return cast("list[float]", await self._ask(request))
 
     @override
     async def apply(self, step: Step) -> int:
@@ -223,18 +294,23 @@ class RayPool(Engine):
             DisagreementError: An engine differs from the others after it was restored, too.
             EngineError: No engine is left.
         """
-        return await self._roster.apply(encode_step(step))
+        async with self._moving:
+            self._ledger.steps.append(encode_step(step))
+            return await self._move(Member.catch_up)
 
     @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
         """Raises as `apply`. Engines that see no such file use the base."""
-        path = None if snapshot is None else str(snapshot.absolute())
-        return await self._roster.restore([encode_step(step) for step in steps], path)
+        plain = [encode_step(step) for step in steps]
+        async with self._moving:
+            self._ledger.steps = plain
+            self._ledger.snapshot = None if snapshot is None else str(snapshot.absolute())
+            return await self._move(Member.restore)
 
     @override
     async def save(self, path: Path) -> None:
         """An engine writes it, so engines elsewhere need a shared directory."""
-        member = self._roster.least_busy()
+        member = self._least_busy()
         await member.save(str(path.absolute()))
         if not path.exists():
             raise EngineError(
@@ -244,25 +320,23 @@ class RayPool(Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """Counters.
-
-        `engines` there now, `restarted` so far, `requests` answered, `tokens` sampled,
-        `sent_bytes` to engines, and of those `question_bytes`: prompts, with how to sample.
-        """
-        traffic = self._ledger.traffic
-        return {
-            "engines": len(self._roster.members),
-            "restarted": self._ledger.num_restarts,
-            "requests": traffic.num_requests,
-            "tokens": traffic.num_tokens,
-            "sent_bytes": traffic.sent_bytes,
-            "question_bytes": traffic.question_bytes,
-        }
+        """`engines` there now, and counters: `Counters`."""
+        return {"engines": len(self.members), **dataclasses.asdict(self._ledger.counters)}
 
     @override
     async def close(self) -> None:
-        await self._roster.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        members, self.members = [*self.members, *self._joining], []
+        await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+        self._free.put_nowait(None)
+        await self._settings.cluster.close()
 
+    @override
     async def _ask(self, request: Request) -> Action | list[float]:
         if isinstance(request.target, int):
             raise RequestError(
@@ -271,23 +345,133 @@ class RayPool(Engine):
             )
         while True:
             with suppress(EngineLostError):  # Another may know.
-                return await self._roster.least_busy().mailbox.ask(request)
+                return await self._least_busy().mailbox.ask(request)
+
+    def _least_busy(self) -> Member:
+        """The engine with the fewest requests."""
+        if not self.members:
+            raise self._none_left()
+        return min(self.members, key=lambda member: member.mailbox.num_unanswered)
+
+    def _shortage(self, count: int) -> str:
+        needs, there = self._settings.needs, self._settings.cluster.resources()
+        return (
+            f"room on the Ray cluster for {count} engines with CPU {needs.num_cpus:g} and "
+            f"GPU {needs.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
+            f"GPU {there.get('GPU', 0):g} in all"
+        )
+
+    async def _join(self, places: Sequence[Place]) -> None:
+        """Start engines, and let them in once they are where the others are."""
+        members = [
+            Member(number, place, self._settings, self._ledger, self._lose)
+            for number, place in enumerate(places, self._num_started)
+        ]
+        self._num_started += len(places)
+        self._joining |= set(members)
+        try:
+            await _each(Member.start, members)
+            async with self._moving:
+                await self._agree(await _each(Member.catch_up, members))
+                for member in members:
+                    if member.lost is not None:
+                        raise member.lost
+        except BaseException:
+            await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+            raise
+        finally:
+            self._joining -= set(members)
+        self.members += members
+        for member in members:
+            self._free.put_nowait(member)
+
+    def _fill_up(self) -> None:
+        """Begin to start engines where some are missing, and to wait for room where more may be."""
+        places, self._vacant = self._vacant, []
+        for place in places:
+            self._spawn(self._join_later(place))
+        if self._reserving is None or self._reserving.done():
+            self._reserving = self._spawn(self._reserve_later())
+
+    async def _reserve_later(self) -> None:
+        """One after the other, while there may be more and they are able to join."""
+        settings = self._settings
+        able = True
+        while able and len(self.members) + len(self._joining) < self._most:
+            (place,) = await settings.cluster.reserve(1, settings.needs, self._strategy)
+            able = await self._join_later(place)
+
+    async def _join_later(self, place: Place) -> bool:
+        try:
+            await self._join([place])
+        except ESCookbookError as error:
+            _logger.warning("an engine could not join the pool: %s", error)
+            self._vacant.append(place)  # Tried again after the next step.
+            return False
+        return True
+
+    def _spawn(self, work: Coroutine[None, None, object]) -> "asyncio.Task[object]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _move(self, move: Callable[[Member], Awaitable[int]]) -> int:
+        """Move all engines. Returns the fingerprint on which they agree."""
+        self._ledger.fingerprint = None
+        await self._agree(await _each(move, list(self.members)))
+        if self._ledger.fingerprint is None:
+            raise self._none_left()
+        self._fill_up()
+        return self._ledger.fingerprint
+
+    async def _agree(self, found: dict[Member, int]) -> None:
+        """Restore engines that differ from the others; all have one fingerprint afterwards."""
+        expected = self._ledger.fingerprint
+        if expected is None:
+            for fingerprint, votes in Counter(found.values()).most_common(1):
+                expected = fingerprint if 2 * votes > len(found) else None
+        for member, fingerprint in list(found.items()):
+            if fingerprint != expected:
+                _logger.warning(
+                    "engine %d of the pool has fingerprint %016x, %s; it is restored",
+                    *(member.number, fingerprint),
+                    "engines disagree" if expected is None else f"the others {expected:016x}",
+                )
+                del found[member]
+                with suppress(EngineLostError):
+                    found[member] = await member.restore(from_base=True)
+        for member, fingerprint in found.items():
+            expected = fingerprint if expected is None else expected
+            if fingerprint != expected:
+                raise DisagreementError.of(member.number, fingerprint, expected)
+        self._ledger.fingerprint = expected
+
+    def _lose(self, member: Member) -> None:
+        """Told by an engine that is lost."""
+        self._last_loss = member.lost
+        if member in self.members:
+            self.members.remove(member)
+            self._vacant.append(member.place)
+            _logger.warning("%s; engines left: %d", member.lost, len(self.members))
+            if not self.members:
+                self._free.put_nowait(None)
+
+    def _none_left(self) -> EngineError:
+        if self._is_closed:
+            return EngineError("the engine is closed")
+        return EngineError(
+            f"no engine of the pool is left ({self._last_loss}); what a run has recorded stays, "
+            "and it can be resumed"
+        )
 
 
-class _LentHost(Host):
-    """An engine that a block has borrowed; if it is lost, the block goes to another.
+class _LentHost(_AskingHost):
+    """An engine that a block has borrowed; if it is lost, the block goes to another."""
 
-    Args:
-        roster: lends others.
-        member: the first.
-
-    Attributes:
-        member: where the block is now.
-    """
-
-    def __init__(self, roster: Roster, member: Member) -> None:
+    def __init__(self, pool: RayPool, member: Member) -> None:
         self.member = member
-        self._roster = roster
+        self._pool = pool
         self._genomes = b""
         self._going = anyio.Lock()
 
@@ -299,13 +483,6 @@ class _LentHost(Host):
         await self._go_on()
 
     @override
-    async def sample(self, request: SampleRequest) -> Action:
-        return cast(Action, await self._ask(request))
-
-    @override
-    async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        return cast("list[float]", await self._ask(request))
-
     async def _ask(self, request: Request) -> Action | list[float]:
         while True:
             try:
@@ -317,6 +494,20 @@ class _LentHost(Host):
         """Borrow another engine in place of a lost one."""
         async with self._going:
             while isinstance(self.member.lost, EngineLostError):
-                self.member = await self._roster.borrow()
+                self.member = await self._pool.borrow()
                 with suppress(EngineLostError):
                     await self.member.load(self._genomes)
+
+
+async def _each(
+    move: Callable[[Member], Awaitable[int]], members: Sequence[Member]
+) -> dict[Member, int]:
+    """The fingerprints of those that are not lost, once all have ended; or the first error."""
+    outcomes = await asyncio.gather(*map(move, members), return_exceptions=True)
+    found: dict[Member, int] = {}
+    for member, outcome in zip(members, outcomes, strict=True):
+        if isinstance(outcome, int):
+            found[member] = outcome
+        elif not isinstance(outcome, EngineLostError):
+            raise outcome
+    return found

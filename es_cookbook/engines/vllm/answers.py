@@ -16,10 +16,6 @@ def merge_fingerprints(
 ) -> int:
     """The centre's fingerprint: the sum over its parts, those that several ranks have once.
 
-    Args:
-        pieces_of_ranks: what each rank answered.
-        shapes: the search space's.
-
     Raises:
         EngineError: Ranks disagree about a part, or have not all of a parameter between them.
     """

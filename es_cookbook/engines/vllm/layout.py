@@ -13,7 +13,7 @@ says which of them a rank's slots hold.
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -85,16 +85,6 @@ class Slots:
     columns: slice | Places
 
 
-class _LoRALayer(Protocol):
-    """What is used of vLLM's LoRA layers, which have no common type that says so."""
-
-    tp_size: int
-    lora_a_stacked: Sequence[torch.Tensor] | torch.Tensor
-    lora_b_stacked: Sequence[torch.Tensor] | torch.Tensor
-    slice_lora_a: Callable[[Any], Any]
-    slice_lora_b: Callable[[Any], Any]
-
-
 def find_placements(model: torch.nn.Module, infos: Sequence[ParameterInfo]) -> list[Placement]:
     """Ask the model's loader where it puts each parameter; leaves every bit as it was.
 
@@ -144,10 +134,10 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
     for name, module in model.named_modules():
         if not hasattr(module, "lora_a_stacked"):
             continue
-        layer = cast(_LoRALayer, module)
+        layer = cast(Any, module)  # vLLM's LoRA layers have no common type
         if isinstance(layer.lora_a_stacked, torch.Tensor):
             if layer.lora_a_stacked.dim() == 4:  # the logits', whole on every rank; 3: a table's
-                a, b = layer.lora_a_stacked[:, 0], cast(torch.Tensor, layer.lora_b_stacked)[:, 0]
+                a, b = layer.lora_a_stacked[:, 0], layer.lora_b_stacked[:, 0]
                 rows, columns = slice(0, b.shape[1]), slice(0, a.shape[2])
                 found.append(Slots("lm_head.weight", a, b, rows, columns))
             continue
@@ -156,7 +146,7 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
         stacked = list(zip(layer.lora_a_stacked, layer.lora_b_stacked, strict=True))
         if len(members) != len(stacked):  # fused by vLLM in a way its LoRA does not tell apart
             continue
-        rows, columns = _slices_of(layer, len(members))
+        rows, columns = _slices_of(module, len(members))
         for member, (a, b), row, column in zip(members, stacked, rows, columns, strict=True):
             whole_name = ".".join(filter(None, (parent, member, "weight")))
             places = _as_slice(row), _as_slice(column)
@@ -164,8 +154,9 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
     return found
 
 
-def _slices_of(layer: _LoRALayer, count: int) -> tuple[list[Places], list[Places]]:
+def _slices_of(module: torch.nn.Module, count: int) -> tuple[list[Places], list[Places]]:
     """Which rows and columns of each of a LoRA layer's weights this rank has."""
+    layer = cast(Any, module)
     sizes_a = [a.shape[-1] for a in layer.lora_a_stacked]
     sizes_b = [b.shape[-2] for b in layer.lora_b_stacked]
     if layer.tp_size == 1:
@@ -219,14 +210,7 @@ class _Probe:
         answers = [torch.zeros(p.shape[axis], dtype=torch.int64) for p in self.parameters]
         scale = 1
         while scale <= max(self._most, len(self._infos)):
-            digit = scale
-
-            def digit_of(
-                i: int, rows: torch.Tensor, columns: torch.Tensor, digit: int = digit
-            ) -> torch.Tensor:
-                return value_of(i, rows, columns) // digit % _BASE
-
-            self._load(digit_of)
+            self._load(lambda i, r, c, scale=scale: value_of(i, r, c) // scale % _BASE)
             for p, parameter in enumerate(self.parameters):
                 line = parameter.amax(1 - axis)
                 there = self.here_R[p][:, None] & self.here_C[p]

@@ -32,11 +32,7 @@ _SPLIT_BY_COLUMNS = ("o_proj", "out_proj", "dense", "down_proj", "dense_4h_to_h"
 
 
 class Shards:
-    """Elements of a model on each of the GPUs that share it.
-
-    Args:
-        model: on the meta device.
-        tp: how many GPUs.
+    """Elements of a model (on the meta device) on each of the `tp` GPUs that share it.
 
     Attributes:
         infos: its parameters.
@@ -137,12 +133,7 @@ class Needs:
     more_slots: int
 
     def check(self, memory: int, where: str, remedy: str) -> None:
-        """Refuse what does not fit.
-
-        Args:
-            memory: bytes that there are.
-            where: whose memory that is, in words.
-            remedy: what gives more of it.
+        """Refuse what does not fit into so many bytes; `where` and `remedy` go into the sentence.
 
         Raises:
             ConfigError: The model, its centre and one genome, or all genomes, do not fit.

@@ -31,11 +31,7 @@ _T = TypeVar("_T", Placement, Slots)
 
 
 class RankGenomes(ABC):
-    """What every kind of space does alike: moving the centre.
-
-    Args:
-        centre: of the parts that the rank has.
-    """
+    """What every kind of space does alike: moving the centre, of the parts that the rank has."""
 
     def __init__(self, centre: Centre) -> None:
         self.centre = centre
@@ -166,12 +162,7 @@ class AdapterGenomes(RankGenomes):
 def host_genomes(
     model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
 ) -> RankGenomes:
-    """Get ready to host a space's genomes.
-
-    Args:
-        model: vLLM's, loaded; with LoRA slots if the space needs them.
-        space: what genomes perturb.
-        infos: the Hugging Face model's parameters.
+    """Get ready to host a space's genomes on vLLM's model, with LoRA slots if it needs them.
 
     Raises:
         ModelError: The model has no such parameter, or no slot for it.

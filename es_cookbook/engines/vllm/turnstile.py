@@ -21,7 +21,7 @@ class Turnstile:
         current: the set that is there, None if none is known to be.
     """
 
-    def __init__(self, switch: Callable[[Hashable], Awaitable[None]]) -> None:
+    def __init__(self, switch: Callable[[Hashable], Awaitable[object]]) -> None:
         self.current: Hashable | None = None
         self._switch = switch
         self._num_inside = 0

@@ -2,27 +2,25 @@
 
 vLLM imports this module in every worker before the model is loaded and mixes `GenomeWorker` into
 the worker. The engine calls its methods by name; arguments and answers are plain numbers, texts,
-bytes and lists, and seeds (or a small space's coordinates) are all that is ever sent.
+bytes and lists: once the search space, then seeds (or a small space's coordinates), never weights.
 """
 
 import functools
-from collections.abc import Callable, Generator, Sequence
+import pickle
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeAlias, cast
 
 import torch
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
-from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.common.configs import config_from_json
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.engines.vllm import cpu
 from es_cookbook.engines.vllm.answers import FingerprintPiece
 from es_cookbook.engines.vllm.rank import RankGenomes, host_genomes
 from es_cookbook.engines.wire import decode_genomes, decode_steps
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 if current_platform.is_cpu():
     cpu.prepare()
@@ -31,7 +29,6 @@ Answer: TypeAlias = tuple[str, object]
 """Nothing and what was asked for, or an error's class and its sentence."""
 
 _Arguments = ParamSpec("_Arguments")
-_Self = TypeVar("_Self", bound="GenomeWorker")
 
 
 def slot_request(slot: int) -> LoRARequest:
@@ -39,15 +36,13 @@ def slot_request(slot: int) -> LoRARequest:
     return LoRARequest(f"slot-{slot}", slot + 1, "filled by es_cookbook")
 
 
-def _answers(
-    method: Callable[Concatenate[_Self, _Arguments], object],
-) -> Callable[Concatenate[_Self, _Arguments], Answer]:
+def _answers(method: Callable[_Arguments, object]) -> Callable[_Arguments, Answer]:
     """Bring our own errors home as themselves: vLLM would make a text of them."""
 
     @functools.wraps(method)
-    def answer(self: _Self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Answer:
+    def answer(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Answer:
         try:
-            return "", method(self, *args, **kwargs)
+            return "", method(*args, **kwargs)
         except ESCookbookError as error:
             return type(error).__name__, str(error)
 
@@ -61,26 +56,19 @@ class GenomeWorker:
     _genomes: RankGenomes
 
     @_answers
-    def genomes_open(
-        self, space_json: str, infos: Sequence[tuple[str, Sequence[int], str]], num_slots: int
-    ) -> list[FingerprintPiece]:
+    def genomes_open(self, what: bytes, num_slots: int) -> list[FingerprintPiece]:
         """Get ready to host genomes.
 
         Args:
-            space_json: the search space's builder.
-            infos: name, shape and kind of the Hugging Face model's parameters.
+            what: the search space and the Hugging Face model's parameters, pickled.
             num_slots: LoRA slots; 0 where the space needs none.
         """
-        builder = cast(SearchSpaceBuilder, config_from_json(space_json))
-        parameters = [
-            ParameterInfo(name, tuple(shape), cast(Literal["linear", "embedding", "other"], kind))
-            for name, shape, kind in infos
-        ]
+        space, infos = pickle.loads(what)
         if num_slots:
             self._take_slots(num_slots)
         model = cast(torch.nn.Module, self.model_runner.model)
         with _writing_weights():
-            self._genomes = host_genomes(model, builder(parameters, read_adapter), parameters)
+            self._genomes = host_genomes(model, space, infos)
             if num_slots:
                 self._genomes.load([])
         return self._genomes.fingerprint()
