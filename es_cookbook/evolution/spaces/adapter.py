@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import chz
 import numpy as np
-from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
@@ -138,11 +137,11 @@ class Adapter(DenseBuilder):
         targets = {name: factor_names(name) for name in weights}
         shapes = factor_shapes(weights, lora.rank)
         space = AdapterSpace(
-            shapes=shapes,
-            noise=self.noise,
-            shares=_shares(self, shapes, list(targets.values())),
-            mask=self.mask(),
-            factors=AdapterFactors(targets, lora),
+            shapes,
+            self.noise,
+            _shares(self, shapes, list(targets.values())),
+            self.mask(),
+            adapter=AdapterFactors(targets, lora),
             init=self.init,
             init_seed=self.init_seed,
             start=start,
@@ -179,25 +178,18 @@ class Adapter(DenseBuilder):
 
 @dataclasses.dataclass(frozen=True)
 class AdapterSpace(FullRankSpace):
-    """The factors of some linear weights, perturbed by dense noise.
+    """The factors of some linear weights, A before B, perturbed by dense noise.
 
     Attributes:
-        shapes: name of a factor -> its shape, A before B, in the model's order.
-        factors: the weights that they adapt, and the scale.
         init: how a new adapter starts.
         init_seed: of its random factors.
         start: what was trained before; None for a new adapter.
     """
 
-    factors: AdapterFactors = dataclasses.field(kw_only=True)
+    adapter: AdapterFactors = dataclasses.field(kw_only=True)
     init: Init = "lora"
     init_seed: int = 0
     start: StoredAdapter | None = None
-
-    @property
-    @override
-    def adapter(self) -> AdapterFactors:
-        return self.factors
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """What the factors start from; the model's parameters do not matter."""

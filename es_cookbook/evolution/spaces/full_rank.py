@@ -18,8 +18,7 @@ Two ways of perturbing less of it at once:
   genome and a term of a step cost 1 / num_blocks of the noise. Weights and memory stay the same.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
@@ -28,7 +27,7 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import MAX_SEED, Term
-from es_cookbook.evolution.noise import NoiseKind, noise_range
+from es_cookbook.evolution.noise import noise_range
 from es_cookbook.evolution.noise.mask import LANE_VALUES, Mask
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
@@ -41,7 +40,6 @@ from es_cookbook.evolution.spaces.base import (
     refuse_quantised,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
-from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
@@ -87,21 +85,8 @@ class FullRank(DenseBuilder):
         return FullRankSpace(shapes, self.noise, self.shares(shapes), self.mask())
 
 
-@dataclasses.dataclass(frozen=True)
 class FullRankSpace(SearchSpace):
-    """Any parameters, perturbed by noise of their own shape.
-
-    Attributes:
-        shapes: name -> shape, in the model's order.
-        noise: distribution of the noise.
-        shares: what of a term each parameter has.
-        mask: which elements are perturbed; all if None.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    noise: NoiseKind = "gaussian"
-    shares: Shares = dataclasses.field(default_factory=Shares)
-    mask: Mask | None = None
+    """Any parameters, perturbed by noise of their own shape."""
 
     @override
     def add_terms_(
