@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, cast
@@ -200,43 +200,23 @@ def _make_quantised(model: PreTrainedModel, quantised: Mapping[str, QuantisedWei
         setattr(parents[parent], name, QuantLinear(found, weight))
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+def save_model(
+    write: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, path: Path
+) -> None:
     """Write a Hugging Face model directory: beside, to the disk, then renamed.
 
-    Raises:
-        EngineError: The path exists.
-    """
-    with _new_directory(path, tokenizer) as directory:
-        model.save_pretrained(directory)
-
-
-def save_quantised(
-    checkpoint: QuantisedCheckpoint,
-    moved: Iterable[tuple[str, torch.Tensor]],
-    tokenizer: PreTrainedTokenizerBase,
-    path: Path,
-) -> None:
-    """Write a quantised checkpoint with some of its parameters moved, in its own format.
-
     Args:
-        checkpoint: the base.
-        moved: names and values of quantised layers' parameters, as search spaces keep them.
+        write: fills a directory with all but the tokenizer, as `PreTrainedModel.save_pretrained`.
         tokenizer: to write beside it.
         path: of the model directory.
 
     Raises:
         EngineError: The path exists.
     """
-    with _new_directory(path, tokenizer) as directory:
-        checkpoint.write(directory, dict(checkpoint.stored(name, value) for name, value in moved))
-
-
-@contextlib.contextmanager
-def _new_directory(path: Path, tokenizer: PreTrainedTokenizerBase) -> Generator[Path]:
     if path.exists():
         raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
     with whole_directory(path) as directory:
-        yield directory
+        write(directory)
         tokenizer.save_pretrained(directory)
 
 
@@ -291,12 +271,10 @@ class BaseParameters(Mapping[str, torch.Tensor]):
         files = WeightFiles(weight_paths(model_name))
         self.dtype = _held_dtype(architecture, files) if dtype == "auto" else getattr(torch, dtype)
         self._source: Mapping[str, torch.Tensor] = files
-        parameters = dict(architecture.named_parameters(remove_duplicate=False))
-        stored_as: dict[int, str] = {}
-        for name, parameter in parameters.items():
-            if name in files:
-                stored_as.setdefault(id(parameter), name)
-        self._stored = {name: stored_as.get(id(parameters[name]), name) for name in names}
+        parameters = dict(architecture.named_parameters())
+        tied = reversed(first_names(architecture).items())
+        stored_as = {first: name for name, first in tied if name in files}
+        self._stored = {name: stored_as.get(name, name) for name in names}
         if any(
             stored not in files or files[stored].shape != parameters[name].shape
             for name, stored in self._stored.items()
@@ -313,6 +291,13 @@ class BaseParameters(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._stored)
+
+
+def first_names(model: PreTrainedModel) -> dict[str, str]:
+    """Every name of a parameter, in the model's order -> the first of those that are tied to it."""
+    first: dict[int, str] = {}
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:

@@ -33,7 +33,7 @@ whole ones (fp8, nf4): what a scale or a code of theirs is differs.
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, cast
 
@@ -302,13 +302,14 @@ class QuantisedCheckpoint:
         moved = self.weight(layer).moved({kind: value.cpu()})
         return f"{layer}.{self.layout.names[kind]}", self.layout.stored(moved, kind)
 
-    def write(self, directory: Path, changed: Mapping[str, torch.Tensor]) -> None:
-        """Write the checkpoint with some tensors changed, file by file; all else bit for bit.
+    def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write the checkpoint with some parameters moved, file by file; all else bit for bit.
 
         Args:
             directory: there already.
-            changed: stored name -> tensor, of the stored dtype and shape.
+            moved: names and values, as `stored` takes them.
         """
+        changed = dict(self.stored(name, value) for name, value in moved)
         for path in weight_paths(self.model_name):
             tensors = WeightFiles([path])
             save_file(

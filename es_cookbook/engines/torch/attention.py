@@ -95,33 +95,24 @@ class SlotCache:
                 by_slot[: len(slots)] = by_slot[slots]
 
 
-def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Batched matmul whose members' bits do not depend on their number.
-
-    One alone would take another code path.
-    """
-    if a.shape[0] == 1:
-        return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
-    return torch.bmm(a, b)
-
-
-def _probabilities(
-    layer: AttentionLayer, q: torch.Tensor, k_t: torch.Tensor, mask: torch.Tensor
+def _attend(
+    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Softmax of scaled, capped and masked scores; k comes transposed, the mask in float32.
+    """Softmax of scaled, capped and masked scores, times v; the mask is float32.
 
     Capped scores are rare (Gemma 2); the others take one pass. A single member is given a twin:
     alone, a batched matmul takes another code path, so bits would depend on the batch's size.
     """
     if q.shape[0] == 1:
-        return _probabilities(layer, q.expand(2, -1, -1), k_t.expand(2, -1, -1), mask)[:1]
-    mask = mask.to(q.dtype)
+        q, k, v = (member.expand(2, -1, -1) for member in (q, k, v))
+        return _attend(layer, q, k, v, mask)[:1]
+    mask, k_t = mask.to(q.dtype), k.transpose(1, 2)
     softcap = layer.softcap
     if softcap is None:
         scores = torch.baddbmm(mask, q, k_t, alpha=layer.scale)
     else:
         scores = torch.bmm(q, k_t).mul_(layer.scale / softcap).tanh_().mul_(softcap).add_(mask)
-    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
 class DecodeRows(AttentionRows):
@@ -152,8 +143,7 @@ class DecodeRows(AttentionRows):
         k_view = keys.view(-1, self.cache.slot_length, width)[:members, :length]
         v_view = values.view(-1, self.cache.slot_length, value_width)[:members, :length]
         q = q_T.reshape(members, heads // kv_heads, width)
-        probabilities = _probabilities(layer, q, k_view.transpose(1, 2), mask)
-        return torch.bmm(probabilities, v_view).view(num_rows, heads, value_width)
+        return _attend(layer, q, k_view, v_view, mask).view(num_rows, heads, value_width)
 
     def _mask(self, window: int | None, kv_heads: int, heads: int, width: int) -> torch.Tensor:
         """(rows * kv heads, heads a kv head, length): 0 where the row sees the position."""
@@ -269,7 +259,7 @@ class PrefillRows(AttentionRows):
         k = k_T[rows_N_L].transpose(1, 2).flatten(0, 1)
         v = v_T[rows_N_L].transpose(1, 2).flatten(0, 1)
         q = q.reshape(num * kv_heads, repeats * padded, -1)
-        out = _bmm(_probabilities(layer, q, k.transpose(1, 2), mask), v)
+        out = _attend(layer, q, k, v, mask)
         return out.view(num, kv_heads, repeats, padded, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def _write(self, cache: SlotCache, layer: int, k_T: torch.Tensor, v_T: torch.Tensor) -> None:

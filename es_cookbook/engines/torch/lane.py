@@ -170,7 +170,7 @@ class Lane:
         rows = _FlatRows(works, self._device)
         attention = PrefillRows(rows.starts, rows.lengths, self._device, self._cache, slots)
         last = [start + length - 1 for start, length in zip(rows.starts, rows.lengths, strict=True)]
-        # A batched matmul of one member takes another code path: see `attention._bmm`.
+        # A batched matmul of one member takes another code path: see `attention`.
         if len(last) == 1:
             last *= 2
         logit_rows = torch.tensor(last, device=self._device)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
@@ -92,20 +93,29 @@ class FullRankSpace(SearchSpace):
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
-        """W <- W + s * E, for each term in order; elements outside the mask keep every bit."""
+        """W <- W + change, for each term in order; elements outside the mask keep every bit."""
         own = self.shares.of(name, terms)
-        scaled = [(np.float32(term.coefficient), term.seed) for term in own]
-        present = [(scale, seed) for scale, seed in scaled if scale != 0]
+        present = [term for term in own if np.float32(term.coefficient) != 0]
         if not present:
             return
         buffer = np.empty(min(PIECE, weight.numel()), np.float32)
         for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
-            product = buffer[: piece.size]
             inside = self.mask.range(name, start, stop) if self.mask else True
-            for scale, seed in present:
-                noise_range(seed, name, start, stop, self.noise, out=product)
-                np.multiply(product, scale, out=product)
-                np.add(piece, product, out=piece, where=inside)
+            for term in present:
+                change = self.change(name, term, start, stop, out=buffer[: piece.size])
+                np.add(piece, change, out=piece, where=inside)
+
+    def change(
+        self,
+        name: str,
+        term: Term,
+        start: int,
+        stop: int,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """What one term adds to elements `start` ... `stop` - 1 in C order: s * E."""
+        change = noise_range(term.seed, name, start, stop, self.noise, out)
+        return np.multiply(change, np.float32(term.coefficient), out=change)
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:

@@ -39,11 +39,10 @@ from es_cookbook.evolution.spaces.base import (
     AddTerms,
     ParameterInfo,
     ParameterKind,
-    SearchSpace,
     SearchSpaceBuilder,
-    pieces,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 if TYPE_CHECKING:
     import torch
@@ -69,29 +68,26 @@ class QuantCodes(SearchSpaceBuilder):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantCodesSpace(SearchSpace):
+class QuantCodesSpace(FullRankSpace):
     """Whole numbers 0 ... `highest_code`, changed by whole numbers."""
 
     highest_code: int = dataclasses.field(kw_only=True)
 
-    def change(self, name: str, term: Term, start: int, stop: int) -> NDArray[np.float32]:
-        """What one term adds to elements `start` ... `stop` - 1 in C order: whole numbers."""
-        change = noise_range(term.seed, name, start, stop, self.noise)
+    @override
+    def change(
+        self,
+        name: str,
+        term: Term,
+        start: int,
+        stop: int,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Whole numbers u."""
+        change = noise_range(term.seed, name, start, stop, self.noise, out)
         np.multiply(change, np.float32(abs(term.coefficient)), out=change)
         np.add(change, uniform_range(term.seed, f"{name}.rounding", start, stop), out=change)
         np.floor(change, out=change)
         return np.negative(change, out=change) if term.coefficient < 0 else change
-
-    @override
-    def add_terms_(
-        self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
-    ) -> None:
-        """Code <- code + u, for each term in order."""
-        own = self.shares.of(name, terms)
-        present = [term for term in own if np.float32(term.coefficient) != 0]
-        for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
-            for term in present:
-                np.add(piece, self.change(name, term, start, stop), out=piece)
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:

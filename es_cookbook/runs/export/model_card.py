@@ -25,16 +25,8 @@ def model_card(
 ) -> str:
     """The card as Markdown with a YAML head, as the Hub reads it.
 
-    Args:
-        title: first line.
-        front_matter: the YAML head: text, or lists of text.
-        what: a paragraph about what this is.
-        facts: label -> value, shown as a table.
-        loading: Python that loads it.
-        metrics_path: the run's `metrics.jsonl`.
-        generation: how many generations made the weights.
-        config_json: the run's Config.
-        errors: weight -> relative error, where weights were approximated.
+    `what` is a paragraph about what this is, `loading` Python that loads it, and `errors` are
+    relative ones by weight, where weights were approximated.
     """
     parts = [
         _front_matter(front_matter),
