@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, cast
@@ -34,7 +34,13 @@ from es_cookbook.checkpoints.quantised import (
     quantised_checkpoint,
     quantised_layers,
 )
-from es_cookbook.checkpoints.tensors import WeightFiles, find_file, first_line, weight_paths
+from es_cookbook.checkpoints.tensors import (
+    ReadTensors,
+    WeightFiles,
+    find_file,
+    first_line,
+    weight_paths,
+)
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
@@ -232,9 +238,7 @@ def base_identity(model_name: str) -> BaseIdentity:
     names = sorted(files)
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         digests = pool.map(_tensor_digest, itertools.repeat(files), names)
-        weights = _digest(
-            part for name, digest in zip(names, digests, strict=True) for part in (name, digest)
-        )
+        weights = _digest(zip(names, digests, strict=True))
     return BaseIdentity(weights, _tokenizer_digest(model_name))
 
 
@@ -244,7 +248,7 @@ def tokenizer_files(model_name: str) -> list[Path]:
     return [path for name in names if (path := find_file(model_name, name))]
 
 
-class BaseParameters(Mapping[str, torch.Tensor]):
+class BaseParameters(ReadTensors):
     """A base model's parameters, each read when it is asked for, as an engine holds them.
 
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
@@ -270,27 +274,18 @@ class BaseParameters(Mapping[str, torch.Tensor]):
     ) -> None:
         files = WeightFiles(weight_paths(model_name))
         self.dtype = _held_dtype(architecture, files) if dtype == "auto" else getattr(torch, dtype)
-        self._source: Mapping[str, torch.Tensor] = files
+        source: Mapping[str, torch.Tensor] = files
         parameters = dict(architecture.named_parameters())
         tied = reversed(first_names(architecture).items())
         stored_as = {first: name for name, first in tied if name in files}
-        self._stored = {name: stored_as.get(name, name) for name in names}
+        stored = {name: stored_as.get(name, name) for name in names}
         if any(
-            stored not in files or files[stored].shape != parameters[name].shape
-            for name, stored in self._stored.items()
+            key not in files or files[key].shape != parameters[name].shape
+            for name, key in stored.items()
         ):
             model = load_causal_lm(model_name, dtype, torch.device("cpu"))
-            self._source = dict(model.named_parameters())
-            self._stored = {name: name for name in names}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._source[self._stored[name]].detach().to(self.dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
+            source, stored = dict(model.named_parameters()), {name: name for name in names}
+        super().__init__(stored, lambda name: source[stored[name]].detach().to(self.dtype))
 
 
 def first_names(model: PreTrainedModel) -> dict[str, str]:
@@ -355,11 +350,7 @@ def _tokenizer_digest(model_name: str) -> str:
             f"model_name: {model_name!r} has no tokenizer (one of {', '.join(_TOKENIZER_FILES)})"
         )
     files = vocabulary + present(_TOKENIZER_SETTINGS)
-    return _digest(
-        part
-        for name, path in files
-        for part in (name, hashlib.sha256(path.read_bytes()).hexdigest())
-    )
+    return _digest((name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in files)
 
 
 def _tensor_digest(files: WeightFiles, name: str) -> str:
@@ -369,8 +360,9 @@ def _tensor_digest(files: WeightFiles, name: str) -> str:
     return digest.hexdigest()
 
 
-def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+def _digest(named: Iterable[tuple[str, str]]) -> str:
+    parts = [part for pair in named for part in pair]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from es_cookbook.checkpoints.tensors import WeightFiles, find_file, weight_paths
+from es_cookbook.checkpoints.tensors import ReadTensors, WeightFiles, find_file, weight_paths
 from es_cookbook.common.errors import ModelError
 
 Kind: TypeAlias = Literal["codes", "scales", "zeros"]
@@ -82,11 +82,8 @@ class QuantisedWeight:
 
     def parameters(self) -> dict[Kind, torch.Tensor]:
         """What search spaces may move."""
-        found: dict[Kind, torch.Tensor] = {"scales": self.scales}
-        if self.zeros is not None:
-            found["zeros"] = self.zeros
-        found["codes"] = self.codes
-        return found
+        zeros: dict[Kind, torch.Tensor] = {} if self.zeros is None else {"zeros": self.zeros}
+        return {"scales": self.scales, **zeros, "codes": self.codes}
 
     def dequantised(self) -> torch.Tensor:
         """The weight (out, in) in float32."""
@@ -322,7 +319,7 @@ class QuantisedCheckpoint:
                 shutil.copyfile(path, directory / name)
 
 
-class QuantisedParameters(Mapping[str, torch.Tensor]):
+class QuantisedParameters(ReadTensors):
     """What search spaces may move of a quantised checkpoint, read when it is asked for.
 
     Raises:
@@ -330,19 +327,17 @@ class QuantisedParameters(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, model_name: str) -> None:
-        self._checkpoint = quantised_checkpoint(model_name)
+        checkpoint = quantised_checkpoint(model_name)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        layer, kind = layer_and_kind(name)
-        return self._checkpoint.weight(layer).parameters()[kind]
+        def read(name: str) -> torch.Tensor:
+            layer, kind = layer_and_kind(name)
+            return checkpoint.weight(layer).parameters()[kind]
 
-    def __iter__(self) -> Iterator[str]:
-        symmetric = self._checkpoint.layout.symmetric
-        kinds: list[Kind] = [kind for kind in KINDS if not (symmetric and kind == "zeros")]
-        return (parameter_name(layer, kind) for layer in self._checkpoint.layers for kind in kinds)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+        kinds: list[Kind] = [
+            kind for kind in KINDS if not (checkpoint.layout.symmetric and kind == "zeros")
+        ]
+        names = [parameter_name(layer, kind) for layer in checkpoint.layers for kind in kinds]
+        super().__init__(names, read)
 
 
 def is_quantised(model_name: str) -> bool:

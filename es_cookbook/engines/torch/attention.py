@@ -163,20 +163,6 @@ def _additive(hidden: torch.Tensor) -> torch.Tensor:
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _SameLength:
-    """Prompts of one padded length.
-
-    Attributes:
-        rows_N_L: flat row of each token; beyond a prompt's end, of its last one.
-        valid: which of these N · L are tokens, and `valid_rows` their flat rows.
-    """
-
-    rows_N_L: torch.Tensor
-    valid: torch.Tensor
-    valid_rows: torch.Tensor
-
-
 class PrefillRows(AttentionRows):
     """Whole prompts, ragged, one after the other; a token sees its own prompt up to itself.
 
@@ -197,7 +183,9 @@ class PrefillRows(AttentionRows):
         slots: list[int] | None = None,
     ) -> None:
         self._cache = cache
-        self._groups: list[_SameLength] = []
+        # Prompts of one padded length: flat row of each token, (N, L), beyond a prompt's end of its
+        # last one; which of these N · L are tokens; flat rows of those.
+        self._groups: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         by_length: dict[int, list[int]] = {}
         for i, length in enumerate(lengths):
             by_length.setdefault(round_up(length, LENGTH_STEP), []).append(i)
@@ -207,19 +195,13 @@ class PrefillRows(AttentionRows):
             length = torch.tensor([lengths[i] for i in members])[:, None]
             rows = first + torch.minimum(at, length - 1)
             valid = (at < length).flatten()
-            self._groups.append(
-                _SameLength(
-                    rows.to(device),
-                    valid.nonzero().flatten().to(device),
-                    rows.flatten()[valid].to(device),
-                )
-            )
+            tokens, token_rows = valid.nonzero().flatten(), rows.flatten()[valid]
+            self._groups.append((rows.to(device), tokens.to(device), token_rows.to(device)))
         self._cached_rows: dict[int, torch.Tensor] = {}
         if cache is not None and slots is not None:
             spans = [torch.arange(n) for n in lengths]
-            self._flat = torch.cat([s + span for s, span in zip(starts, spans, strict=True)]).to(
-                device
-            )
+            flat = [start + span for start, span in zip(starts, spans, strict=True)]
+            self._flat = torch.cat(flat).to(device)
             self._positions = torch.cat(spans).to(device)
             self._slots = torch.tensor(slots).repeat_interleave(torch.tensor(lengths)).to(device)
 
@@ -231,15 +213,15 @@ class PrefillRows(AttentionRows):
         if self._cache is not None:
             self._write(self._cache, layer.index, k_T, v_T)
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
-        for group in self._groups:
-            padded = group.rows_N_L.shape[1]
+        for rows_N_L, tokens, token_rows in self._groups:
+            padded = rows_N_L.shape[1]
             mask = _causal(padded, layer.window, q_T.device).repeat(heads // kv_heads, 1)
             at_once = max(1, _MAX_SCORES // (heads * padded * padded))
             parts = [
                 self._attend_same_length(layer, rows, q_T, k_T, v_T, mask)
-                for rows in group.rows_N_L.split(at_once)
+                for rows in rows_N_L.split(at_once)
             ]
-            out_T[group.valid_rows] = torch.cat(parts).flatten(0, 1)[group.valid]
+            out_T[token_rows] = torch.cat(parts).flatten(0, 1)[tokens]
         return out_T
 
     @staticmethod

@@ -37,8 +37,6 @@ class GenomeTables:
     Args:
         model: hosts them.
         space: a low-rank one, or one of adapters.
-        centre: whose adapter genomes perturb.
-        num_threads: that make them.
 
     Attributes:
         hosts_base: the base has a row too, after the centre's.

@@ -39,7 +39,6 @@ class ResidentWeights:
 
     Args:
         base: the model as loaded; kept, never written.
-        space: what genomes perturb.
         memory_bytes: for resident genomes.
         num_threads: that make genomes and move the centre, if the CPU does.
 

@@ -103,12 +103,9 @@ class Adapter(DenseBuilder):
             raise ConfigError(
                 f"search_space.init_seed must be from 0 to 2**63 - 1, found {self.init_seed}"
             )
-        for field, value, accepted in (
-            ("init", self.init, get_args(Init)),
-            ("perturb", self.perturb, get_args(Perturb)),
-        ):
-            if value not in accepted:
-                hint = nearest(value, accepted)
+        for field, value, kind in (("init", self.init, Init), ("perturb", self.perturb, Perturb)):
+            if value not in get_args(kind):
+                hint = nearest(value, get_args(kind))
                 raise ConfigError(f"unknown search_space.{field} {value!r}: {hint}")
 
     @chz.validate
@@ -157,12 +154,17 @@ class Adapter(DenseBuilder):
         selected = linear_shapes(self, parameters)
         if not self.targets:
             return selected
-        linear = [p.name for p in parameters if p.kind == "linear"]
+        linear = {p.name.removesuffix(".weight"): p.name for p in parameters if p.kind == "linear"}
         targeted: set[str] = set()
         for target in self.targets:
-            named = {name for name in linear if _is_of(name, target)}
+            patterns = (target, f"*.{target}")  # in full, or by the last of its names
+            named = {
+                name
+                for module, name in linear.items()
+                if any(matching(module, pattern) for pattern in patterns)
+            }
             if not named:
-                last_names = {_module(name).rpartition(".")[2] for name in linear}
+                last_names = {module.rpartition(".")[2] for module in linear}
                 raise ConfigError(
                     f"search_space.targets {target!r} names no linear layer of the model: "
                     f"{nearest(target, last_names)}, their full names, and patterns of these"
@@ -235,14 +237,3 @@ def _shares(
         for side, name in enumerate(pair)
     }
     return dataclasses.replace(shares, groups=groups, num_groups=2 * shares.num_groups)
-
-
-def _module(name: str) -> str:
-    """The layer that a weight is of."""
-    return name.removesuffix(".weight")
-
-
-def _is_of(name: str, target: str) -> bool:
-    """Whether a weight's layer is called so, in full or by the last of its names."""
-    module = _module(name)
-    return matching(module, target) or matching(module, f"*.{target}")
