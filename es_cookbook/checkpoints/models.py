@@ -100,10 +100,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     Of a quantised checkpoint, the linear layers are `QuantLinear`: each has its weight dequantised,
     in the model's dtype, and the numbers and scales that it comes from.
 
-    Args:
-        model_name: a directory or Hub name.
-        dtype: "auto" for the checkpoint's own, or a torch dtype's name.
-        device: where to put it.
+    The dtype is "auto" for the checkpoint's own, or a torch dtype's name.
 
     Raises:
         ModelError: Config or weights are missing or cannot be read; says where.
@@ -139,9 +136,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
 def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
     """The model without its weights, to be asked what it is made of; takes no memory.
 
-    Args:
-        model_name: a directory or Hub name.
-        weights: whether a directory must have them all the same.
+    With `weights`, a directory must have them all the same.
 
     Raises:
         ModelError: It cannot be read, or is not a causal LM; says where.
@@ -211,10 +206,7 @@ def save_model(
 ) -> None:
     """Write a Hugging Face model directory: beside, to the disk, then renamed.
 
-    Args:
-        write: fills a directory with all but the tokenizer, as `PreTrainedModel.save_pretrained`.
-        tokenizer: to write beside it.
-        path: of the model directory.
+    `write` fills it with all but the tokenizer, as `PreTrainedModel.save_pretrained` does.
 
     Raises:
         EngineError: The path exists.
@@ -257,7 +249,6 @@ class BaseParameters(ReadTensors):
     then it does take the memory of the model. Threads may share it.
 
     Args:
-        model_name: directory or Hub name.
         architecture: the model without weights.
         names: parameters that will be asked for.
         dtype: "auto" for the checkpoint's own, or a dtype's name.

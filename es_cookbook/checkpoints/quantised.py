@@ -128,12 +128,7 @@ class QuantisedWeight:
 
 
 class QuantLinear(nn.Linear):
-    """A linear layer that knows of its weight how it is quantised.
-
-    Args:
-        layer: what it takes the place of; its weight is the dequantised one.
-        quantised: where that comes from.
-    """
+    """A linear layer, with a dequantised weight, that knows which quantised one it comes from."""
 
     def __init__(self, layer: nn.Linear, quantised: QuantisedWeight) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -159,11 +154,7 @@ def parameter_name(layer: str, kind: Kind) -> str:
 
 
 def layer_and_kind(name: str) -> tuple[str, Kind]:
-    """The inverse of `parameter_name`.
-
-    Raises:
-        ValueError: It is no parameter of a quantised layer.
-    """
+    """The inverse of `parameter_name`; a ValueError where there is none."""
     layer, _, kind = name.rpartition(".")
     if kind not in KINDS:
         raise ValueError(f"{name} is no parameter of a quantised layer")
@@ -254,8 +245,6 @@ class QuantisedCheckpoint:
     """A checkpoint whose linear weights are quantised, all or some.
 
     Attributes:
-        model_name: directory or Hub name.
-        layout: how.
         files: its tensors by name.
         layers: names of the quantised ones.
     """
@@ -289,22 +278,16 @@ class QuantisedCheckpoint:
         return [name for suffix in suffixes if (name := f"{layer}.{suffix}") in self.files]
 
     def stored(self, name: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
-        """What a moved parameter changes in the files: a tensor's name, and that tensor.
-
-        Args:
-            name: of a scales, zeros or codes parameter.
-            value: float32, as a search space keeps it (`QuantisedWeight.moved`).
-        """
+        """What a parameter with a value as in `moved` is in the files: a tensor and its name."""
         layer, kind = layer_and_kind(name)
         moved = self.weight(layer).moved({kind: value.cpu()})
         return f"{layer}.{self.layout.names[kind]}", self.layout.stored(moved, kind)
 
     def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write the checkpoint with some parameters moved, file by file; all else bit for bit.
+        """Write the checkpoint into a directory, file by file, with some parameters moved.
 
-        Args:
-            directory: there already.
-            moved: names and values, as `stored` takes them.
+        Those come by name, float32 as search spaces keep them (`QuantisedWeight.moved`); all else
+        is written bit for bit.
         """
         changed = dict(self.stored(name, value) for name, value in moved)
         for path in weight_paths(self.model_name):

@@ -188,15 +188,8 @@ def moved(
 ) -> torch.Tensor:
     """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
 
-    Args:
-        name: one of the space's.
-        base: the parameter in the base model.
-        space: what the steps' terms mean.
-        steps: in order; `merge_steps` makes them cheaper.
-        start: the parameter in a centre, to move in place of the base.
-
-    Returns:
-        A new float32 tensor.
+    Both are the parameter, in the base model and in another centre; `merge_steps` makes the steps
+    cheaper. Returns a new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
     move = _mover(space, steps, functools.partial(_cpu_adder, space), decay_)

@@ -37,9 +37,6 @@ class GenomeTables:
     Args:
         model: hosts them.
         space: a low-rank one, or one of adapters.
-
-    Attributes:
-        hosts_base: the base has a row too, after the centre's.
     """
 
     def __init__(
@@ -47,7 +44,6 @@ class GenomeTables:
     ) -> None:
         self._space = space
         self._centre = centre
-        self.hosts_base = space.adapter is not None
         weights, of_rank = space.shapes, space.low_rank
         if space.adapter is not None:
             weights, of_rank = space.adapter.targets, space.adapter.lora

@@ -92,8 +92,7 @@ class ResidentWeights:
         Raises:
             RequestError: No such genome is resident.
         """
-        tables = self._tables
-        if target == "base" and tables is not None and tables.hosts_base:
+        if target == "base" and self._space.adapter is not None:
             return self.model, self._num_loaded + 1
         if target == "base":
             if self._base_model is None:
@@ -103,7 +102,7 @@ class ResidentWeights:
             return self.model, self._num_loaded
         if not 0 <= target < self._num_loaded:
             raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
-        return (self._genome_models[target], 0) if tables is None else (self.model, target)
+        return (self.model, target) if self._tables else (self._genome_models[target], 0)
 
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """Make these genomes resident, in place of any before.
@@ -119,12 +118,9 @@ class ResidentWeights:
         if self._tables is None:
             while len(self._genome_models) < len(genomes_G):
                 self._genome_models.append(self._new_model())
-
-            def write(pair: tuple[PopulationModel, Genome]) -> None:
-                self._write(pair[0], partial(self.centre.perturbed, pair[1]))
-
-            pairs = zip(self._genome_models, genomes_G, strict=False)
-            for_each(write, pairs, self._num_threads)
+            values_G = [partial(self.centre.perturbed, genome) for genome in genomes_G]
+            pairs = zip(self._genome_models, values_G, strict=False)
+            for_each(lambda pair: self._write(*pair), pairs, self._num_threads)
         self._host(genomes_G)
 
     def apply(self, step: Step) -> int:

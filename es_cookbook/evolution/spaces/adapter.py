@@ -183,9 +183,7 @@ class AdapterSpace(FullRankSpace):
     """The factors of some linear weights, A before B, perturbed by dense noise.
 
     Attributes:
-        init: how a new adapter starts.
-        init_seed: of its random factors.
-        start: what was trained before; None for a new adapter.
+        start: what was trained before; None for a new adapter, which starts as `init` says.
     """
 
     adapter: AdapterFactors = dataclasses.field(kw_only=True)

@@ -106,12 +106,7 @@ class FullRankSpace(SearchSpace):
                 np.add(piece, change, out=piece, where=inside)
 
     def change(
-        self,
-        name: str,
-        term: Term,
-        start: int,
-        stop: int,
-        out: NDArray[np.float32] | None = None,
+        self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
         """What one term adds to elements `start` ... `stop` - 1 in C order: s * E."""
         change = noise_range(term.seed, name, start, stop, self.noise, out)

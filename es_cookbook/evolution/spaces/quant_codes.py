@@ -75,12 +75,7 @@ class QuantCodesSpace(FullRankSpace):
 
     @override
     def change(
-        self,
-        name: str,
-        term: Term,
-        start: int,
-        stop: int,
-        out: NDArray[np.float32] | None = None,
+        self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
         """Whole numbers u."""
         change = noise_range(term.seed, name, start, stop, self.noise, out)

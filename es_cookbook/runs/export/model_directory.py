@@ -70,11 +70,8 @@ class BaseFiles:
     ) -> None:
         """Fill a directory with the base's config, tokenizer and weights, some of them changed.
 
-        Args:
-            directory: there already, and empty.
-            names: parameters that change; the files `have` them.
-            changed: all of them with their values, float32, in any order; taken one at a time.
-            dtype: that the changed ones are written in.
+        The parameters of these names change; the files `have` them. They come with their values,
+        float32, in any order, are taken one at a time, and are written in `dtype`.
 
         Raises:
             ModelError: A changed weight is not stored as plain numbers.
