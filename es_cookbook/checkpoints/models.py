@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, cast
@@ -34,7 +34,13 @@ from es_cookbook.checkpoints.quantised import (
     quantised_checkpoint,
     quantised_layers,
 )
-from es_cookbook.checkpoints.tensors import WeightFiles, find_file, first_line, weight_paths
+from es_cookbook.checkpoints.tensors import (
+    ReadTensors,
+    WeightFiles,
+    find_file,
+    first_line,
+    weight_paths,
+)
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
@@ -94,10 +100,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     Of a quantised checkpoint, the linear layers are `QuantLinear`: each has its weight dequantised,
     in the model's dtype, and the numbers and scales that it comes from.
 
-    Args:
-        model_name: a directory or Hub name.
-        dtype: "auto" for the checkpoint's own, or a torch dtype's name.
-        device: where to put it.
+    The dtype is "auto" for the checkpoint's own, or a torch dtype's name.
 
     Raises:
         ModelError: Config or weights are missing or cannot be read; says where.
@@ -133,9 +136,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
 def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
     """The model without its weights, to be asked what it is made of; takes no memory.
 
-    Args:
-        model_name: a directory or Hub name.
-        weights: whether a directory must have them all the same.
+    With `weights`, a directory must have them all the same.
 
     Raises:
         ModelError: It cannot be read, or is not a causal LM; says where.
@@ -200,43 +201,20 @@ def _make_quantised(model: PreTrainedModel, quantised: Mapping[str, QuantisedWei
         setattr(parents[parent], name, QuantLinear(found, weight))
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+def save_model(
+    write: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, path: Path
+) -> None:
     """Write a Hugging Face model directory: beside, to the disk, then renamed.
 
-    Raises:
-        EngineError: The path exists.
-    """
-    with _new_directory(path, tokenizer) as directory:
-        model.save_pretrained(directory)
-
-
-def save_quantised(
-    checkpoint: QuantisedCheckpoint,
-    moved: Iterable[tuple[str, torch.Tensor]],
-    tokenizer: PreTrainedTokenizerBase,
-    path: Path,
-) -> None:
-    """Write a quantised checkpoint with some of its parameters moved, in its own format.
-
-    Args:
-        checkpoint: the base.
-        moved: names and values of quantised layers' parameters, as search spaces keep them.
-        tokenizer: to write beside it.
-        path: of the model directory.
+    `write` fills it with all but the tokenizer, as `PreTrainedModel.save_pretrained` does.
 
     Raises:
         EngineError: The path exists.
     """
-    with _new_directory(path, tokenizer) as directory:
-        checkpoint.write(directory, dict(checkpoint.stored(name, value) for name, value in moved))
-
-
-@contextlib.contextmanager
-def _new_directory(path: Path, tokenizer: PreTrainedTokenizerBase) -> Generator[Path]:
     if path.exists():
         raise EngineError(f"cannot save the centre: {str(path)!r} exists already")
     with whole_directory(path) as directory:
-        yield directory
+        write(directory)
         tokenizer.save_pretrained(directory)
 
 
@@ -252,9 +230,7 @@ def base_identity(model_name: str) -> BaseIdentity:
     names = sorted(files)
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         digests = pool.map(_tensor_digest, itertools.repeat(files), names)
-        weights = _digest(
-            part for name, digest in zip(names, digests, strict=True) for part in (name, digest)
-        )
+        weights = _digest(zip(names, digests, strict=True))
     return BaseIdentity(weights, _tokenizer_digest(model_name))
 
 
@@ -264,7 +240,7 @@ def tokenizer_files(model_name: str) -> list[Path]:
     return [path for name in names if (path := find_file(model_name, name))]
 
 
-class BaseParameters(Mapping[str, torch.Tensor]):
+class BaseParameters(ReadTensors):
     """A base model's parameters, each read when it is asked for, as an engine holds them.
 
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
@@ -273,7 +249,6 @@ class BaseParameters(Mapping[str, torch.Tensor]):
     then it does take the memory of the model. Threads may share it.
 
     Args:
-        model_name: directory or Hub name.
         architecture: the model without weights.
         names: parameters that will be asked for.
         dtype: "auto" for the checkpoint's own, or a dtype's name.
@@ -290,29 +265,25 @@ class BaseParameters(Mapping[str, torch.Tensor]):
     ) -> None:
         files = WeightFiles(weight_paths(model_name))
         self.dtype = _held_dtype(architecture, files) if dtype == "auto" else getattr(torch, dtype)
-        self._source: Mapping[str, torch.Tensor] = files
-        parameters = dict(architecture.named_parameters(remove_duplicate=False))
-        stored_as: dict[int, str] = {}
-        for name, parameter in parameters.items():
-            if name in files:
-                stored_as.setdefault(id(parameter), name)
-        self._stored = {name: stored_as.get(id(parameters[name]), name) for name in names}
+        source: Mapping[str, torch.Tensor] = files
+        parameters = dict(architecture.named_parameters())
+        tied = reversed(first_names(architecture).items())
+        stored_as = {first: name for name, first in tied if name in files}
+        stored = {name: stored_as.get(name, name) for name in names}
         if any(
-            stored not in files or files[stored].shape != parameters[name].shape
-            for name, stored in self._stored.items()
+            key not in files or files[key].shape != parameters[name].shape
+            for name, key in stored.items()
         ):
             model = load_causal_lm(model_name, dtype, torch.device("cpu"))
-            self._source = dict(model.named_parameters())
-            self._stored = {name: name for name in names}
+            source, stored = dict(model.named_parameters()), {name: name for name in names}
+        super().__init__(stored, lambda name: source[stored[name]].detach().to(self.dtype))
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._source[self._stored[name]].detach().to(self.dtype)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
+def first_names(model: PreTrainedModel) -> dict[str, str]:
+    """Every name of a parameter, in the model's order -> the first of those that are tied to it."""
+    first: dict[int, str] = {}
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
@@ -370,11 +341,7 @@ def _tokenizer_digest(model_name: str) -> str:
             f"model_name: {model_name!r} has no tokenizer (one of {', '.join(_TOKENIZER_FILES)})"
         )
     files = vocabulary + present(_TOKENIZER_SETTINGS)
-    return _digest(
-        part
-        for name, path in files
-        for part in (name, hashlib.sha256(path.read_bytes()).hexdigest())
-    )
+    return _digest((name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in files)
 
 
 def _tensor_digest(files: WeightFiles, name: str) -> str:
@@ -384,8 +351,9 @@ def _tensor_digest(files: WeightFiles, name: str) -> str:
     return digest.hexdigest()
 
 
-def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+def _digest(named: Iterable[tuple[str, str]]) -> str:
+    parts = [part for pair in named for part in pair]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -28,14 +28,10 @@ _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", 
 
 
 def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAdapter:
-    """Open an adapter as PEFT wrote it; its factors are read when they are asked for.
-
-    Args:
-        path: its directory.
-        weights: name -> (out, in) of the weights that it may adapt.
+    """Open an adapter in a directory, as PEFT wrote it; its factors are read when asked for.
 
     Raises:
-        ModelError: It cannot be read, is no plain LoRA or rsLoRA, or adapts anything else.
+        ModelError: It cannot be read, is no plain LoRA or rsLoRA, or adapts more than `weights`.
     """
     try:
         config = cast(dict[str, Any], json.loads((path / _CONFIG).read_text()))
@@ -81,14 +77,10 @@ def write_adapter(
     factors: Iterable[tuple[str, torch.Tensor, torch.Tensor]],
     model_name: str,
 ) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors`.
+    """Write `adapter_config.json` and `adapter_model.safetensors` into a directory.
 
-    Args:
-        directory: there already.
-        lora: rank and scale.
-        weights: name -> (out, in) of the adapted weights.
-        factors: name, A and B of each weight, in any order; taken one at a time.
-        model_name: the base model, which loaders are to put the adapter on.
+    `factors` are name, A and B of each of the weights, in any order, and taken one at a time.
+    Loaders are to put the adapter on the base model of that name.
     """
     shapes = factor_shapes(weights, lora.rank)
     kinds = {f"{_PREFIX}{name}": (torch.float32, shape) for name, shape in shapes.items()}

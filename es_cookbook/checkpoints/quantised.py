@@ -33,7 +33,7 @@ whole ones (fp8, nf4): what a scale or a code of theirs is differs.
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, cast
 
@@ -41,7 +41,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from es_cookbook.checkpoints.tensors import WeightFiles, find_file, weight_paths
+from es_cookbook.checkpoints.tensors import ReadTensors, WeightFiles, find_file, weight_paths
 from es_cookbook.common.errors import ModelError
 
 Kind: TypeAlias = Literal["codes", "scales", "zeros"]
@@ -82,11 +82,8 @@ class QuantisedWeight:
 
     def parameters(self) -> dict[Kind, torch.Tensor]:
         """What search spaces may move."""
-        found: dict[Kind, torch.Tensor] = {"scales": self.scales}
-        if self.zeros is not None:
-            found["zeros"] = self.zeros
-        found["codes"] = self.codes
-        return found
+        zeros: dict[Kind, torch.Tensor] = {} if self.zeros is None else {"zeros": self.zeros}
+        return {"scales": self.scales, **zeros, "codes": self.codes}
 
     def dequantised(self) -> torch.Tensor:
         """The weight (out, in) in float32."""
@@ -131,12 +128,7 @@ class QuantisedWeight:
 
 
 class QuantLinear(nn.Linear):
-    """A linear layer that knows of its weight how it is quantised.
-
-    Args:
-        layer: what it takes the place of; its weight is the dequantised one.
-        quantised: where that comes from.
-    """
+    """A linear layer, with a dequantised weight, that knows which quantised one it comes from."""
 
     def __init__(self, layer: nn.Linear, quantised: QuantisedWeight) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -162,11 +154,7 @@ def parameter_name(layer: str, kind: Kind) -> str:
 
 
 def layer_and_kind(name: str) -> tuple[str, Kind]:
-    """The inverse of `parameter_name`.
-
-    Raises:
-        ValueError: It is no parameter of a quantised layer.
-    """
+    """The inverse of `parameter_name`; a ValueError where there is none."""
     layer, _, kind = name.rpartition(".")
     if kind not in KINDS:
         raise ValueError(f"{name} is no parameter of a quantised layer")
@@ -257,8 +245,6 @@ class QuantisedCheckpoint:
     """A checkpoint whose linear weights are quantised, all or some.
 
     Attributes:
-        model_name: directory or Hub name.
-        layout: how.
         files: its tensors by name.
         layers: names of the quantised ones.
     """
@@ -292,23 +278,18 @@ class QuantisedCheckpoint:
         return [name for suffix in suffixes if (name := f"{layer}.{suffix}") in self.files]
 
     def stored(self, name: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
-        """What a moved parameter changes in the files: a tensor's name, and that tensor.
-
-        Args:
-            name: of a scales, zeros or codes parameter.
-            value: float32, as a search space keeps it (`QuantisedWeight.moved`).
-        """
+        """What a parameter with a value as in `moved` is in the files: a tensor and its name."""
         layer, kind = layer_and_kind(name)
         moved = self.weight(layer).moved({kind: value.cpu()})
         return f"{layer}.{self.layout.names[kind]}", self.layout.stored(moved, kind)
 
-    def write(self, directory: Path, changed: Mapping[str, torch.Tensor]) -> None:
-        """Write the checkpoint with some tensors changed, file by file; all else bit for bit.
+    def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write the checkpoint into a directory, file by file, with some parameters moved.
 
-        Args:
-            directory: there already.
-            changed: stored name -> tensor, of the stored dtype and shape.
+        Those come by name, float32 as search spaces keep them (`QuantisedWeight.moved`); all else
+        is written bit for bit.
         """
+        changed = dict(self.stored(name, value) for name, value in moved)
         for path in weight_paths(self.model_name):
             tensors = WeightFiles([path])
             save_file(
@@ -321,7 +302,7 @@ class QuantisedCheckpoint:
                 shutil.copyfile(path, directory / name)
 
 
-class QuantisedParameters(Mapping[str, torch.Tensor]):
+class QuantisedParameters(ReadTensors):
     """What search spaces may move of a quantised checkpoint, read when it is asked for.
 
     Raises:
@@ -329,19 +310,17 @@ class QuantisedParameters(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, model_name: str) -> None:
-        self._checkpoint = quantised_checkpoint(model_name)
+        checkpoint = quantised_checkpoint(model_name)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        layer, kind = layer_and_kind(name)
-        return self._checkpoint.weight(layer).parameters()[kind]
+        def read(name: str) -> torch.Tensor:
+            layer, kind = layer_and_kind(name)
+            return checkpoint.weight(layer).parameters()[kind]
 
-    def __iter__(self) -> Iterator[str]:
-        symmetric = self._checkpoint.layout.symmetric
-        kinds: list[Kind] = [kind for kind in KINDS if not (symmetric and kind == "zeros")]
-        return (parameter_name(layer, kind) for layer in self._checkpoint.layers for kind in kinds)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+        kinds: list[Kind] = [
+            kind for kind in KINDS if not (checkpoint.layout.symmetric and kind == "zeros")
+        ]
+        names = [parameter_name(layer, kind) for layer in checkpoint.layers for kind in kinds]
+        super().__init__(names, read)
 
 
 def is_quantised(model_name: str) -> bool:

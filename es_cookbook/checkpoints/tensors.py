@@ -11,10 +11,10 @@ would write.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Protocol, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 import safetensors
 import torch
@@ -57,15 +57,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _OpenFile(Protocol):
-    """The part of `safetensors.safe_open` that is used here."""
+class ReadTensors(Mapping[str, torch.Tensor]):
+    """Name -> tensor, each read when it is asked for."""
 
-    def keys(self) -> list[str]: ...
+    def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._read = names, read
 
-    def get_tensor(self, name: str) -> torch.Tensor: ...
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
-class WeightFiles(Mapping[str, torch.Tensor]):
+class WeightFiles(ReadTensors):
     """Name -> tensor of a checkpoint, each read when it is asked for. Threads may share it.
 
     Args:
@@ -76,23 +86,15 @@ class WeightFiles(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._tensor: dict[str, Callable[[str], torch.Tensor]] = {}
+        tensor_of: dict[str, Callable[[str], torch.Tensor]] = {}
         for path in paths:
             try:
                 reader = _read_safetensors if path.suffix == ".safetensors" else _read_bin
                 names, tensor = reader(path)
             except Exception as error:  # each library has its own; to the user it is one mistake
                 raise ModelError(f"cannot read weights from {str(path)!r}: {error}") from error
-            self._tensor.update(dict.fromkeys(names, tensor))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensor[name](name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensor)
-
-    def __len__(self) -> int:
-        return len(self._tensor)
+            tensor_of.update(dict.fromkeys(names, tensor))
+        super().__init__(tensor_of, lambda name: tensor_of[name](name))
 
 
 def weight_paths(model_name: str) -> list[Path]:
@@ -151,7 +153,7 @@ def _shards(model_name: str, index: Path) -> list[Path]:
 
 
 def _read_safetensors(path: Path) -> tuple[list[str], Callable[[str], torch.Tensor]]:
-    file = cast("_OpenFile", safetensors.safe_open(path, framework="pt"))
+    file = cast("Any", safetensors.safe_open(path, framework="pt"))
     return list(file.keys()), file.get_tensor
 
 

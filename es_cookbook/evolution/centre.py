@@ -114,8 +114,7 @@ class Centre:
 
     def apply(self, step: Step) -> int:
         """Move by one step: decay first, then the terms in order. Gives the fingerprint."""
-        move = self._mover([step])
-        return self._each_tensor(move)
+        return self._each_tensor(self._mover([step]))
 
     def restore(
         self, steps: Iterable[Step], start: Mapping[str, torch.Tensor] | None = None
@@ -163,15 +162,8 @@ class Centre:
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
         """What moves one tensor by these steps."""
-        moves = [(step, [self._adder(group) for group in step.groups]) for step in steps]
-        decay_here_ = device_decay_ if self._on_gpu else decay_
-
-        def move(name: str) -> None:
-            shape, start, part = self._space.shapes[name], self._start[name], self.parts[name]
-            weight, base = self.weights[name], self._base[name]
-            _take_(moves, decay_here_, name, weight, base, shape, start, part)
-
-        return move
+        move = _mover(self._space, steps, self._adder, device_decay_ if self._on_gpu else decay_)
+        return lambda name: move(name, self.weights[name], self._base[name], self.parts[name])
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
         """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
@@ -196,41 +188,36 @@ def moved(
 ) -> torch.Tensor:
     """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
 
-    Args:
-        name: one of the space's.
-        base: the parameter in the base model.
-        space: what the steps' terms mean.
-        steps: in order; `merge_steps` makes them cheaper.
-        start: the parameter in a centre, to move in place of the base.
-
-    Returns:
-        A new float32 tensor.
+    Both are the parameter, in the base model and in another centre; `merge_steps` makes the steps
+    cheaper. Returns a new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
-    shape, first = space.shapes[name], start_of(space.shapes)[name]
-    moves = [(step, [_cpu_adder(space, group) for group in step.groups]) for step in steps]
-    _take_(moves, decay_, name, weight, base, shape, first, Part.whole(shape))
+    move = _mover(space, steps, functools.partial(_cpu_adder, space), decay_)
+    move(name, weight, base, Part.whole(space.shapes[name]))
     return weight
 
 
-def _take_(
-    moves: Iterable[tuple[Step, Sequence[AddTerms]]],
+def _mover(
+    space: SearchSpace,
+    steps: Sequence[Step],
+    adder: Callable[[tuple[Term, ...]], AddTerms],
     decay_here_: Callable[[torch.Tensor, torch.Tensor, float], None],
-    name: str,
-    weight: torch.Tensor,
-    base: torch.Tensor,
-    shape: tuple[int, ...],
-    start: int,
-    part: Part,
-) -> None:
-    """Move one weight by steps, each given with what adds its groups of terms."""
-    for step, adders in moves:
-        if step.decay:
-            decay_here_(weight, base, step.decay)
-        if step.rule is not None:
-            apply_rule_(step.rule, adders, name, weight, base, shape, start, part)
-        elif adders:
-            adders[0](name, weight, part)
+) -> Callable[[str, torch.Tensor, torch.Tensor, Part], None]:
+    """What moves one weight, given with its name, base and part, by these steps."""
+    starts = start_of(space.shapes)
+    moves = [(step, [adder(group) for group in step.groups]) for step in steps]
+
+    def move(name: str, weight: torch.Tensor, base: torch.Tensor, part: Part) -> None:
+        for step, adders in moves:
+            if step.decay:
+                decay_here_(weight, base, step.decay)
+            if step.rule is not None:
+                shape, start = space.shapes[name], starts[name]
+                apply_rule_(step.rule, adders, name, weight, base, shape, start, part)
+            elif adders:
+                adders[0](name, weight, part)
+
+    return move
 
 
 def _cpu_adder(space: SearchSpace, terms: Sequence[Term]) -> AddTerms:

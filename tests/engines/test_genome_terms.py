@@ -40,7 +40,7 @@ def slots(rank: int, dtype: torch.dtype, rows: int, columns: int) -> list[torch.
 def test_factors_are_written_scaled_and_cast(
     rank: int, kind: NoiseKind, dtype: torch.dtype
 ) -> None:
-    space = LowRankSpace({"w": (OUT, IN)}, rank, kind)
+    space = LowRankSpace({"w": (OUT, IN)}, kind, rank=rank)
     rows, columns = slice(5, 30), slice(11, 70)
     expected_a, expected_b = (t.cpu() for t in slots(rank, dtype, 25, 59))
     for g, genome in enumerate(GENOMES):
@@ -100,7 +100,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
 
 def test_genomes_without_terms_write_nothing() -> None:
     for genomes_G in ([], [Genome(), Genome()]):
-        terms = GenomeTerms(genomes_G, LowRankSpace({"w": (OUT, IN)}, 1), DEVICE)
+        terms = GenomeTerms(genomes_G, LowRankSpace({"w": (OUT, IN)}, rank=1), DEVICE)
         assert terms.num_ranks == 0
         found = slots(1, torch.float32, OUT, IN)
         terms.write("w", *found)

@@ -95,33 +95,24 @@ class SlotCache:
                 by_slot[: len(slots)] = by_slot[slots]
 
 
-def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Batched matmul whose members' bits do not depend on their number.
-
-    One alone would take another code path.
-    """
-    if a.shape[0] == 1:
-        return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
-    return torch.bmm(a, b)
-
-
-def _probabilities(
-    layer: AttentionLayer, q: torch.Tensor, k_t: torch.Tensor, mask: torch.Tensor
+def _attend(
+    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Softmax of scaled, capped and masked scores; k comes transposed, the mask in float32.
+    """Softmax of scaled, capped and masked scores, times v; the mask is float32.
 
     Capped scores are rare (Gemma 2); the others take one pass. A single member is given a twin:
     alone, a batched matmul takes another code path, so bits would depend on the batch's size.
     """
     if q.shape[0] == 1:
-        return _probabilities(layer, q.expand(2, -1, -1), k_t.expand(2, -1, -1), mask)[:1]
-    mask = mask.to(q.dtype)
+        q, k, v = (member.expand(2, -1, -1) for member in (q, k, v))
+        return _attend(layer, q, k, v, mask)[:1]
+    mask, k_t = mask.to(q.dtype), k.transpose(1, 2)
     softcap = layer.softcap
     if softcap is None:
         scores = torch.baddbmm(mask, q, k_t, alpha=layer.scale)
     else:
         scores = torch.bmm(q, k_t).mul_(layer.scale / softcap).tanh_().mul_(softcap).add_(mask)
-    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
 class DecodeRows(AttentionRows):
@@ -152,8 +143,7 @@ class DecodeRows(AttentionRows):
         k_view = keys.view(-1, self.cache.slot_length, width)[:members, :length]
         v_view = values.view(-1, self.cache.slot_length, value_width)[:members, :length]
         q = q_T.reshape(members, heads // kv_heads, width)
-        probabilities = _probabilities(layer, q, k_view.transpose(1, 2), mask)
-        return torch.bmm(probabilities, v_view).view(num_rows, heads, value_width)
+        return _attend(layer, q, k_view, v_view, mask).view(num_rows, heads, value_width)
 
     def _mask(self, window: int | None, kv_heads: int, heads: int, width: int) -> torch.Tensor:
         """(rows * kv heads, heads a kv head, length): 0 where the row sees the position."""
@@ -171,20 +161,6 @@ class DecodeRows(AttentionRows):
 
 def _additive(hidden: torch.Tensor) -> torch.Tensor:
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _SameLength:
-    """Prompts of one padded length.
-
-    Attributes:
-        rows_N_L: flat row of each token; beyond a prompt's end, of its last one.
-        valid: which of these N · L are tokens, and `valid_rows` their flat rows.
-    """
-
-    rows_N_L: torch.Tensor
-    valid: torch.Tensor
-    valid_rows: torch.Tensor
 
 
 class PrefillRows(AttentionRows):
@@ -207,7 +183,9 @@ class PrefillRows(AttentionRows):
         slots: list[int] | None = None,
     ) -> None:
         self._cache = cache
-        self._groups: list[_SameLength] = []
+        # Prompts of one padded length: flat row of each token, (N, L), beyond a prompt's end of its
+        # last one; which of these N · L are tokens; flat rows of those.
+        self._groups: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         by_length: dict[int, list[int]] = {}
         for i, length in enumerate(lengths):
             by_length.setdefault(round_up(length, LENGTH_STEP), []).append(i)
@@ -217,19 +195,13 @@ class PrefillRows(AttentionRows):
             length = torch.tensor([lengths[i] for i in members])[:, None]
             rows = first + torch.minimum(at, length - 1)
             valid = (at < length).flatten()
-            self._groups.append(
-                _SameLength(
-                    rows.to(device),
-                    valid.nonzero().flatten().to(device),
-                    rows.flatten()[valid].to(device),
-                )
-            )
+            tokens, token_rows = valid.nonzero().flatten(), rows.flatten()[valid]
+            self._groups.append((rows.to(device), tokens.to(device), token_rows.to(device)))
         self._cached_rows: dict[int, torch.Tensor] = {}
         if cache is not None and slots is not None:
             spans = [torch.arange(n) for n in lengths]
-            self._flat = torch.cat([s + span for s, span in zip(starts, spans, strict=True)]).to(
-                device
-            )
+            flat = [start + span for start, span in zip(starts, spans, strict=True)]
+            self._flat = torch.cat(flat).to(device)
             self._positions = torch.cat(spans).to(device)
             self._slots = torch.tensor(slots).repeat_interleave(torch.tensor(lengths)).to(device)
 
@@ -241,15 +213,15 @@ class PrefillRows(AttentionRows):
         if self._cache is not None:
             self._write(self._cache, layer.index, k_T, v_T)
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
-        for group in self._groups:
-            padded = group.rows_N_L.shape[1]
+        for rows_N_L, tokens, token_rows in self._groups:
+            padded = rows_N_L.shape[1]
             mask = _causal(padded, layer.window, q_T.device).repeat(heads // kv_heads, 1)
             at_once = max(1, _MAX_SCORES // (heads * padded * padded))
             parts = [
                 self._attend_same_length(layer, rows, q_T, k_T, v_T, mask)
-                for rows in group.rows_N_L.split(at_once)
+                for rows in rows_N_L.split(at_once)
             ]
-            out_T[group.valid_rows] = torch.cat(parts).flatten(0, 1)[group.valid]
+            out_T[token_rows] = torch.cat(parts).flatten(0, 1)[tokens]
         return out_T
 
     @staticmethod
@@ -269,7 +241,7 @@ class PrefillRows(AttentionRows):
         k = k_T[rows_N_L].transpose(1, 2).flatten(0, 1)
         v = v_T[rows_N_L].transpose(1, 2).flatten(0, 1)
         q = q.reshape(num * kv_heads, repeats * padded, -1)
-        out = _bmm(_probabilities(layer, q, k.transpose(1, 2), mask), v)
+        out = _attend(layer, q, k, v, mask)
         return out.view(num, kv_heads, repeats, padded, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def _write(self, cache: SlotCache, layer: int, k_T: torch.Tensor, v_T: torch.Tensor) -> None:

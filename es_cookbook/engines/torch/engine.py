@@ -108,15 +108,7 @@ def _device(name: str) -> torch.device:
 
 
 class TorchEngine(Engine):
-    """The embedded engine: runs requests on its lanes.
-
-    Args:
-        model: holds the base weights, which it keeps.
-        tokenizer: the model's own.
-        space: what genomes perturb.
-        options: sizes.
-        device: where the model is.
-    """
+    """The embedded engine: runs requests on its lanes. It keeps the model's weights, the base."""
 
     def __init__(
         self,
@@ -222,11 +214,8 @@ class TorchEngine(Engine):
         for future in self._in_flight.values():
             if not future.done():  # its task may not have run yet since it was
                 future.set_exception(error)
-        await asyncio.to_thread(self._join)
-
-    def _join(self) -> None:
         for thread in self._threads:
-            thread.join()
+            await asyncio.to_thread(thread.join)
 
     async def _submit(self, request: SampleRequest | LogprobsRequest, limit: int) -> Answer:
         with self._usage.request():

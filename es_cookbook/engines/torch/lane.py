@@ -43,15 +43,12 @@ Answer: TypeAlias = Action | list[float]
 
 
 class Lane:
-    """Runs requests from the queue until it closes; see the module's text.
+    """Runs requests from the queue, which all lanes share, until it closes.
 
     Args:
-        queue: shared by all lanes.
-        device: where the models are.
         max_rows: most slots.
         cache_bytes: memory for keys and values, and `bytes_per_token` of one request.
         prefill_tokens: most prompt tokens of one forward pass (a longer prompt goes alone).
-        eos_token_ids: tokens that end every sequence.
         decode: tokens of finished requests to texts.
         deliver: called with finished requests and their results or errors.
 
@@ -97,11 +94,9 @@ class Lane:
                     self._serve(model)
                 except Exception as error:  # its callers get it; the lane itself must live on
                     error.add_note("".join(traceback.format_exception(error)))
-                    lost = [
-                        work for work in (*self._table.works, *self._scoring) if work is not None
-                    ]
+                    lost = (*self._table.works, *self._scoring)
                     self._table = SlotTable(0, 0)
-                    self._deliver([(work, error) for work in lost])
+                    self._deliver([(work, error) for work in lost if work is not None])
                 finally:
                     self._scoring = []
                     self._queue.leave(model)
@@ -170,11 +165,11 @@ class Lane:
         rows = _FlatRows(works, self._device)
         attention = PrefillRows(rows.starts, rows.lengths, self._device, self._cache, slots)
         last = [start + length - 1 for start, length in zip(rows.starts, rows.lengths, strict=True)]
-        # A batched matmul of one member takes another code path: see `attention._bmm`.
+        # A batched matmul of one member takes another code path: see `attention`.
         if len(last) == 1:
             last *= 2
         logit_rows = torch.tensor(last, device=self._device)
-        logits = self._forward_flat(model, rows, attention, works, logit_rows)
+        logits = self._forward_flat(model, rows, attention, logit_rows)
         self._sample(np.array(slots), logits[: len(works)].float())
 
     def _forward_flat(
@@ -182,13 +177,11 @@ class Lane:
         model: PopulationModel,
         rows: "_FlatRows",
         attention: PrefillRows,
-        works: list[Work],
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         head = None
         if model.head_table is not None:
-            genomes = torch.tensor([work.row for work in works], device=self._device)
-            head = model.head_table.rows(genomes[rows.work_of(logit_rows)])
+            head = model.head_table.rows(rows.genome_of_block[logit_rows // ROWS_PER_BLOCK])
         batch = Batch(attention, model.gather(rows.genome_of_block), head)
         return model.forward(rows.tokens_T, rows.positions_T, batch, logit_rows)
 
@@ -282,7 +275,7 @@ class Lane:
         # The row before a token predicts it; one more row keeps a single one from being alone
         # (see `_prefill`).
         logit_rows = torch.cat([targets - 1, targets[-1:]])
-        logits = self._forward_flat(model, rows, attention, works, logit_rows)[:-1].float()
+        logits = self._forward_flat(model, rows, attention, logit_rows)[:-1].float()
         scores = token_logprobs(logits, rows.tokens_T[targets]).cpu().split([n for _, n in spans])
         self._deliver([(work, part.tolist()) for work, part in zip(works, scores, strict=True)])
 
@@ -312,12 +305,6 @@ class _FlatRows:
         self.tokens_T = torch.tensor(tokens, device=device)
         self.positions_T = torch.tensor(positions, device=device)
         self.genome_of_block = torch.tensor(genomes, device=device)
-
-    def work_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Index of the request that each row belongs to."""
-        return (
-            torch.searchsorted(torch.tensor(self.starts, device=rows.device), rows, right=True) - 1
-        )
 
 
 class _GatheredFactors:

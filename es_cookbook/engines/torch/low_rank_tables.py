@@ -7,12 +7,10 @@ it, the base.
 """
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
-from typing_extensions import override
 
 from es_cookbook.engines.genome_terms import GenomeTerms
 from es_cookbook.engines.torch.population_layers import (
@@ -33,38 +31,55 @@ _Fill: TypeAlias = Callable[[str, torch.Tensor, torch.Tensor], None]
 """Writes one weight's factors: its name, a_G_R_N (rows, ranks, its outputs), b_G_K_R."""
 
 
-class GenomeTables(ABC):
+class GenomeTables:
     """Makes the tables of a block of genomes.
 
     Args:
         model: hosts them.
-        weights: names of the weights that genomes change, all of them linear.
-        rank: of a genome's factors; a low-rank one's with one term.
-        num_threads: that make them.
-
-    Attributes:
-        hosts_base: the base has a row too, after the centre's.
+        space: a low-rank one, or one of adapters.
     """
 
-    hosts_base = False
-
     def __init__(
-        self, model: PopulationModel, weights: Sequence[str], rank: int, num_threads: int
+        self, model: PopulationModel, space: SearchSpace, centre: Centre, num_threads: int
     ) -> None:
-        self._rank = rank
+        self._space = space
+        self._centre = centre
+        weights, of_rank = space.shapes, space.low_rank
+        if space.adapter is not None:
+            weights, of_rank = space.adapter.targets, space.adapter.lora
+        assert of_rank is not None, "dense genomes need models of their own"
+        self._rank = of_rank.rank
         self._num_threads = num_threads
         self._device = noise_device(model.groups[0].weight.device)
         self._num_groups = len(model.groups)
         members: dict[int, list[tuple[str, int]]] = {}
-        chosen = set(weights)
         for name, group, start in model.group_members():
-            if name in chosen:
+            if name in weights:
                 members.setdefault(group.index, []).append((name, start))
         self._groups = [(model.groups[index], of_group) for index, of_group in members.items()]
 
-    @abstractmethod
     def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
         """Make the tables of these genomes, or None where all of them would be zero."""
+        if self._space.adapter is not None:
+            return self._fill_adapters([*genomes_G, Genome()], self._space.adapter)
+        terms = GenomeTerms(genomes_G, self._space, self._device)
+        if terms.num_ranks == 0:
+            return None
+
+        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
+            terms.write(name, b_G_K_R.mT, a_G_R_N.mT)
+
+        return self._fill(terms.num_genomes + 1, terms.num_ranks, fill_weight)
+
+    def _fill_adapters(self, genomes_G: Sequence[Genome], adapter: AdapterFactors) -> Tables:
+        values_G = [functools.partial(self._centre.perturbed, genome) for genome in genomes_G]
+
+        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
+            for g, (a, b) in enumerate(adapter.factors(name, values_G)):
+                b_G_K_R[g] = a.T
+                a_G_R_N[g] = b.T * adapter.lora.scale
+
+        return self._fill(len(genomes_G) + 1, self._rank, fill_weight)
 
     def bytes_of_genome(self) -> int:
         """Bytes of the row of a genome (a low-rank one: with one term), over all tables."""
@@ -95,60 +110,3 @@ class GenomeTables(ABC):
 
         for_each(fill, self._groups, self._num_threads)
         return tables
-
-
-class LowRankTables(GenomeTables):
-    """Of low-rank genomes: a genome's terms side by side."""
-
-    def __init__(
-        self, model: PopulationModel, space: SearchSpace, rank: int, num_threads: int
-    ) -> None:
-        super().__init__(model, list(space.shapes), rank, num_threads)
-        self._space = space
-
-    @override
-    def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
-        terms = GenomeTerms(genomes_G, self._space, self._device)
-        if terms.num_ranks == 0:
-            return None
-
-        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
-            terms.write(name, b_G_K_R.mT, a_G_R_N.mT)
-
-        return self._fill(terms.num_genomes + 1, terms.num_ranks, fill_weight)
-
-
-class AdapterTables(GenomeTables):
-    """Of adapters: each genome's own factors, then the centre's, then none for the base."""
-
-    hosts_base = True
-
-    def __init__(
-        self, model: PopulationModel, adapter: AdapterFactors, centre: Centre, num_threads: int
-    ) -> None:
-        super().__init__(model, list(adapter.targets), adapter.lora.rank, num_threads)
-        self._adapter = adapter
-        self._centre = centre
-
-    @override
-    def fill(self, genomes_G: Sequence[Genome]) -> Tables:
-        rows = [*genomes_G, Genome()]
-
-        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
-            values_G = [functools.partial(self._centre.perturbed, genome) for genome in rows]
-            for g, (a, b) in enumerate(self._adapter.factors(name, values_G)):
-                b_G_K_R[g] = a.T
-                a_G_R_N[g] = b.T * self._adapter.lora.scale
-
-        return self._fill(len(rows) + 1, self._rank, fill_weight)
-
-
-def tables_for(
-    model: PopulationModel, space: SearchSpace, centre: Centre, num_threads: int
-) -> GenomeTables | None:
-    """How a space's genomes become tables; None for dense ones, which need models of their own."""
-    if space.low_rank is not None:
-        return LowRankTables(model, space, space.low_rank.rank, num_threads)
-    if space.adapter is not None:
-        return AdapterTables(model, space.adapter, centre, num_threads)
-    return None

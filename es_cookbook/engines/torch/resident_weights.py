@@ -9,12 +9,13 @@ move, and a model the weight that they make.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from es_cookbook.checkpoints.models import save_model, save_quantised
+from es_cookbook.checkpoints.models import save_model
 from es_cookbook.checkpoints.quantised import (
     Kind,
     QuantisedWeight,
@@ -25,7 +26,7 @@ from es_cookbook.checkpoints.quantised import (
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
-from es_cookbook.engines.torch.low_rank_tables import tables_for
+from es_cookbook.engines.torch.low_rank_tables import GenomeTables
 from es_cookbook.engines.torch.population_layers import PopulationModel
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
@@ -38,7 +39,6 @@ class ResidentWeights:
 
     Args:
         base: the model as loaded; kept, never written.
-        space: what genomes perturb.
         memory_bytes: for resident genomes.
         num_threads: that make genomes and move the centre, if the CPU does.
 
@@ -70,7 +70,9 @@ class ResidentWeights:
             selected |= {name: parts[kind].to(device) for kind, name in names.items()}
         self.centre = Centre(selected, space, self._num_threads, device=device)
         self.model = self._new_model()
-        self._tables = tables_for(self.model, space, self.centre, self._num_threads)
+        self._tables = None
+        if space.low_rank is not None or space.adapter is not None:
+            self._tables = GenomeTables(self.model, space, self.centre, self._num_threads)
         self._base_model: PopulationModel | None = None
         self._genome_models: list[PopulationModel] = []
         self._num_loaded = 0
@@ -90,8 +92,7 @@ class ResidentWeights:
         Raises:
             RequestError: No such genome is resident.
         """
-        tables = self._tables
-        if target == "base" and tables is not None and tables.hosts_base:
+        if target == "base" and self._space.adapter is not None:
             return self.model, self._num_loaded + 1
         if target == "base":
             if self._base_model is None:
@@ -101,7 +102,7 @@ class ResidentWeights:
             return self.model, self._num_loaded
         if not 0 <= target < self._num_loaded:
             raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
-        return (self._genome_models[target], 0) if tables is None else (self.model, target)
+        return (self.model, target) if self._tables else (self._genome_models[target], 0)
 
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """Make these genomes resident, in place of any before.
@@ -117,8 +118,9 @@ class ResidentWeights:
         if self._tables is None:
             while len(self._genome_models) < len(genomes_G):
                 self._genome_models.append(self._new_model())
-            pairs = zip(self._genome_models, genomes_G, strict=False)
-            for_each(lambda pair: self._write_genome(*pair), pairs, self._num_threads)
+            values_G = [partial(self.centre.perturbed, genome) for genome in genomes_G]
+            pairs = zip(self._genome_models, values_G, strict=False)
+            for_each(lambda pair: self._write(*pair), pairs, self._num_threads)
         self._host(genomes_G)
 
     def apply(self, step: Step) -> int:
@@ -137,14 +139,16 @@ class ResidentWeights:
         """
         if self._quantised:
             checkpoint = quantised_checkpoint(str(self._base.name_or_path))
-            save_quantised(checkpoint, self.centre.weights.items(), tokenizer, path)
+            save_model(
+                partial(checkpoint.write, moved=self.centre.weights.items()), tokenizer, path
+            )
             return
         module = copy.deepcopy(self._base)
         self._space.merge_(dict(module.named_parameters()), self.centre.weights)
-        save_model(module, tokenizer, path)
+        save_model(module.save_pretrained, tokenizer, path)
 
     def _moved(self, fingerprint: int) -> int:
-        self._write_centre(self.model.module)
+        self._write(self.model, self.centre.weights.__getitem__)
         self._host([])
         return fingerprint
 
@@ -174,15 +178,9 @@ class ResidentWeights:
             if name in self._space.shapes or name in self._quantised:
                 yield name, parameter
 
-    def _write_centre(self, module: PreTrainedModel) -> None:
-        self._write(module, self.centre.weights.__getitem__)
-
-    def _write_genome(self, model: PopulationModel, genome: Genome) -> None:
-        self._write(model.module, lambda name: self.centre.perturbed(genome, name))
-
-    def _write(self, module: PreTrainedModel, value: Callable[[str], torch.Tensor]) -> None:
+    def _write(self, model: PopulationModel, value: Callable[[str], torch.Tensor]) -> None:
         with torch.inference_mode():
-            for name, parameter in self._own(module):
+            for name, parameter in self._own(model.module):
                 if name not in self._quantised:
                     parameter.copy_(value(name))
                     continue

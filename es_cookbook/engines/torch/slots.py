@@ -50,6 +50,11 @@ class SlotTable:
         self.top_p = np.ones(num_slots, dtype=np.float64)
         self.uniforms = np.zeros((num_slots, slot_length), dtype=np.float64)
         self.genome_of_block = np.full(num_slots // ROWS_PER_BLOCK, _NOBODY)
+        # State that must be 0 in idle slots, which still take part in decode batches.
+        self._cleared = (self.active, self.position, self.newest, self.temperature)
+        self._cleared += (self.wants_logprobs, self.has_stops)
+        self._moved = (*self._cleared, self.count, self.limit, self.top_p)
+        self._moved += (self.tokens, self.logprobs, self.uniforms)
 
     @property
     def num_active(self) -> int:
@@ -114,21 +119,10 @@ class SlotTable:
         """Free slots; a block belongs to nobody once it is empty."""
         for slot in slots:
             self.works[slot] = None
-        for array in self._cleared_when_idle():
+        for array in self._cleared:
             array[slots] = 0
         empty = ~self.active.reshape(-1, ROWS_PER_BLOCK).any(axis=1)
         self.genome_of_block[empty] = _NOBODY
-
-    def _cleared_when_idle(self) -> tuple[np.ndarray, ...]:
-        """State that must be 0 in idle slots, which still take part in decode batches."""
-        return (
-            self.active,
-            self.position,
-            self.newest,
-            self.wants_logprobs,
-            self.has_stops,
-            self.temperature,
-        )
 
     def accept(self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray | None) -> None:
         """Take one newly sampled token for each of these slots."""
@@ -165,11 +159,7 @@ class SlotTable:
         self.genome_of_block[: len(genomes)] = genomes
         self.works = [self.works[slot] for slot in order.tolist()]
         self.works += [None] * (self.num_slots - len(order))
-        for array in (
-            self.active, self.position, self.newest, self.count, self.limit, self.tokens,
-            self.logprobs, self.wants_logprobs, self.has_stops, self.temperature, self.top_p,
-            self.uniforms,
-        ):  # fmt: skip
+        for array in self._moved:
             array[: len(order)] = array[order]
-        for array in self._cleared_when_idle():
+        for array in self._cleared:
             array[len(order) :] = 0

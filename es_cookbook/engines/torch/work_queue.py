@@ -109,16 +109,10 @@ class WorkQueue:
         empty_blocks: int,
         max_length: int,
     ) -> list[Work]:
-        """Requests for the free slots: of blocks that belong to a genome, then of empty ones.
+        """Requests for the free slots in blocks of each genome, then for blocks of nobody's.
 
-        Args:
-            model: the model that the lane is on.
-            free_of_row: free slots in blocks of each genome.
-            empty_blocks: blocks that belong to nobody.
-            max_length: most cache tokens a request may need; longer ones stay.
-
-        Returns:
-            Requests that fit: as many of a genome as it has free slots, and more in whole blocks.
+        Returns those that need at most `max_length` cache tokens: as many of a genome as it has
+        free slots, and more in whole blocks.
         """
         taken: list[Work] = []
         with self.changed:
@@ -144,9 +138,9 @@ class WorkQueue:
     def _pop(by_row: dict[int, deque[Work]], row: int, most: int, max_length: int) -> list[Work]:
         works = by_row[row]
         popped: list[Work] = []
-        while (
-            works and len(popped) < most and (works[0].cancelled or works[0].length <= max_length)
-        ):
+        while works and len(popped) < most:
+            if not works[0].cancelled and works[0].length > max_length:
+                break
             work = works.popleft()
             if not work.cancelled:
                 popped.append(work)

@@ -228,7 +228,7 @@ class VLLMEngine(Engine):
         centre.restore(self._steps)
         with torch.inference_mode():
             self.space.merge_(parameters, centre.weights)
-        save_model(model, self.tokenizer, path)
+        save_model(model.save_pretrained, self.tokenizer, path)
 
     async def _move(self, method: str, *arguments: object) -> int:
         pieces = await self._call(method, *arguments)

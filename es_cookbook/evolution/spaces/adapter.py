@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import chz
 import numpy as np
-from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
@@ -104,12 +103,9 @@ class Adapter(DenseBuilder):
             raise ConfigError(
                 f"search_space.init_seed must be from 0 to 2**63 - 1, found {self.init_seed}"
             )
-        for field, value, accepted in (
-            ("init", self.init, get_args(Init)),
-            ("perturb", self.perturb, get_args(Perturb)),
-        ):
-            if value not in accepted:
-                hint = nearest(value, accepted)
+        for field, value, kind in (("init", self.init, Init), ("perturb", self.perturb, Perturb)):
+            if value not in get_args(kind):
+                hint = nearest(value, get_args(kind))
                 raise ConfigError(f"unknown search_space.{field} {value!r}: {hint}")
 
     @chz.validate
@@ -138,11 +134,11 @@ class Adapter(DenseBuilder):
         targets = {name: factor_names(name) for name in weights}
         shapes = factor_shapes(weights, lora.rank)
         space = AdapterSpace(
-            shapes=shapes,
-            noise=self.noise,
-            shares=_shares(self, shapes, list(targets.values())),
-            mask=self.mask(),
-            factors=AdapterFactors(targets, lora),
+            shapes,
+            self.noise,
+            _shares(self, shapes, list(targets.values())),
+            self.mask(),
+            adapter=AdapterFactors(targets, lora),
             init=self.init,
             init_seed=self.init_seed,
             start=start,
@@ -158,12 +154,17 @@ class Adapter(DenseBuilder):
         selected = linear_shapes(self, parameters)
         if not self.targets:
             return selected
-        linear = [p.name for p in parameters if p.kind == "linear"]
+        linear = {p.name.removesuffix(".weight"): p.name for p in parameters if p.kind == "linear"}
         targeted: set[str] = set()
         for target in self.targets:
-            named = {name for name in linear if _is_of(name, target)}
+            patterns = (target, f"*.{target}")  # in full, or by the last of its names
+            named = {
+                name
+                for module, name in linear.items()
+                if any(matching(module, pattern) for pattern in patterns)
+            }
             if not named:
-                last_names = {_module(name).rpartition(".")[2] for name in linear}
+                last_names = {module.rpartition(".")[2] for module in linear}
                 raise ConfigError(
                     f"search_space.targets {target!r} names no linear layer of the model: "
                     f"{nearest(target, last_names)}, their full names, and patterns of these"
@@ -179,25 +180,16 @@ class Adapter(DenseBuilder):
 
 @dataclasses.dataclass(frozen=True)
 class AdapterSpace(FullRankSpace):
-    """The factors of some linear weights, perturbed by dense noise.
+    """The factors of some linear weights, A before B, perturbed by dense noise.
 
     Attributes:
-        shapes: name of a factor -> its shape, A before B, in the model's order.
-        factors: the weights that they adapt, and the scale.
-        init: how a new adapter starts.
-        init_seed: of its random factors.
-        start: what was trained before; None for a new adapter.
+        start: what was trained before; None for a new adapter, which starts as `init` says.
     """
 
-    factors: AdapterFactors = dataclasses.field(kw_only=True)
+    adapter: AdapterFactors = dataclasses.field(kw_only=True)
     init: Init = "lora"
     init_seed: int = 0
     start: StoredAdapter | None = None
-
-    @property
-    @override
-    def adapter(self) -> AdapterFactors:
-        return self.factors
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """What the factors start from; the model's parameters do not matter."""
@@ -243,14 +235,3 @@ def _shares(
         for side, name in enumerate(pair)
     }
     return dataclasses.replace(shares, groups=groups, num_groups=2 * shares.num_groups)
-
-
-def _module(name: str) -> str:
-    """The layer that a weight is of."""
-    return name.removesuffix(".weight")
-
-
-def _is_of(name: str, target: str) -> bool:
-    """Whether a weight's layer is called so, in full or by the last of its names."""
-    module = _module(name)
-    return matching(module, target) or matching(module, f"*.{target}")

@@ -83,35 +83,31 @@ class ParameterInfo:
             raise ValueError(f"a linear weight has shape (out, in), found {self.name} {self.shape}")
 
 
+@dataclasses.dataclass(frozen=True)
 class SearchSpace(ABC):
     """The selected parameters of one model, and what a term does to each. Frozen and picklable.
 
     Attributes:
         shapes: name -> shape of the selected parameters, in the model's order.
+        noise: distribution of the noise.
         shares: what of a term each of them has.
         mask: which of their elements are perturbed; all if None.
+        adapter: how the parameters make an adapter beside the base's weights; None if they do not.
+            Genomes of a space that has neither this nor `low_rank` are dense.
+        highest_code: the greatest value of a parameter that is a whole number; None if they are
+            real.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    shares: Shares = Shares()
+    noise: NoiseKind = "gaussian"
+    shares: Shares = dataclasses.field(default_factory=Shares)
     mask: Mask | None = None
+    adapter: AdapterFactors | None = dataclasses.field(default=None, kw_only=True)
+    highest_code: int | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def low_rank(self) -> LowRankTerms | None:
         """How a term is factors beside the centre's weights; None if it is not."""
-        return None
-
-    @property
-    def adapter(self) -> AdapterFactors | None:
-        """How the parameters make an adapter beside the base's weights; None if they do not.
-
-        Genomes of a space that is neither this nor `low_rank` are dense.
-        """
-        return None
-
-    @property
-    def highest_code(self) -> int | None:
-        """The greatest value of a parameter that is a whole number; None if they are real."""
         return None
 
     @property
@@ -135,10 +131,6 @@ class SearchSpace(ABC):
         """Write a centre into the model's weights, in place, each rounded to its dtype once.
 
         An adapter's product is made on the CPU, where it has the same bits whatever the engine.
-
-        Args:
-            parameters: the model's, by name.
-            centre: the space's, float32, by name.
         """
         if self.adapter is None:
             for name in self.shapes:
@@ -220,9 +212,14 @@ class SearchSpaceBuilder(ABC):
         check_range(self, "num_blocks", at_least=1, prefix="search_space.")
 
     @property
+    def kinds(self) -> tuple[ParameterKind, ...]:
+        """What it selects from."""
+        return WHOLE_KINDS
+
+    @property
     def moves_quantised(self) -> bool:
         """Whether it perturbs what quantised weights are made of, and not the weights."""
-        return False
+        return self.kinds != WHOLE_KINDS
 
     @abstractmethod
     def __call__(
@@ -239,21 +236,20 @@ class SearchSpaceBuilder(ABC):
             ModelError: The adapter cannot be read, or does not fit.
         """
 
-    def select(
-        self,
-        parameters: Sequence[ParameterInfo],
-        kinds: Sequence[ParameterKind] = WHOLE_KINDS,
-    ) -> list[ParameterInfo]:
+    def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
         """Those that `include` names and `exclude` does not, in the model's order; for subclasses.
 
-        Args:
-            parameters: the model's.
-            kinds: that are chosen from.
-
         Raises:
-            ConfigError: A pattern that matches no parameter, or nothing is left.
+            ConfigError: A pattern that matches no parameter, nothing is left, or what is quantised
+                should move and nothing is.
         """
-        parameters = [parameter for parameter in parameters if parameter.kind in kinds]
+        if self.moves_quantised and not any(p.kind == "scales" for p in parameters):
+            raise ConfigError(
+                f"search_space: {type(self).__name__} moves what a quantised checkpoint stores, "
+                "and this model has no quantised weight; accepted are GPTQ and compressed-tensors "
+                "pack-quantized checkpoints, or another space (low_rank, full_rank, adapter)"
+            )
+        parameters = [parameter for parameter in parameters if parameter.kind in self.kinds]
         names = [parameter.name for parameter in parameters]
         included = _matched("include", self.include, names)
         excluded = _matched("exclude", self.exclude, names)
@@ -274,7 +270,7 @@ class SearchSpaceBuilder(ABC):
 
         Args:
             shapes: of the space's parameters, in order.
-            together: names of parameters that are in one block, in order; each alone if None.
+            together: names of those that are in one block; each alone if None.
 
         Raises:
             ConfigError: A pattern that matches none of them, or more blocks than there are.
@@ -340,15 +336,6 @@ def refuse_quantised(
             )
 
 
-def no_quantised_weight(builder: SearchSpaceBuilder) -> ConfigError:
-    """What a user reads of a quantised space over a model that is not."""
-    return ConfigError(
-        f"search_space: {type(builder).__name__} moves what a quantised checkpoint stores, and "
-        "this model has no quantised weight; accepted are GPTQ and compressed-tensors "
-        "pack-quantized checkpoints, or another space (low_rank, full_rank, adapter)"
-    )
-
-
 def matching(name: str, pattern: str) -> bool:
     """Whether a shell pattern (`*`, `?`, `[...]`; `*` crosses dots) matches the whole name."""
     return fnmatch.fnmatchcase(name, pattern)
@@ -372,10 +359,6 @@ def _matched(
 
 def pieces(weight: "torch.Tensor", part: Part) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
     """A weight's own memory, piece by piece, so that one that gains many terms stays in the cache.
-
-    Args:
-        weight: as `as_array` takes it.
-        part: which part of its parameter it is.
 
     Yields:
         Place of a piece's first element in the parameter, one past its last, and the piece.

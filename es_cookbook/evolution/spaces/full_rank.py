@@ -18,17 +18,17 @@ Two ways of perturbing less of it at once:
   genome and a term of a step cost 1 / num_blocks of the noise. Weights and memory stay the same.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import MAX_SEED, Term
-from es_cookbook.evolution.noise import NoiseKind, noise_range
+from es_cookbook.evolution.noise import noise_range
 from es_cookbook.evolution.noise.mask import LANE_VALUES, Mask
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
@@ -41,7 +41,6 @@ from es_cookbook.evolution.spaces.base import (
     refuse_quantised,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
-from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
@@ -87,40 +86,31 @@ class FullRank(DenseBuilder):
         return FullRankSpace(shapes, self.noise, self.shares(shapes), self.mask())
 
 
-@dataclasses.dataclass(frozen=True)
 class FullRankSpace(SearchSpace):
-    """Any parameters, perturbed by noise of their own shape.
-
-    Attributes:
-        shapes: name -> shape, in the model's order.
-        noise: distribution of the noise.
-        shares: what of a term each parameter has.
-        mask: which elements are perturbed; all if None.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    noise: NoiseKind = "gaussian"
-    shares: Shares = dataclasses.field(default_factory=Shares)
-    mask: Mask | None = None
+    """Any parameters, perturbed by noise of their own shape."""
 
     @override
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
-        """W <- W + s * E, for each term in order; elements outside the mask keep every bit."""
+        """W <- W + change, for each term in order; elements outside the mask keep every bit."""
         own = self.shares.of(name, terms)
-        scaled = [(np.float32(term.coefficient), term.seed) for term in own]
-        present = [(scale, seed) for scale, seed in scaled if scale != 0]
+        present = [term for term in own if np.float32(term.coefficient) != 0]
         if not present:
             return
         buffer = np.empty(min(PIECE, weight.numel()), np.float32)
         for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
-            product = buffer[: piece.size]
             inside = self.mask.range(name, start, stop) if self.mask else True
-            for scale, seed in present:
-                noise_range(seed, name, start, stop, self.noise, out=product)
-                np.multiply(product, scale, out=product)
-                np.add(piece, product, out=piece, where=inside)
+            for term in present:
+                change = self.change(name, term, start, stop, out=buffer[: piece.size])
+                np.add(piece, change, out=piece, where=inside)
+
+    def change(
+        self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """What one term adds to elements `start` ... `stop` - 1 in C order: s * E."""
+        change = noise_range(term.seed, name, start, stop, self.noise, out)
+        return np.multiply(change, np.float32(term.coefficient), out=change)
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:

@@ -26,7 +26,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
     PIECE,
@@ -39,7 +38,6 @@ from es_cookbook.evolution.spaces.base import (
     refuse_quantised,
 )
 from es_cookbook.evolution.spaces.factors import LowRankTerms, ReadAdapter
-from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch
@@ -64,29 +62,19 @@ class LowRank(SearchSpaceBuilder):
         """Build the space over the linear weights among the selected parameters."""
         shapes = linear_shapes(self, parameters)
         refuse_quantised(self, parameters, shapes)
-        return LowRankSpace(shapes, self.rank, self.noise, self.shares(shapes))
+        return LowRankSpace(shapes, self.noise, self.shares(shapes), rank=self.rank)
 
 
 @dataclasses.dataclass(frozen=True)
 class LowRankSpace(SearchSpace):
-    """Linear weights, perturbed by A Bᵀ / √rank.
-
-    Attributes:
-        shapes: name -> (out, in), in the model's order.
-        rank: r, the same for every weight.
-        noise: distribution of the elements of A and B.
-        shares: what of a term each weight has.
-    """
+    """Linear weights (out, in), perturbed by A Bᵀ / √rank."""
 
     shapes: Mapping[str, tuple[int, int]]
-    rank: int
-    noise: NoiseKind = "gaussian"
-    shares: Shares = dataclasses.field(default_factory=Shares)
+    rank: int = dataclasses.field(kw_only=True)
 
     @property
     @override
     def low_rank(self) -> LowRankTerms:
-        """Of this rank and noise."""
         return LowRankTerms(self.rank, self.noise)
 
     @override

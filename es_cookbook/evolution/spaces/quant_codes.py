@@ -23,7 +23,7 @@ from that only for changes by more than one.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
@@ -32,19 +32,17 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import NoiseKind, noise_range
+from es_cookbook.evolution.noise import noise_range
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.noise.uniform import uniform_range
 from es_cookbook.evolution.spaces.base import (
     AddTerms,
     ParameterInfo,
-    SearchSpace,
+    ParameterKind,
     SearchSpaceBuilder,
-    no_quantised_weight,
-    pieces,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
-from es_cookbook.evolution.spaces.shares import Shares
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 if TYPE_CHECKING:
     import torch
@@ -55,65 +53,36 @@ class QuantCodes(SearchSpaceBuilder):
     """The whole numbers of a quantised checkpoint; its scales stay as they are (QES)."""
 
     @property
-    def moves_quantised(self) -> bool:
-        """It does."""
-        return True
+    @override
+    def kinds(self) -> tuple[ParameterKind, ...]:
+        return ("codes",)
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "QuantCodesSpace":
         """Build the space over the selected layers' codes."""
-        if not any(parameter.kind == "codes" for parameter in parameters):
-            raise no_quantised_weight(self)
-        selected = self.select(parameters, ("codes",))
+        selected = self.select(parameters)
         shapes = {p.name: p.shape for p in selected}
-        return QuantCodesSpace(
-            shapes=shapes,
-            highest=2 ** max(p.bits or 0 for p in selected) - 1,
-            noise=self.noise,
-            shares=self.shares(shapes),
-        )
+        highest = 2 ** max(p.bits or 0 for p in selected) - 1
+        return QuantCodesSpace(shapes, self.noise, self.shares(shapes), highest_code=highest)
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantCodesSpace(SearchSpace):
-    """Whole numbers, changed by whole numbers.
+class QuantCodesSpace(FullRankSpace):
+    """Whole numbers 0 ... `highest_code`, changed by whole numbers."""
 
-    Attributes:
-        shapes: name -> (out, in), in the model's order.
-        highest: greatest code; the least is 0.
-        noise: distribution of ε.
-        shares: what of a term each parameter has.
-    """
+    highest_code: int = dataclasses.field(kw_only=True)
 
-    shapes: Mapping[str, tuple[int, ...]]
-    highest: int
-    noise: NoiseKind = "gaussian"
-    shares: Shares = dataclasses.field(default_factory=Shares)
-
-    @property
     @override
-    def highest_code(self) -> int:
-        return self.highest
-
-    def change(self, name: str, term: Term, start: int, stop: int) -> NDArray[np.float32]:
-        """What one term adds to elements `start` ... `stop` - 1 in C order: whole numbers."""
-        change = noise_range(term.seed, name, start, stop, self.noise)
+    def change(
+        self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """Whole numbers u."""
+        change = noise_range(term.seed, name, start, stop, self.noise, out)
         np.multiply(change, np.float32(abs(term.coefficient)), out=change)
         np.add(change, uniform_range(term.seed, f"{name}.rounding", start, stop), out=change)
         np.floor(change, out=change)
         return np.negative(change, out=change) if term.coefficient < 0 else change
-
-    @override
-    def add_terms_(
-        self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
-    ) -> None:
-        """Code <- code + u, for each term in order."""
-        own = self.shares.of(name, terms)
-        present = [term for term in own if np.float32(term.coefficient) != 0]
-        for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
-            for term in present:
-                np.add(piece, self.change(name, term, start, stop), out=piece)
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:

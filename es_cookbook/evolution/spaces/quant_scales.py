@@ -33,15 +33,11 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.noise.uniform import uniform_range
-from es_cookbook.evolution.spaces.base import (
-    ParameterInfo,
-    ParameterKind,
-    SearchSpaceBuilder,
-    no_quantised_weight,
-)
+from es_cookbook.evolution.spaces.base import ParameterInfo, ParameterKind, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
@@ -71,30 +67,24 @@ class QuantScales(SearchSpaceBuilder):
             )
 
     @property
-    def moves_quantised(self) -> bool:
-        """It does."""
-        return True
+    @override
+    def kinds(self) -> tuple[ParameterKind, ...]:
+        return _KINDS[self.which]
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "QuantScalesSpace":
         """Build the space over the selected layers' scales, zero points, or both."""
-        kinds = {parameter.kind for parameter in parameters}
-        if "scales" not in kinds:
-            raise no_quantised_weight(self)
-        if "zeros" in _KINDS[self.which] and "zeros" not in kinds:
+        there = {parameter.kind for parameter in parameters}
+        if "scales" in there and "zeros" in set(self.kinds) - there:
             raise ConfigError(
                 f"search_space.which={self.which}: the checkpoint is symmetric and has no zero "
                 "points; accepted here is scales"
             )
-        selected = self.select(parameters, _KINDS[self.which])
+        selected = self.select(parameters)
         shapes = {p.name: p.shape for p in selected}
-        return QuantScalesSpace(
-            shapes=shapes,
-            noise=self.noise,
-            shares=self.shares(shapes),
-            bits={p.name: p.bits for p in selected if p.kind == "zeros" and p.bits is not None},
-        )
+        bits = {p.name: p.bits for p in selected if p.kind == "zeros" and p.bits is not None}
+        return QuantScalesSpace(shapes, self.noise, self.shares(shapes), bits=bits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +92,6 @@ class QuantScalesSpace(FullRankSpace):
     """Factors on scales and offsets of zero points, perturbed by dense noise.
 
     Attributes:
-        shapes: name -> (out, groups), in the model's order.
         bits: name of a zero points' parameter -> bits of its codes.
     """
 
@@ -113,11 +102,9 @@ class QuantScalesSpace(FullRankSpace):
         import torch
 
         del parameters
-        started: dict[str, torch.Tensor] = {}
-        for name, shape in self.shapes.items():
-            if name not in self.bits:
-                started[name] = torch.ones(shape)
-                continue
+        started = {name: torch.ones(shape) for name, shape in self.shapes.items()}
+        for name in self.bits:
+            shape = self.shapes[name]
             phase = uniform_range(0, f"{name}.phase", 0, math.prod(shape)) - np.float32(0.5)
             offset = phase / np.float32(2 ** (self.bits[name] - 1))  # a power of two: exact
             started[name] = torch.from_numpy(offset.reshape(shape))

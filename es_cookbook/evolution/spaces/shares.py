@@ -62,16 +62,10 @@ class Shares:
 
 
 def balanced_blocks(sizes: Sequence[int], num_blocks: int) -> list[int]:
-    """Cut neighbours into blocks of about the same size, each of one at least.
+    """Cut neighbours of these sizes into 1 ... len(sizes) blocks of about the same size.
 
-    Block b ends where the sizes so far come nearest to (b + 1) / num_blocks of all.
-
-    Args:
-        sizes: of what is to be cut, in order.
-        num_blocks: 1 ... len(sizes).
-
-    Returns:
-        The block of each, rising from 0 to num_blocks - 1.
+    Block b ends where the sizes so far come nearest to (b + 1) / num_blocks of all, and has one at
+    least. Returns the block of each, rising from 0 to num_blocks - 1.
 
     >>> balanced_blocks([5, 1, 1, 1, 1, 1], 2)
     [0, 1, 1, 1, 1, 1]

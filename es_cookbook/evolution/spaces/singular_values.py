@@ -81,12 +81,9 @@ class SingularValues(SearchSpaceBuilder):
         shapes = {offsets[f]: (number,) for f, number in num_values.items()}
         pairs = trained.adapter.targets.items()
         targets = {name: (offsets[a], offsets[b]) for name, (a, b) in pairs}
-        return SingularValuesSpace(
-            shapes=shapes,
-            noise=self.noise,
-            shares=self.shares(shapes, together=list(targets.values())),
-            factors=DecomposedFactors(targets, trained.adapter.lora, trained.start, num_values),
-        )
+        shares = self.shares(shapes, together=list(targets.values()))
+        factors = DecomposedFactors(targets, trained.adapter.lora, trained.start, num_values)
+        return SingularValuesSpace(shapes, self.noise, shares, adapter=factors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +91,6 @@ class DecomposedFactors(AdapterFactors):
     """A trained adapter's factors, with singular values changed by offsets.
 
     Attributes:
-        targets: name of an adapted weight -> names of the offsets of its A and B.
         start: the adapter.
         num_values: name of each of its factors -> how many singular values have offsets.
     """
@@ -106,10 +102,8 @@ class DecomposedFactors(AdapterFactors):
     def factors(
         self, name: str, values_G: Sequence[Values]
     ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
-        of_a, of_b = self.targets[name]
         a, b = (self.decomposed[factor] for factor in factor_names(name))
-        for value in values_G:
-            offsets_a, offsets_b = value(of_a), value(of_b)
+        for offsets_a, offsets_b in super().factors(name, values_G):
             yield a.at(offsets_a), b.at(offsets_b)
 
     @functools.cached_property
@@ -124,19 +118,9 @@ class DecomposedFactors(AdapterFactors):
 
 @dataclasses.dataclass(frozen=True)
 class SingularValuesSpace(FullRankSpace):
-    """Offsets of singular values; an adapter whose factors are functions of them.
+    """Offsets of singular values; an adapter whose factors are functions of them."""
 
-    Attributes:
-        shapes: name of a factor's offsets -> (how many,), A before B, in the model's order.
-        factors: what they change.
-    """
-
-    factors: DecomposedFactors = dataclasses.field(kw_only=True)
-
-    @property
-    @override
-    def adapter(self) -> DecomposedFactors:
-        return self.factors
+    adapter: DecomposedFactors = dataclasses.field(kw_only=True)
 
     @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
@@ -148,11 +132,11 @@ class SingularValuesSpace(FullRankSpace):
         import torch
 
         del parameters
-        for name, factor in self.factors.decomposed.items():
+        for name, factor in self.adapter.decomposed.items():
             if not factor.start.any():
                 raise ModelError(
                     f"search_space.start: {name} of the adapter in "
-                    f"{str(self.factors.start.path)!r} is 0, so its singular vectors mean nothing; "
+                    f"{str(self.adapter.start.path)!r} is 0, so its singular vectors mean nothing; "
                     "train the adapter first, for example by python -m es_cookbook.baselines.sft"
                 )
         return {name: torch.zeros(shape) for name, shape in self.shapes.items()}

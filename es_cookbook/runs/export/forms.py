@@ -91,9 +91,7 @@ def write_model(directory: Path, replay: Replay) -> Written:
 
 def _write_quantised(directory: Path, replay: Replay) -> Written:
     """The quantised checkpoint with what the run moved, in its own format."""
-    checkpoint = quantised_checkpoint(replay.model_name)
-    moved = (checkpoint.stored(name, tensor) for name, tensor in replay.centre_tensors())
-    checkpoint.write(directory, dict(moved))
+    quantised_checkpoint(replay.model_name).write(directory, replay.centre_tensors())
     load_tokenizer(replay.model_name).save_pretrained(directory)
     kind = "a quantised Hugging Face model directory, in the base's own format"
     said = (

@@ -16,7 +16,7 @@ from typing import cast
 
 import torch
 
-from es_cookbook.checkpoints.models import load_architecture, tokenizer_files
+from es_cookbook.checkpoints.models import first_names, load_architecture, tokenizer_files
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
     TensorKind,
@@ -41,12 +41,7 @@ class BaseFiles:
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
         self._files = {_name_for(path): WeightFiles([path]) for path in weight_paths(model_name)}
-        model = load_architecture(model_name)
-        first_names: dict[int, str] = {}
-        self._parameter_of = {
-            name: first_names.setdefault(id(parameter), name)
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-        }
+        self._parameter_of = first_names(load_architecture(model_name))
         self._places: dict[str, list[tuple[str, str]]] = {}
         for file_name, files in self._files.items():
             for name in files:
@@ -72,11 +67,8 @@ class BaseFiles:
     ) -> None:
         """Fill a directory with the base's config, tokenizer and weights, some of them changed.
 
-        Args:
-            directory: there already, and empty.
-            names: parameters that change; the files `have` them.
-            changed: all of them with their values, float32, in any order; taken one at a time.
-            dtype: that the changed ones are written in.
+        The parameters of these names change; the files `have` them. They come with their values,
+        float32, in any order, are taken one at a time, and are written in `dtype`.
 
         Raises:
             ModelError: A changed weight is not stored as plain numbers.

@@ -19,7 +19,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
 
 NAME = "w.codes"
-SPACE = QuantCodesSpace({NAME: (16, 16)}, 15)
+SPACE = QuantCodesSpace({NAME: (16, 16)}, highest_code=15)
 
 
 def feedback(

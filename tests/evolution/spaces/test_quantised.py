@@ -129,7 +129,7 @@ def test_uniform_numbers_are_the_same_whichever_range_is_made(seed: int, a: int,
 
 
 def codes_space(rows: int = 100, columns: int = 300) -> QuantCodesSpace:
-    return QuantCodesSpace({"a.codes": (rows, columns)}, 15)
+    return QuantCodesSpace({"a.codes": (rows, columns)}, highest_code=15)
 
 
 @pytest.mark.parametrize("coefficient", [0.005, 0.3, 1.7, -0.3])

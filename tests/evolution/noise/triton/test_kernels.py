@@ -220,7 +220,7 @@ class TestPrograms:
     @pytest.mark.parametrize(("shape", "rank"), [((70, 190), 1), ((33, 129), 3), ((1, 5), 8)])
     def test_a_low_rank_step(self, kind: NoiseKind, shape: tuple[int, int], rank: int) -> None:
         expected, found = start_of(shape), start_of(shape).to(DEVICE)
-        LowRankSpace({"w": shape}, rank, kind).add_terms_("w", expected, TERMS)
+        LowRankSpace({"w": shape}, kind, rank=rank).add_terms_("w", expected, TERMS)
         twin.add_low_rank_(found, "w", twin.low_rank_terms(TERMS, rank, DEVICE), kind)
         assert same_bits(found, expected)
 
@@ -267,7 +267,7 @@ class TestPrograms:
         monkeypatch.setattr(twin, "FACTORS_AT_ONCE", 2 * 3 * (20 + 30))  # Two terms.
         shape, terms = (20, 30), [Term(seed, 0.1 * (seed + 1)) for seed in range(5)]
         expected, found = start_of(shape), start_of(shape).to(DEVICE)
-        LowRankSpace({"w": shape}, 3).add_terms_("w", expected, terms)
+        LowRankSpace({"w": shape}, rank=3).add_terms_("w", expected, terms)
         twin.add_low_rank_(found, "w", twin.low_rank_terms(terms, 3, DEVICE))
         assert same_bits(found, expected)
 
@@ -276,7 +276,7 @@ class TestPrograms:
         shape = (12, 150)
         dense, low_rank = start_of(shape), start_of(shape)
         FullRankSpace({"w": shape}, kind).add_terms_("w", dense, TERMS)
-        LowRankSpace({"w": shape}, 3, kind).add_terms_("w", low_rank, TERMS)
+        LowRankSpace({"w": shape}, kind, rank=3).add_terms_("w", low_rank, TERMS)
         for rows, columns in [((0, 12), (40, 150)), ((7, 12), (0, 150)), ((8, 9), (3, 4))]:
             region = slice(*rows), slice(*columns)
             part = Part(rows, columns, 150)
@@ -302,7 +302,7 @@ class TestPrograms:
         lora_b = torch.full((6, 1, num_out, 8), 9.0, dtype=dtype, device=DEVICE)
         expected_a, expected_b = lora_a.to("cpu", copy=True), lora_b.to("cpu", copy=True)
         rows, columns = (part.rows[0], part.columns[0]) if part else (0, 0)
-        space = LowRankSpace({"w": (rows + num_out, columns + num_in)}, rank, kind)
+        space = LowRankSpace({"w": (rows + num_out, columns + num_in)}, kind, rank=rank)
         for term, slot in zip(TERMS, slots, strict=True):
             a, b = factors_of(space, "w", term.seed)
             scaled = torch.from_numpy(a * space.low_rank.scale(term.coefficient))

@@ -158,7 +158,7 @@ def test_the_step_goes_on_or_back_to_the_base() -> None:
 
 
 def test_genomes_of_quantised_codes_are_the_individuals_to_the_bit() -> None:
-    space = QuantCodesSpace(shapes={"w": (40, 30)}, highest=15)
+    space = QuantCodesSpace(shapes={"w": (40, 30)}, highest_code=15)
     codes = {"w": torch.full((40, 30), 7.0)}
     a, b = frozenset({gene(0), gene(1, -0.5), gene(4)}), frozenset({gene(0), gene(1), gene(2)})
     centre = Centre(codes, space, num_threads=1)
