@@ -90,8 +90,30 @@ def _decode_terms(data: bytes) -> list[Term]:
     return [Term(seed, coefficient) for seed, coefficient in zip(seeds, coefficients, strict=True)]
 
 
-_Question: TypeAlias = tuple[Any, ...]
-"""A request without its target; plain, because a pickled class costs bytes in each instance."""
+class SampleQuestion(NamedTuple):
+    """A `SampleRequest` without its target."""
+
+    observation: Observation
+    params: SamplingParams
+    seed: int
+
+    def ask(self, target: Target) -> SampleRequest:
+        """Returns the request to a target."""
+        return SampleRequest(target, *self)
+
+
+class LogprobsQuestion(NamedTuple):
+    """A `LogprobsRequest` without its target."""
+
+    prompt_T: tuple[int, ...]
+    continuation_T: tuple[int, ...]
+
+    def ask(self, target: Target) -> LogprobsRequest:
+        """Returns the request to a target."""
+        return LogprobsRequest(target, *self)
+
+
+_Question: TypeAlias = SampleQuestion | LogprobsQuestion
 _Asked: TypeAlias = list[tuple[int, int]]
 """For one question, each target's number and the index of the request."""
 _Rectangle: TypeAlias = tuple[int, int, int, int]
@@ -123,13 +145,15 @@ def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
 
 def decode_requests(batch: Batch) -> Iterator[Request]:
     """Undo `encode_requests`, in the order that it gave."""
-    samples, scores = _unpack(batch.samples), _unpack(batch.scores)
-    questions = [(SampleRequest, q) for q in samples] + [(LogprobsRequest, q) for q in scores]
+    questions: list[_Question] = [
+        *map(SampleQuestion._make, _unpack(batch.samples)),
+        *map(LogprobsQuestion._make, _unpack(batch.scores)),
+    ]
     rectangles = np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist()
     for first, num_questions, first_target, num_targets in rectangles:
         targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
-        for request, question in questions[first : first + num_questions]:
-            yield from (request(target, *question) for target in targets)
+        for question in questions[first : first + num_questions]:
+            yield from map(question.ask, targets)
 
 
 def _by_question(
@@ -139,7 +163,7 @@ def _by_question(
     # Hashing a prompt is slow, so once per request; settings are few, and mostly one object.
     by_prompt: dict[Observation, dict[tuple[int, int], _Asked]] = {}
     settings: list[SamplingParams] = []
-    scores: dict[_Question, _Asked] = {}
+    scores: dict[LogprobsQuestion, _Asked] = {}
     for i, request in enumerate(requests):
         if isinstance(request, SampleRequest):
             if request.params not in settings:
@@ -147,10 +171,11 @@ def _by_question(
             how = settings.index(request.params), request.seed
             asked = by_prompt.setdefault(request.observation, {}).setdefault(how, [])
         else:
-            asked = scores.setdefault((request.prompt_T, request.continuation_T), [])
+            question = LogprobsQuestion(request.prompt_T, request.continuation_T)
+            asked = scores.setdefault(question, [])
         asked.append((_number(request.target), i))
     samples: list[tuple[_Question, _Asked]] = [
-        ((prompt, settings[s], seed), asked)
+        (SampleQuestion(prompt, settings[s], seed), asked)
         for prompt, of_prompt in by_prompt.items()
         for (s, seed), asked in of_prompt.items()
     ]
@@ -187,10 +212,12 @@ def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _pack(questions: Sequence[_Question]) -> bytes:
-    return pickle.dumps(questions, pickle.HIGHEST_PROTOCOL) if questions else b""
+    # As plain tuples: a class costs bytes in each instance.
+    plain = [tuple(question) for question in questions]
+    return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL) if plain else b""
 
 
-def _unpack(data: bytes) -> list[_Question]:
+def _unpack(data: bytes) -> list[tuple[Any, ...]]:
     return pickle.loads(data) if data else []
 
 
