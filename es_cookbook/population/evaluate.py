@@ -44,7 +44,13 @@ async def evaluate(
     attempts: int = 1,
     temperature: float = 0.0,
 ) -> dict[str, float]:
-    """Measure the centre on held-out problems; temperature 0 is greedy.
+    """Measure the centre on held-out problems.
+
+    Args:
+        sampler: knows the engine, and how to sample otherwise.
+        env_group_builders_P: the problems.
+        attempts: at each problem.
+        temperature: of the attempts; 0 is greedy.
 
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over

@@ -22,7 +22,12 @@ from es_cookbook.runs.measures import reward_metrics
 class Scoring:
     """How a run's genomes are judged.
 
-    Regularisers are loaded for the engine's tokenizer and context; None is left out.
+    Args:
+        objective: from attempts to scores.
+        fitness: from scores to fitness.
+        regularisers: what else is wanted of genomes; None for nothing.
+        engine: whose tokenizer and context they are loaded for.
+        run_seed: of the order in which they go through their rows.
 
     Raises:
         DataError: A regulariser's row that cannot be used.

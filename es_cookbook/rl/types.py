@@ -49,8 +49,9 @@ class SamplingParams:
     def _ranges(self) -> None:
         check_range(self, "max_tokens", at_least=1)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            found = self.temperature
-            raise ConfigError(f"temperature must be 0 (greedy) or positive, found {found}")
+            raise ConfigError(
+                f"temperature must be 0 (greedy) or positive, found {self.temperature}"
+            )
         check_range(self, "top_p", above=0, at_most=1)
 
 
@@ -204,7 +205,9 @@ class Trajectory:
 class LostRollout:
     """A rollout that failed: an exception, a time-out, a lost engine. Its reward is NaN.
 
-    `reason` is one line, for example "TimeoutError: no answer within 60 s".
+    Attributes:
+        reason: one line, for example "TimeoutError: no answer within 60 s".
+        traceback: the whole traceback as text.
     """
 
     reason: str
@@ -213,10 +216,14 @@ class LostRollout:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrajectoryGroup:
-    """All attempts of all genomes at one problem: `[g][k]` is attempt k of genome g.
+    """All attempts of all genomes at one problem.
 
-    Group rewards are what `compute_group_rewards` adds to each trajectory's own reward, with
-    metrics; None for nothing. Tags are the builder's.
+    Attributes:
+        trajectories_G_K: `[g][k]` is attempt k of genome g.
+        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or
+            None for nothing.
+        group_metrics_G_K: metrics that go with them.
+        tags: the builder's tags, for metrics.
     """
 
     trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
@@ -241,7 +248,12 @@ class TrajectoryGroup:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupReward:
-    """What `compute_group_rewards` adds to one rollout: a finite reward, and metrics."""
+    """What `compute_group_rewards` returns for one rollout.
+
+    Attributes:
+        reward: finite, added to the rollout's own reward.
+        metrics: numbers reported in addition to the Env's own.
+    """
 
     reward: float
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
@@ -259,13 +271,16 @@ class EnvGroupBuilder(ABC):
     ) -> Sequence[GroupReward] | None:
         """Rewards that need the whole group: comparisons, tournaments, preferences.
 
+        None, the default, adds nothing.
+
         Args:
             trajectories: one for each Env of the group, genome by genome, attempt by attempt.
             policies: the policy that ran each.
 
         Returns:
-            One `GroupReward` for each trajectory, in the same order; None, the default, for none.
+            One `GroupReward` for each trajectory, in the same order.
         """
+        del trajectories, policies
         return None
 
     @property
@@ -300,7 +315,12 @@ class RLDataset(ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Datasets:
-    """Problems that move the centre, and held-out ones on which it is evaluated, if any."""
+    """What a dataset builder builds.
+
+    Attributes:
+        train: problems that move the centre.
+        test_P: held-out problems on which the centre is evaluated; may be empty.
+    """
 
     train: RLDataset
     test_P: Sequence[EnvGroupBuilder] = ()
@@ -312,7 +332,10 @@ class RLDatasetBuilder(ABC):
 
     @abstractmethod
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        """Load, check and split; render prompts with the model's own tokenizer.
+        """Load, check and split.
+
+        Args:
+            tokenizer: the model's own, to render prompts.
 
         Raises:
             DataError: A row that cannot be used; names the file and the line.

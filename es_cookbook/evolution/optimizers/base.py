@@ -102,7 +102,12 @@ class OptimizerBuilder(ABC):
 
     @abstractmethod
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
-        """Build it: seeds derive from the run's, schedules need its length.
+        """Build it.
+
+        Args:
+            run_seed: every genome's seeds derive from it.
+            num_generations: the length of the run, which schedules need.
+            space: what its genomes perturb.
 
         Raises:
             ConfigError: Fields that cannot work in a run of this length or in this space.
