@@ -20,7 +20,6 @@ class SlotTable:
     """State of `num_slots` requests of at most `slot_length` tokens; arrays are indexed by slot.
 
     Attributes:
-        works: the request in each slot, or None.
         active: whether a slot is decoding.
         position: cache position that the slot's newest token takes; 0 in idle slots, which keeps
             them finite.

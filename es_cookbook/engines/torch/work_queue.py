@@ -15,7 +15,6 @@ class Work:
     """A request on its way through the engine.
 
     Attributes:
-        request: what was asked.
         model: the weights that answer, and `row`, their row of the low-rank tables.
         limit: most tokens to sample; 0 for a logprobs request.
         cancelled: set by the caller's side; the lane then forgets the request.

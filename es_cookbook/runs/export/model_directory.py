@@ -34,9 +34,6 @@ _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 class BaseFiles:
     """The base's files, and which tensor of which file a parameter is.
 
-    Args:
-        model_name: a directory or Hub name.
-
     Raises:
         ModelError: It cannot be read; says where.
     """
