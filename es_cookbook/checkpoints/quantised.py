@@ -277,8 +277,7 @@ class QuantisedCheckpoint:
     def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write the checkpoint into a directory, file by file, with some parameters moved.
 
-        Those come by name, float32 as search spaces keep them (`QuantisedWeight.moved`); all else
-        is written bit for bit.
+        Those are float32, as in `QuantisedWeight.moved`; all else is written bit for bit.
         """
         changed: dict[str, torch.Tensor] = {}
         for name, value in moved:

@@ -185,8 +185,7 @@ def moved(
 ) -> torch.Tensor:
     """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
 
-    Both are the parameter, in the base model and in another centre; `merge_steps` makes the steps
-    cheaper. Returns a new float32 tensor.
+    Both are values of the parameter; `merge_steps` makes steps cheaper. Gives a new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
     move = _mover(space, steps, functools.partial(_cpu_adder, space), decay_)

@@ -209,9 +209,8 @@ class Lane:
         table = self._table
         uniform = table.uniforms[slots, table.count[slots]]
         options = (table.temperature[slots], table.top_p[slots], uniform)
-        tokens_N = choose_tokens(
-            logits_N_V, *(torch.from_numpy(o).to(self._device) for o in options)
-        )
+        there = (torch.from_numpy(option).to(self._device) for option in options)
+        tokens_N = choose_tokens(logits_N_V, *there)
         logprobs = None
         if table.wants_logprobs[slots].any():
             logprobs = token_logprobs(logits_N_V, tokens_N).cpu().numpy()

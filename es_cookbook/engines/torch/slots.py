@@ -70,9 +70,8 @@ class SlotTable:
         """Free slots in blocks that belong to a genome."""
         free_of_block = ROWS_PER_BLOCK - self.active.reshape(-1, ROWS_PER_BLOCK).sum(axis=1)
         free: dict[int, int] = {}
-        for genome, number in zip(
-            self.genome_of_block.tolist(), free_of_block.tolist(), strict=True
-        ):
+        blocks = zip(self.genome_of_block.tolist(), free_of_block.tolist(), strict=True)
+        for genome, number in blocks:
             if genome != _NOBODY and number:
                 free[genome] = free.get(genome, 0) + number
         return free

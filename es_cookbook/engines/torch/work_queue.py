@@ -167,10 +167,9 @@ class WorkQueue:
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-            left = [work for works in self._score.values() for work in works]
-            left += [
-                w for by_row in self._sample.values() for works in by_row.values() for w in works
-            ]
+            queues = [*self._score.values()]
+            for by_row in self._sample.values():
+                queues += by_row.values()
             self._score.clear()
             self._sample.clear()
-            return left
+            return [work for works in queues for work in works]
