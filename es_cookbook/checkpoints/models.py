@@ -249,7 +249,6 @@ class BaseParameters(ReadTensors):
     then it does take the memory of the model. Threads may share it.
 
     Args:
-        architecture: the model without weights.
         names: parameters that will be asked for.
         dtype: "auto" for the checkpoint's own, or a dtype's name.
 

@@ -2,8 +2,7 @@
 
 The factors are written in float32, as the centre keeps them, whatever dtype the base is sampled in:
 they are small, and whoever loads them casts them. Names are the weights' with `lora_A` and `lora_B`
-in them; the config names the adapted modules by their last names where those mean exactly them, and
-by their full names where they would mean more.
+in them.
 """
 
 import json

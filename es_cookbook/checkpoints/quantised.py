@@ -65,7 +65,6 @@ class QuantisedWeight:
         scales: (out, groups), in the dtype that the checkpoint stores.
         zeros: (out, groups), whole numbers as int16; None if all are 2^(bits - 1) by definition.
         group_of_input: (in,), int64.
-        bits: of a code.
         least_zero: the format's least zero point; there are 2^bits of them.
     """
 
@@ -168,10 +167,8 @@ class Layout:
     Attributes:
         names: suffix of the tensor that has the codes, the scales, the zero points.
         group_of_input: suffix of the tensor that says which group each input is in.
-        others: suffixes of further tensors.
         transposed: whether inputs come before outputs.
         least_zero: the zero point that is stored as 0.
-        bits: of a code.
         symmetric: no zero points, or none that count.
     """
 
@@ -277,19 +274,16 @@ class QuantisedCheckpoint:
         suffixes = (*layout.names.values(), layout.group_of_input, *layout.others)
         return [name for suffix in suffixes if (name := f"{layer}.{suffix}") in self.files]
 
-    def stored(self, name: str, value: torch.Tensor) -> tuple[str, torch.Tensor]:
-        """What a parameter with a value as in `moved` is in the files: a tensor and its name."""
-        layer, kind = layer_and_kind(name)
-        moved = self.weight(layer).moved({kind: value.cpu()})
-        return f"{layer}.{self.layout.names[kind]}", self.layout.stored(moved, kind)
-
     def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write the checkpoint into a directory, file by file, with some parameters moved.
 
-        Those come by name, float32 as search spaces keep them (`QuantisedWeight.moved`); all else
-        is written bit for bit.
+        Those are float32, as in `QuantisedWeight.moved`; all else is written bit for bit.
         """
-        changed = dict(self.stored(name, value) for name, value in moved)
+        changed: dict[str, torch.Tensor] = {}
+        for name, value in moved:
+            layer, kind = layer_and_kind(name)
+            weight = self.weight(layer).moved({kind: value.cpu()})
+            changed[f"{layer}.{self.layout.names[kind]}"] = self.layout.stored(weight, kind)
         for path in weight_paths(self.model_name):
             tensors = WeightFiles([path])
             save_file(

@@ -30,7 +30,6 @@ class Snapshot:
     """A centre on the disk.
 
     Attributes:
-        path: where.
         generation: it is the centre after so many generations.
         fingerprint: of the centre, as the file says.
         tensors: name -> float32 tensor, read when it is asked for.

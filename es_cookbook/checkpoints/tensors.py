@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias, cast
 
 import safetensors
@@ -170,7 +170,7 @@ class TensorFile:
     """A safetensors file under way: a context manager, in which every tensor is written once.
 
     Args:
-        path: made; must not exist.
+        path: must not exist.
         kinds: name -> dtype and shape of each tensor.
         metadata: texts to put into the header.
 
@@ -222,12 +222,7 @@ class TensorFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._file:
             if kind is None and self._missing:
                 raise ValueError(f"{min(self._missing)} was announced and never written")

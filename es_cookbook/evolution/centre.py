@@ -54,7 +54,6 @@ class Centre:
         base: the base model's parameters by name, at least the selected ones; kept by reference and
             never written, and nobody else may write them either. They are on the CPU or on
             `device`, where they are sent one at a time when they are needed.
-        space: which of them genomes perturb, and how.
         num_threads: that move it on the CPU; `num_cores()` if None. Bits do not depend on it.
         parts: which part of each selected parameter the base has, for a tensor-parallel rank; all
             of all of them if None.
@@ -130,10 +129,8 @@ class Centre:
 
         def from_start(name: str) -> None:
             weight = self.weights[name]
-            if start is None:
-                weight.copy_(self._base[name])
-            else:
-                weight.copy_(_part_of(start[name], self.parts[name]).reshape(weight.shape))
+            begin = self._base[name] if start is None else _part_of(start[name], self.parts[name])
+            weight.copy_(begin.reshape(weight.shape))
             move(name)
 
         return self._each_tensor(from_start)
@@ -188,8 +185,7 @@ def moved(
 ) -> torch.Tensor:
     """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
 
-    Both are the parameter, in the base model and in another centre; `merge_steps` makes the steps
-    cheaper. Returns a new float32 tensor.
+    Both are values of the parameter; `merge_steps` makes steps cheaper. Gives a new float32 tensor.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
     move = _mover(space, steps, functools.partial(_cpu_adder, space), decay_)

@@ -169,7 +169,6 @@ class PrefillRows(AttentionRows):
     Args:
         starts: first flat row of each prompt.
         lengths: tokens of each prompt.
-        device: where the rows are.
         cache: where keys and values go, or None where nothing is decoded afterwards.
         slots: the slot of each prompt, with a cache.
     """

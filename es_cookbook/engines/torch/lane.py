@@ -209,9 +209,8 @@ class Lane:
         table = self._table
         uniform = table.uniforms[slots, table.count[slots]]
         options = (table.temperature[slots], table.top_p[slots], uniform)
-        tokens_N = choose_tokens(
-            logits_N_V, *(torch.from_numpy(o).to(self._device) for o in options)
-        )
+        there = (torch.from_numpy(option).to(self._device) for option in options)
+        tokens_N = choose_tokens(logits_N_V, *there)
         logprobs = None
         if table.wants_logprobs[slots].any():
             logprobs = token_logprobs(logits_N_V, tokens_N).cpu().numpy()
@@ -316,12 +315,12 @@ class _GatheredFactors:
     def __init__(self, model: PopulationModel) -> None:
         self._model = model
         self._tables = model.tables
-        self._genomes: np.ndarray | None = None
+        self._genomes = np.empty(0, dtype=np.int64)
         self._gathered: Factors | None = None
 
     def of_blocks(self, genomes: np.ndarray, device: torch.device) -> Factors | None:
         """One (A, B) a block for every linear group; idle blocks (-1) take an active one's."""
-        same = self._genomes is not None and np.array_equal(genomes, self._genomes)
+        same = np.array_equal(genomes, self._genomes)
         if not same or self._model.tables is not self._tables:
             self._tables = self._model.tables
             self._genomes = genomes.copy()

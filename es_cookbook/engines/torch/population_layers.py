@@ -223,7 +223,6 @@ class PopulationModel:
 
     Attributes:
         module: the model; its parameters keep their Hugging Face names.
-        groups: linear groups, in module order.
         tables: low-rank parts for each group, or None where no low-rank genomes are resident.
     """
 

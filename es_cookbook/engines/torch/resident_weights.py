@@ -81,10 +81,9 @@ class ResidentWeights:
     @property
     def capacity(self) -> int:
         """How many genomes fit into the memory for them, at least one."""
-        if self._tables is not None:
-            return max(1, self._memory_bytes // self._tables.bytes_of_genome())
-        own = sum(p.numel() * p.element_size() for _, p in self._own(self.model.module))
-        return max(1, self._memory_bytes // own)
+        own = (parameter.nbytes for _, parameter in self._own(self.model.module))
+        of_genome = self._tables.bytes_of_genome() if self._tables else sum(own)
+        return max(1, self._memory_bytes // of_genome)
 
     def answering(self, target: Target) -> tuple[PopulationModel, int]:
         """The model that answers for a target, and its row of the low-rank tables.

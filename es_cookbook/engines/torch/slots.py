@@ -20,7 +20,6 @@ class SlotTable:
     """State of `num_slots` requests of at most `slot_length` tokens; arrays are indexed by slot.
 
     Attributes:
-        works: the request in each slot, or None.
         active: whether a slot is decoding.
         position: cache position that the slot's newest token takes; 0 in idle slots, which keeps
             them finite.
@@ -71,9 +70,8 @@ class SlotTable:
         """Free slots in blocks that belong to a genome."""
         free_of_block = ROWS_PER_BLOCK - self.active.reshape(-1, ROWS_PER_BLOCK).sum(axis=1)
         free: dict[int, int] = {}
-        for genome, number in zip(
-            self.genome_of_block.tolist(), free_of_block.tolist(), strict=True
-        ):
+        blocks = zip(self.genome_of_block.tolist(), free_of_block.tolist(), strict=True)
+        for genome, number in blocks:
             if genome != _NOBODY and number:
                 free[genome] = free.get(genome, 0) + number
         return free

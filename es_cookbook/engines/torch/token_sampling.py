@@ -18,9 +18,8 @@ _PURPOSE_KEY = derive_seed(0, "token uniforms")
 
 def token_uniforms(seed: int, num_tokens: int) -> np.ndarray:
     """One uniform number in [0, 1) for each token index, float64, of a sampling seed."""
-    words = np.random.Philox(key=np.array([seed, _PURPOSE_KEY], dtype=np.uint64)).random_raw(
-        num_tokens
-    )
+    key = np.array([seed, _PURPOSE_KEY], dtype=np.uint64)
+    words = np.random.Philox(key=key).random_raw(num_tokens)
     return (np.asarray(words) >> np.uint64(11)) * 2.0**-53
 
 

@@ -15,7 +15,6 @@ class Work:
     """A request on its way through the engine.
 
     Attributes:
-        request: what was asked.
         model: the weights that answer, and `row`, their row of the low-rank tables.
         limit: most tokens to sample; 0 for a logprobs request.
         cancelled: set by the caller's side; the lane then forgets the request.
@@ -168,10 +167,9 @@ class WorkQueue:
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-            left = [work for works in self._score.values() for work in works]
-            left += [
-                w for by_row in self._sample.values() for works in by_row.values() for w in works
-            ]
+            queues = [*self._score.values()]
+            for by_row in self._sample.values():
+                queues += by_row.values()
             self._score.clear()
             self._sample.clear()
-            return left
+            return [work for works in queues for work in works]

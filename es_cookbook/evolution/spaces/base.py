@@ -65,12 +65,10 @@ class ParameterInfo:
     """One parameter of a model.
 
     Attributes:
-        name: its Hugging Face name; parameters that are tied are one, under the first of their
-            names.
+        name: its Hugging Face name, the first one of parameters that are tied.
         shape: its shape, (out, in) for a linear weight.
         kind: what its layer does with it.
-        bits: of a quantised weight's codes, and of the parameters that it is made of; None for all
-            that is not quantised.
+        bits: of the codes, of a quantised weight and of what it is made of; None for all others.
     """
 
     name: str
@@ -94,8 +92,7 @@ class SearchSpace(ABC):
         mask: which of their elements are perturbed; all if None.
         adapter: how the parameters make an adapter beside the base's weights; None if they do not.
             Genomes of a space that has neither this nor `low_rank` are dense.
-        highest_code: the greatest value of a parameter that is a whole number; None if they are
-            real.
+        highest_code: greatest value of parameters that are whole numbers; None if they are real.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -192,12 +189,9 @@ class SearchSpaceBuilder(ABC):
     )
 
     @chz.validate
-    def _noise_kind(self) -> None:
+    def _noise_and_shares(self) -> None:
         if self.noise not in ("gaussian", "rademacher"):
             raise ConfigError(f"noise must be gaussian or rademacher, found {self.noise!r}")
-
-    @chz.validate
-    def _shares(self) -> None:
         if len(self.sigma_patterns) != len(self.sigma_factors):
             raise ConfigError(
                 "search_space.sigma_patterns needs one of sigma_factors for each, found "
@@ -240,8 +234,7 @@ class SearchSpaceBuilder(ABC):
         """Those that `include` names and `exclude` does not, in the model's order; for subclasses.
 
         Raises:
-            ConfigError: A pattern that matches no parameter, nothing is left, or what is quantised
-                should move and nothing is.
+            ConfigError: A pattern matches nothing, nothing is left, or no weight is quantised.
         """
         if self.moves_quantised and not any(p.kind == "scales" for p in parameters):
             raise ConfigError(

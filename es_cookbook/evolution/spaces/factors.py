@@ -58,7 +58,6 @@ class LoRA:
     """A LoRA adapter's rank, and what its B A is scaled by.
 
     Attributes:
-        rank: of A and B.
         alpha: the scale, times the rank or its root.
         rslora: whether its root.
     """
@@ -124,8 +123,6 @@ class StoredAdapter:
     """A trained adapter that a space starts from.
 
     Attributes:
-        path: where it is.
-        lora: rank and scale.
         weights: name -> (out, in) of those it adapts.
         read: reads all factors: name -> float32 tensor. Picklable.
     """

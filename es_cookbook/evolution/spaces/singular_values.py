@@ -91,7 +91,6 @@ class DecomposedFactors(AdapterFactors):
     """A trained adapter's factors, with singular values changed by offsets.
 
     Attributes:
-        start: the adapter.
         num_values: name of each of its factors -> how many singular values have offsets.
     """
 
