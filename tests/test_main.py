@@ -46,6 +46,7 @@ def test_a_commands_help_names_the_program_as_it_was_called(
     assert capsys.readouterr().out.startswith(f"usage: es-cookbook {name} [name=value ...]\n")
 
 
+@pytest.mark.slow
 def test_a_module_run_by_name_is_called_by_its_name(tmp_path: Path) -> None:
     for arguments, says in (
         (["es_cookbook", "frok"], "unknown command 'frok': did you mean 'fork'? Accepted: "),

@@ -159,6 +159,7 @@ def test_a_mistake_is_one_sentence_before_anything_runs(
     assert not (tmp_path / "all").exists()
 
 
+@pytest.mark.slow
 def test_it_runs_prints_and_draws_and_does_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,7 +135,10 @@ async def test_pushes_that_wait_become_one_the_latest(
     assert set(hub.repositories["me/run"].branches) == {"main", "g1", "g49"}
 
 
-@pytest.mark.parametrize("trouble", ["refuses the token", "fails", "hangs", "is not there"])
+@pytest.mark.parametrize(
+    "trouble",
+    ["refuses the token", "fails", pytest.param("hangs", marks=pytest.mark.slow), "is not there"],
+)
 async def test_a_run_is_the_same_whatever_the_server_does(
     hub: HubServer,
     model: Path,
