@@ -153,8 +153,7 @@ class Plan:
         own_dtype = str(model.config.dtype or torch.float32).removeprefix("torch.")
         self.dtype = own_dtype if engine.dtype == "auto" else engine.dtype
         self.size = cast("torch.dtype", getattr(torch, self.dtype)).itemsize
-        own_context = int(getattr(text, "max_position_embeddings", 4096))
-        self.context = min(own_context, engine.max_model_len or 4096)
+        self.context = engine.context_length(model)
         self.share = math.ceil(config.population_size / config.num_engines)
         self.terms = math.ceil(config.population_size / 2)
         self.gpu_bytes = int((config.gpu_memory or GPUS[config.gpu]) * 1e9)
