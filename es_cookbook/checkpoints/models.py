@@ -166,7 +166,7 @@ def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTr
 def _load_quantised(
     checkpoint: QuantisedCheckpoint, quantised: Mapping[str, QuantisedWeight], dtype: str
 ) -> tuple[object, object]:
-    """As `from_pretrained` gives it, the quantised weights as what they stand for."""
+    """As `from_pretrained` returns it, the quantised weights as what they stand for."""
     model_name = checkpoint.model_name
     config = AutoConfig.from_pretrained(model_name)
     # transformers would want its own quantisers for it.

@@ -36,7 +36,7 @@ class GenomeTerms:
     Args:
         genomes_G: a block of the population.
         space: what they perturb, by `low_rank` terms.
-        device: where their factors are made: the CPU, or one that `devices.noise_device` gives.
+        device: where their factors are made: the CPU, or one that `devices.noise_device` returns.
 
     Attributes:
         num_genomes: how many they are.

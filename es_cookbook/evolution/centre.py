@@ -57,7 +57,7 @@ class Centre:
         num_threads: that move it on the CPU; `num_cores()` if None. Bits do not depend on it.
         parts: which part of each selected parameter the base has, for a tensor-parallel rank; all
             of all of them if None.
-        device: where it is kept and moves: the CPU, or one that `devices.noise_device` gives.
+        device: where it is kept and moves: the CPU, or one that `devices.noise_device` returns.
 
     Attributes:
         weights: name -> float32 tensor, the selected parameters only; the same tensors for the
@@ -112,13 +112,13 @@ class Centre:
         self._add_genome = functools.lru_cache(maxsize=1024)(self._adder)
 
     def apply(self, step: Step) -> int:
-        """Move by one step: decay first, then the terms in order. Gives the fingerprint."""
+        """Move by one step: decay first, then the terms in order. Returns the fingerprint."""
         return self._each_tensor(self._mover([step]))
 
     def restore(
         self, steps: Iterable[Step], start: Mapping[str, torch.Tensor] | None = None
     ) -> int:
-        """Set the centre to the base moved by these steps, from anywhere. Gives the fingerprint.
+        """Set the centre to the base moved by these steps, from anywhere. Returns the fingerprint.
 
         Args:
             steps: in order.
@@ -163,7 +163,7 @@ class Centre:
         return lambda name: move(name, self.weights[name], self._base[name], self.parts[name])
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
-        """Do the work on each tensor, a few at a time; gives the fingerprint of what came out."""
+        """Do the work on each tensor, a few at a time. Returns the fingerprint."""
         fingerprint_of = device_fingerprint if self._on_gpu else fingerprint
 
         def work_and_sum(name: str) -> int:
@@ -185,7 +185,7 @@ def moved(
 ) -> torch.Tensor:
     """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
 
-    Both are values of the parameter; `merge_steps` makes steps cheaper. Gives a new float32 tensor.
+    Both are values of the parameter; `merge_steps` makes steps cheaper. Returns a new one, float32.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
     move = _mover(space, steps, functools.partial(_cpu_adder, space), decay_)

@@ -171,7 +171,7 @@ class RolloutGroup:
         return checked_group_rewards(self._name, found, self._trajectories)
 
     async def _guarded(self, clock: Clock, call: Callable[[], Awaitable[_T]]) -> _T | LostRollout:
-        """What the user's code gives, or how it was lost; what stops the run goes through."""
+        """What the user's code returns, or how it was lost; what stops the run goes through."""
         try:
             with clock:
                 return await call()

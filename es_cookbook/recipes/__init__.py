@@ -1,1 +1,1 @@
-"""The dishes: each folder an Env, its data and a command line."""
+"""Recipes: each folder is an Env, its data and a command line."""

@@ -219,7 +219,7 @@ def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[b
 
 
 def _drop_unrecorded(path: Path, generation_key: str, next_generation: int) -> str | None:
-    """Cut torn lines and those of generations that the history lacks; gives a warning if any."""
+    """Cut torn lines and those of generations that the history lacks. Returns a warning if any."""
     if not path.exists():
         return None
     kept = sum(map(len, lines_before(path, generation_key, next_generation)))

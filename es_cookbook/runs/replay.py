@@ -77,7 +77,7 @@ class Replay:
     snapshot: Snapshot | None
 
     def check_base(self) -> BaseIdentity:
-        """Compare the base with the one that the run began with; reads all of it, and gives it.
+        """Compare the base with the one that the run began with; reads all of it. Returns it.
 
         The fingerprint tells it apart where the centre is the model's own weights and has moved; an
         adapter's factors say nothing of the model beside them.

@@ -1,4 +1,4 @@
-"""Builds a vLLM engine (`vllm_host`): says what is missing before vLLM starts, and starts it.
+"""Builds a vLLM engine (`host`): says what is missing before vLLM starts, and starts it.
 
 A script that builds this engine needs `if __name__ == "__main__":`, as any that starts processes.
 """

@@ -66,7 +66,7 @@ class WindowOptimizer(ESOptimizer):
         self._gradients = deque[Gradient](maxlen=config.window)
 
     def remember(self, genomes_G: Sequence[Genome], fitness_G: Floats) -> Sequence[Gradient]:
-        """Take in a generation; gives the window's gradients, oldest first."""
+        """Take in a generation. Returns the window's gradients, oldest first."""
         self._gradients.append(self.gradient(genomes_G, fitness_G, 1.0))
         return self._gradients
 

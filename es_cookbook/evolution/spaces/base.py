@@ -1,6 +1,6 @@
 """What a search space is: which parameters a genome perturbs, and how noise maps to them.
 
-A builder is what a user configures; given a model's parameters it selects some by name and gives a
+A builder is what a user configures; it selects some of a model's parameters by name and returns a
 space. A space turns a term (seed, coefficient) into a change of one parameter, with exact
 arithmetic: float32, every product and every sum rounded on its own, in a fixed order. Fused
 multiply-add and reassociation are what make two machines disagree in the last bit, so neither is
@@ -118,7 +118,7 @@ class SearchSpace(ABC):
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """What the centre starts from, at least `shapes`: the model's parameters themselves.
 
-        A space with parameters of its own gives their start instead.
+        A space with parameters of its own returns their start instead.
         """
         return parameters
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 Values: TypeAlias = "Callable[[str], torch.Tensor]"
-"""Gives the values of the space's parameters, by name, at one point of the space."""
+"""Returns the values of the space's parameters, by name, at one point of the space."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """A run's centre as files that other libraries load, rebuilt from base model and history.
 
-A run that moves the model's own weights gives a Hugging Face model directory; a run over adapters
-gives a PEFT adapter, or with merge=true a model directory with the adapter merged. With rank=r the
-first kind gives a PEFT adapter too: the nearest of that rank to what the run changed, weight by
-weight, and says how near that is.
+A run that moves the model's own weights becomes a Hugging Face model directory; a run over adapters
+becomes a PEFT adapter, or with merge=true a model directory with the adapter merged. With rank=r
+the first kind becomes a PEFT adapter too: the nearest of that rank to what the run changed, weight
+by weight; the export says how near it is.
 
 The run directory is read and never written. The centre's fingerprint has to be the recorded one.
 Nothing stands under `output` before all of it is there, and memory holds a tensor at a time.

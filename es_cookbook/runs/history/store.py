@@ -1,6 +1,6 @@
 """The history on disk: the header, then a line a generation, from which the weights come back.
 
-What is in a line is said in `history_format`. A generation counts once its line is fsynced, so a
+What is in a line is said in `format`. A generation counts once its line is fsynced, so a
 crash leaves at most one torn line, the last. Opening drops it and says so: the generation is then
 run again and, being a function of the history before it, comes out the same. Damage anywhere else
 is refused, because nothing after it could be trusted; the sentence says how to save what is before

@@ -170,7 +170,7 @@ class BackgroundPush(Tracker):
                 self._changed.notify_all()
 
     def _push(self, wanted: _Wanted) -> str | None:
-        """Push a copy; gives what went wrong, if anything did."""
+        """Push a copy. Returns what went wrong, if anything did."""
         with tempfile.TemporaryDirectory(prefix="es-cookbook-hub-") as directory:
             for name, size in wanted.sizes.items():
                 _copy_beginning(self._run_path / name, Path(directory) / name, size)

@@ -91,7 +91,7 @@ def _is_left_out(path: Path) -> bool:
 
 
 def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -> str:
-    """Push an export or a run directory; gives the address of the commit.
+    """Push an export or a run directory. Returns the address of the commit.
 
     Repository and branch (`revision`, from the state of `main`) are made if there are none; if
     `private`, the repository is made private, and a public one refused.
