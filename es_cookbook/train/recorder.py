@@ -110,15 +110,9 @@ class Recorder:
         self._restarted = restarted
         self._tracker.log_rollouts(generation, groups_P, self._decode)
         self._tracker.log(generation, metrics)
-        scores = tuple(map(tuple, scores_P_G.tolist()))
+        scores = tuple(map(tuple, scores_P_G.tolist())) if self._optimizer.records_scores else None
         self._history.append(
-            Record(
-                generation,
-                step,
-                tuple(fitness_G.tolist()),
-                fingerprint,
-                scores if self._optimizer.records_scores else None,
-            )
+            Record(generation, step, tuple(fitness_G.tolist()), fingerprint, scores)
         )
         self._tracker.recorded(generation + 1)
         await self.begin(generation + 1)

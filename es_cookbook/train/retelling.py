@@ -1,8 +1,9 @@
-"""What an optimizer remembers comes back from the history: it is told every generation again.
+"""Optimizer and engine are brought to where a history ends, and checked that they got there.
 
-So no state of any optimizer is ever written. What it was told (fitness, and scores where it
-needs them) is in the records, what it asks follows from that and the run seed, and the steps that
-it makes must be the recorded ones.
+An optimizer is told every generation again, so no state of any optimizer is ever written. What it
+was told (fitness, and scores where it needs them) is in the records, what it asks follows from that
+and the run seed, and the steps that it makes must be the recorded ones. An engine takes the steps,
+from a snapshot where there is one, and must have the recorded fingerprint.
 """
 
 import asyncio

@@ -147,9 +147,11 @@ async def _go_on(
 def _tracker(config: Config, directory: RunDirectory) -> Tracker:
     start = directory.history.next_generation
     run = RunInfo(directory.path, directory.config_json, config.seed, config.num_generations, start)
-    snapshots = SnapshotWriter(directory.path, config.snapshot_every)
-    pushes = [] if config.hub is None else [config.hub(run)]
-    return Trackers([config.trackers(run), snapshots, *pushes])
+    # In this order: a disk that refuses the first leaves no thread of the last behind.
+    trackers = [config.trackers(run), SnapshotWriter(directory.path, config.snapshot_every)]
+    if config.hub is not None:
+        trackers.append(config.hub(run))
+    return Trackers(trackers)
 
 
 async def _close(engine: Engine) -> None:
