@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 # What an engine's process imports first. Its worker stays out: it imports numba, and vLLM goes
 # through all modules before that.
-from vllm.v1.engine import core  # noqa: F401
+from vllm.v1.engine import core  # noqa: F401 - so that no fork has to
 from vllm.v1.executor import multiproc_executor
 
 
