@@ -1,15 +1,13 @@
 """Every causal language model class of the installed transformers as a tiny random model.
 
-A class gets its default config with the usual sizes made small, and what its architecture is known
-for kept: both kinds of layers of a hybrid, windows and selections that a dozen tokens exceed, fewer
-key heads than query heads, experts that not every token takes, projections that several layers
-share. What needs more than that stands in a table. A class that a newer transformers adds is made in
-the same way without being named here.
-
-The table may be wrong about a released checkpoint's sizes; it is right about which code runs.
+A class gets its default config with the usual sizes made small, and keeps what its architecture is
+known for: both kinds of layers of a hybrid, windows and selections that a dozen tokens exceed,
+fewer key heads than query heads, experts that not every token takes, projections that several
+layers share. What needs more than small sizes stands in a table. A class that a newer transformers
+adds is made in the same way without being named here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
@@ -104,18 +102,15 @@ def _fill(model: PreTrainedModel) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, parameter in _own_parameters(model):
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() > 1 and name not in _KEPT_IN_RANGE:
+            if parameter.dim() > 1 and name.rpartition(".")[2] not in _KEPT_IN_RANGE:
                 parameter.copy_(noise * 0.2)
             else:
                 parameter.add_(noise * 0.05)
-
-
-def _own_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Each parameter once, with the last part of its name."""
-    for name, parameter in model.named_parameters():
-        yield name.rpartition(".")[2], parameter
+        for module in model.modules():
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx] = 0  # As some classes do when they are loaded.
 
 
 def _alternating(*kinds: str) -> list[str]:
@@ -151,8 +146,8 @@ _SIZES: dict[str, Any] = {
             48,
             "d_inner decoder_ffn_dim dense_intermediate_size dff dim_ff encoder_ffn_dim "
             "expert_ffn_hidden_size feed_forward_size ffn_dim ffn_hidden_size intermediate_size "
-            "intermediate_size_mlp moe_intermediate_size moe_shared_expert_intermediate_size n_inner "
-            "shared_expert_intermediate_size shared_intermediate_size",
+            "intermediate_size_mlp moe_intermediate_size moe_shared_expert_intermediate_size "
+            "n_inner shared_expert_intermediate_size shared_intermediate_size",
         ),
         (
             LAYERS,
@@ -417,7 +412,6 @@ _VARIANTS: Mapping[str, Mapping[str, Any]] = {
             "original_max_position_embeddings": 32,
         }
     },
-    "MptForCausalLM positions": {"attn_config": {"alibi": False, "qk_ln": False}},
     "OPTForCausalLM projected": {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
     "PhiForCausalLM norms": {"qk_layernorm": True},
     "Qwen2ForCausalLM windows": {"use_sliding_window": True, "max_window_layers": 2},
@@ -427,4 +421,4 @@ _VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 VARIANTS: tuple[str, ...] = tuple(_VARIANTS)
-"""Class name, space, and what is unlike the class's defaults: code that these do not reach."""
+"""Class name, space, and what differs from the class: settings that run other code of it."""
