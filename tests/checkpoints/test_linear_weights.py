@@ -1,0 +1,125 @@
+"""Which weights of real Hugging Face classes are linear, under which name, and stored which way."""
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from es_cookbook.checkpoints.linear_weights import (
+    expert_parameters,
+    is_transposed,
+    linear_weights,
+    named_weights,
+    split_member,
+)
+
+_SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def _qwen3_moe() -> PreTrainedModel:
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES, **_EXPERTS, tie_word_embeddings=False))
+
+
+def _gpt_oss() -> PreTrainedModel:
+    sizes = _SIZES | {"num_local_experts": 3, "intermediate_size": 24, "num_experts_per_tok": 2}
+    return GptOssForCausalLM(GptOssConfig(**sizes, tie_word_embeddings=True))
+
+
+def _gpt2() -> PreTrainedModel:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=4))
+
+
+def test_experts_are_weights_of_two_axes_between_their_neighbours() -> None:
+    model = _qwen3_moe()
+    layer = "model.layers.0"
+    assert list(linear_weights(model).items()) == [
+        *((f"{layer}.self_attn.{name}_proj.weight", False) for name in "qkvo"),
+        *((f"{layer}.mlp.experts.gate_up_proj[{e}]", False) for e in range(3)),
+        *((f"{layer}.mlp.experts.down_proj[{e}]", False) for e in range(3)),
+        ("lm_head.weight", False),
+    ]
+    shapes = {name: tuple(weight.shape) for name, weight in named_weights(model)}
+    assert shapes[f"{layer}.mlp.experts.gate_up_proj[2]"] == (48, 32)
+    assert shapes[f"{layer}.mlp.experts.down_proj[0]"] == (32, 24)
+    parameters = dict(model.named_parameters())
+    members = [name for name in shapes if split_member(name)[1] is not None]
+    assert len(members) == 6
+    assert parameters.keys() - shapes.keys() == {split_member(name)[0] for name in members}
+    assert all(weight is parameters[n] for n, weight in named_weights(model) if n not in members)
+
+
+def test_a_member_written_in_place_is_written_into_the_parameter() -> None:
+    model = _qwen3_moe()
+    name = "model.layers.0.mlp.experts.down_proj"
+    parameter = dict(model.named_parameters())[name]
+    before = parameter.detach().clone()
+    dict(named_weights(model))[f"{name}[1]"].fill_(7.0)
+    assert torch.equal(parameter[1], torch.full((32, 24), 7.0))
+    assert torch.equal(parameter[[0, 2]], before[[0, 2]])
+
+
+def test_transposed_weights_are_told() -> None:
+    gpt2 = linear_weights(_gpt2())
+    block = "transformer.h.0"
+    names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert gpt2 == {f"{block}.{name}.weight": True for name in names}  # its head is a tied table
+    gpt_oss = linear_weights(_gpt_oss())
+    assert {split_member(name)[1] is not None for name, other in gpt_oss.items() if other} == {True}
+    assert sum(gpt_oss.values()) == 2 * 3
+    assert "lm_head.weight" not in gpt_oss
+
+
+def test_experts_without_a_gate_are_found() -> None:
+    config = NemotronHConfig(
+        **_SIZES,
+        layers_block_type=["moe", "attention"],
+        n_routed_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=24,
+    )
+    with torch.device("meta"):
+        model = NemotronHForCausalLM(config)
+    (found,) = {own for module in model.modules() if (own := expert_parameters(module))}
+    assert found == ("up_proj", "down_proj")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_where_all_are_plain_nothing_is_renamed(tied: bool) -> None:
+    config = Qwen3Config(**_SIZES, intermediate_size=24, tie_word_embeddings=tied)
+    model = Qwen3ForCausalLM(config)
+    assert dict(named_weights(model)) == dict(model.named_parameters())
+    assert len(linear_weights(model)) == 7 + (not tied)
+    assert not any(linear_weights(model).values())
+    assert not any(expert_parameters(module) for module in model.modules())
+
+
+def test_a_parameter_of_three_axes_in_another_class_stays_whole() -> None:
+    class Other(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down_proj = torch.nn.Parameter(torch.zeros(3, 4, 5))
+
+    assert expert_parameters(Other()) == ()
+    assert not is_transposed(Other())
+    assert [name for name, _ in named_weights(Other())] == ["down_proj"]
+    assert linear_weights(Other()) == {}
