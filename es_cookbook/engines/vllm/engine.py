@@ -241,7 +241,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             more_slots=slots["max_loras"] - self.max_genomes if slots else 0,
         )
 
-    def _slots_for(self, space: SearchSpace, infos: Sequence[ParameterInfo]) -> dict[str, int]:
+    def _slots_for(self, space: SearchSpace, infos: Sequence[ParameterInfo]) -> dict[str, object]:
         """Arguments for the LoRA slots that genomes need; none for dense genomes.
 
         Raises:
@@ -264,7 +264,12 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                     "use engine=torch, or search_space=full_rank"
                 )
         slots = self.max_genomes + more_slots
-        return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
+        of_slots = {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
+        if any(split_member(info.name)[1] is not None for info in infos):
+            # vLLM would make slots of experts too, and its kernels for them are not everywhere.
+            layers = {name.removesuffix(".weight").rpartition(".")[2] for name in perturbed}
+            of_slots["lora_target_modules"] = sorted(layers)
+        return of_slots
 
 
 @contextmanager
