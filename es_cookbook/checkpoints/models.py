@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from transformers import (
@@ -25,6 +25,11 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
+from es_cookbook.checkpoints.linear_weights import (
+    linear_weights,
+    named_weights,
+    split_member,
+)
 from es_cookbook.checkpoints.quantised import (
     QuantisedCheckpoint,
     QuantisedWeight,
@@ -244,12 +249,13 @@ class BaseParameters(ReadTensors):
     """A base model's parameters, each read when it is asked for, as an engine holds them.
 
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
-    it, and cast to the engine's dtype. Where the checkpoint stores the model otherwise (some
-    architectures fuse or rename on loading), transformers loads all of it, as an engine does, and
-    then it does take the memory of the model. Threads may share it.
+    it, an expert's as a part of its parameter, and cast to the engine's dtype. Where the checkpoint
+    stores the model otherwise (some architectures fuse or rename on loading), transformers loads
+    all of it, as an engine does, and then it does take the memory of the model. Threads may share
+    it.
 
     Args:
-        names: parameters that will be asked for.
+        names: weights that will be asked for, as `named_weights` calls them.
         dtype: "auto" for the checkpoint's own, or a dtype's name.
 
     Attributes:
@@ -264,18 +270,23 @@ class BaseParameters(ReadTensors):
     ) -> None:
         files = WeightFiles(weight_paths(model_name))
         self.dtype = _held_dtype(architecture, files) if dtype == "auto" else getattr(torch, dtype)
-        source: Mapping[str, torch.Tensor] = files
         parameters = dict(architecture.named_parameters())
         tied = reversed(first_names(architecture).items())
         stored_as = {first: name for name, first in tied if name in files}
-        stored = {name: stored_as.get(name, name) for name in names}
-        if any(
-            key not in files or files[key].shape != parameters[name].shape
-            for name, key in stored.items()
+        needed = {parameter for parameter, _ in map(split_member, names)}
+
+        def read(name: str) -> torch.Tensor:
+            parameter, expert = split_member(name)
+            tensor = files[stored_as[parameter]]
+            return tensor if expert is None else tensor[expert]
+
+        if not all(
+            name in stored_as and files[stored_as[name]].shape == parameters[name].shape
+            for name in needed
         ):
             model = load_causal_lm(model_name, dtype, torch.device("cpu"))
-            source, stored = dict(model.named_parameters()), {name: name for name in names}
-        super().__init__(stored, lambda name: source[stored[name]].detach().to(self.dtype))
+            read = dict(named_weights(model)).__getitem__
+        super().__init__(names, lambda name: read(name).detach().to(self.dtype))
 
 
 def first_names(model: PreTrainedModel) -> dict[str, str]:
@@ -288,20 +299,26 @@ def first_names(model: PreTrainedModel) -> dict[str, str]:
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
     """Every parameter by its Hugging Face name, tied ones once, under their first name.
 
+    Experts' parameters are there as their members (`linear_weights.named_weights`).
     After a quantised weight come the scales, zero points and codes that it is made of.
     """
     quantised = {f"{layer}.weight": (layer, weight) for layer, weight in quantised_layers(model)}
-    kinds: dict[int, Literal["linear", "embedding"]] = {
-        id(module.weight): "linear" if isinstance(module, torch.nn.Linear) else "embedding"
-        for module in reversed(list(model.modules()))
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
-    }
+    transposed = linear_weights(model)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     infos: list[ParameterInfo] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_weights(model):
         layer, weight = quantised.get(name, (name, None))
         bits = None if weight is None else weight.bits
-        shape = tuple(parameter.shape)
-        infos.append(ParameterInfo(name, shape, kinds.get(id(parameter), "other"), bits))
+        kind = "embedding" if id(parameter) in tables else "other"
+        infos.append(
+            ParameterInfo(
+                name,
+                tuple(parameter.shape),
+                "linear" if name in transposed else kind,
+                bits,
+                transposed.get(name, False),
+            )
+        )
         if weight is not None:
             infos += [
                 ParameterInfo(parameter_name(layer, part), tuple(tensor.shape), part, bits)

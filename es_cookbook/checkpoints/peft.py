@@ -3,10 +3,15 @@
 The factors are written in float32, as the centre keeps them, whatever dtype the base is sampled in:
 they are small, and whoever loads them casts them. Names are the weights' with `lora_A` and `lora_B`
 in them.
+
+Experts that share a parameter of three axes share one A and one B there (PEFT's
+`target_parameters`): A is (experts · rank, in), expert after expert, and B (out, rank · experts),
+with the experts of a rank beside each other. An expert without an adapter has zeros.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,19 +20,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
 from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.checkpoints.tensors import TensorFile
 from es_cookbook.common.errors import ModelError
-from es_cookbook.evolution.spaces.factors import LoRA, StoredAdapter, factor_names, factor_shapes
+from es_cookbook.evolution.spaces.factors import LoRA, StoredAdapter, factor_names
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
-"""Fields of PEFT's config that change what an adapter does, in ways that are not done here."""
+_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")
+"""Fields of PEFT's config that change what an adapter does, in ways that are not done here.
+
+`fan_in_fan_out` is none of them: PEFT corrects it for each layer by its class.
+"""
 
 
 def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAdapter:
     """Open an adapter in a directory, as PEFT wrote it; its factors are read when asked for.
+
+    `weights` are (out, in), in the model's order.
 
     Raises:
         ModelError: It cannot be read, is no plain LoRA or rsLoRA, or adapts more than `weights`.
@@ -49,24 +60,35 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
                 "LoRA and rsLoRA can be perturbed"
             )
     lora = LoRA(int(config["r"]), float(config["lora_alpha"]), bool(config.get("use_rslora")))
+    targets = cast("list[str]", config.get("target_parameters") or [])
     adapted = {
         name: shape
         for name, shape in weights.items()
         if f"{_PREFIX}{factor_names(name)[0]}" in stored
+        or (split_member(name)[1] is not None and _targeted(split_member(name)[0], targets))
     }
-    needed = {_PREFIX + name: shape for name, shape in factor_shapes(adapted, lora.rank).items()}
+    needed = _stored_shapes(adapted, lora.rank, _num_experts(adapted))
     if needed != stored:
         wrong = sorted(needed.items() ^ stored.items())[0][0]
         raise ModelError(
             f"search_space.start: the adapter in {str(path)!r} does not fit the model's linear "
             f"weights, or what include, exclude and targets select of them: {wrong}"
         )
-    return StoredAdapter(path, lora, adapted, partial(_read_factors, path))
+    return StoredAdapter(path, lora, adapted, partial(_read_factors, path, tuple(adapted)))
 
 
-def _read_factors(path: Path) -> dict[str, torch.Tensor]:
-    stored = load_file(path / _WEIGHTS)
-    return {name.removeprefix(_PREFIX): factor.float() for name, factor in stored.items()}
+def _read_factors(path: Path, weights: Sequence[str]) -> dict[str, torch.Tensor]:
+    stored = {name: factor.float() for name, factor in load_file(path / _WEIGHTS).items()}
+    keys, num_experts = _keys(weights), _num_experts(weights)
+    factors: dict[str, torch.Tensor] = {}
+    for weight in weights:
+        parameter, expert = split_member(weight)
+        a, b = (stored[key] for key in keys[parameter])
+        if expert is not None:
+            a = a.unflatten(0, (num_experts[parameter], -1))[expert]
+            b = b.unflatten(1, (-1, num_experts[parameter]))[:, :, expert].contiguous()
+        factors |= zip(factor_names(weight), (a, b), strict=True)
+    return factors
 
 
 def write_adapter(
@@ -78,18 +100,34 @@ def write_adapter(
 ) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` into a directory.
 
-    `factors` are name, A and B of each of the weights, in any order, and taken one at a time.
-    Loaders are to put the adapter on the base model of that name.
+    `weights` are (out, in), in the model's order. `factors` are name, A and B of each of them, in
+    any order, and taken one at a time. Loaders are to put the adapter on the base model of that
+    name.
     """
-    shapes = factor_shapes(weights, lora.rank)
-    kinds = {f"{_PREFIX}{name}": (torch.float32, shape) for name, shape in shapes.items()}
+    architecture = load_architecture(model_name)
+    linear = linear_weights(architecture)
+    num_experts, waiting = _num_experts(linear), _num_experts(weights)
+    keys, shapes = _keys(weights), _stored_shapes(weights, lora.rank, num_experts)
+    stacks: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    kinds = {key: (torch.float32, shape) for key, shape in shapes.items()}
     with TensorFile(directory / _WEIGHTS, kinds) as file:
-        for weight, *pair in factors:
-            for name, factor in zip(factor_names(weight), pair, strict=True):
-                file.write(f"{_PREFIX}{name}", factor)
-    modules = [name for name, _ in load_architecture(model_name).named_modules()]
-    adapted = [name.removesuffix(".weight") for name in weights]
-    config = {
+        for weight, a, b in factors:
+            parameter, expert = split_member(weight)
+            if expert is not None:
+                experts = num_experts[parameter]
+                new = torch.zeros(experts, *a.shape), torch.zeros(*b.shape, experts)
+                stack_a, stack_b = stacks.setdefault(parameter, new)
+                stack_a[expert], stack_b[:, :, expert] = a, b
+                waiting[parameter] -= 1
+                if waiting[parameter]:
+                    continue
+                del stacks[parameter]
+                a, b = stack_a.flatten(0, 1), stack_b.flatten(1)
+            for key, factor in zip(keys[parameter], (a, b), strict=True):
+                file.write(key, factor)
+    modules = [name for name, _ in architecture.named_modules()]
+    adapted = [n.removesuffix(".weight") for n in weights if split_member(n)[1] is None]
+    config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": location(model_name),
@@ -99,10 +137,59 @@ def write_adapter(
         "target_modules": target_modules(adapted, modules),
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(linear[n] for n in weights if split_member(n)[1] is None),
         "inference_mode": True,
     }
+    if of_experts := _num_experts(weights):
+        config["target_parameters"] = list(of_experts)
     (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _num_experts(weights: Iterable[str]) -> Counter[str]:
+    """How many of these weights are experts of each parameter that has any, in their order."""
+    members = map(split_member, weights)
+    return Counter(parameter for parameter, expert in members if expert is not None)
+
+
+def _keys(weights: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Parameter that any of these weights is, or is a part of -> PEFT's names of its A and B.
+
+    PEFT wraps a module of experts once for each of its parameters, the first of them innermost.
+    """
+    depths: dict[str, int] = {}
+    modules: dict[str, str] = {}
+    for weight in reversed(list(weights)):
+        parameter, expert = split_member(weight)
+        if parameter in modules:
+            continue
+        modules[parameter] = parameter
+        if expert is not None:
+            module = parameter.rpartition(".")[0]
+            depths[module] = depth = depths.get(module, -1) + 1
+            modules[parameter] = module + ".base_layer" * depth
+    return {
+        parameter: (f"{_PREFIX}{a}", f"{_PREFIX}{b}")
+        for parameter, module in modules.items()
+        for a, b in [factor_names(module)]
+    }
+
+
+def _stored_shapes(
+    weights: Mapping[str, tuple[int, ...]], rank: int, num_experts: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the A and B of weights (out, in), by PEFT's names."""
+    keys = _keys(weights)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for weight, (rows, columns) in weights.items():
+        parameter, _ = split_member(weight)
+        ranks = rank * num_experts.get(parameter, 1)
+        shapes |= zip(keys[parameter], ((ranks, columns), (rows, ranks)), strict=True)
+    return shapes
+
+
+def _targeted(parameter: str, targets: Collection[str]) -> bool:
+    """As PEFT decides it."""
+    return any(f".{parameter}".endswith(f".{target}") for target in targets)
 
 
 def location(model_name: str) -> str:

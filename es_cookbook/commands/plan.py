@@ -18,6 +18,7 @@ import chz
 import torch
 from transformers import PreTrainedModel
 
+from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_cli
@@ -161,7 +162,7 @@ class Plan:
         """
         linears = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
         own = {p for linear in linears for p in linear.parameters()}
-        own |= {p for name, p in self.model.named_parameters() if name in self.space.shapes}
+        own |= {p for name, p in named_weights(self.model) if name in self.space.shapes}
         return self.size * sum(p.numel() for p in own)
 
     def weight_bytes(self) -> int:

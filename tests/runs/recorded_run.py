@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import base_identity, load_causal_lm, parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import parameter_name, quantised_layers
@@ -64,7 +65,7 @@ def record_run(
     )
     (path / "config.json").write_text(config_to_json(config))
     loaded = load_causal_lm(str(model), dtype, torch.device("cpu"))
-    parameters: dict[str, torch.Tensor] = dict(loaded.named_parameters())
+    parameters = dict(named_weights(loaded))
     for layer, weight in quantised_layers(loaded):
         parts = weight.parameters().items()
         parameters |= {parameter_name(layer, kind): tensor for kind, tensor in parts}

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.models import save_model
 from es_cookbook.checkpoints.quantised import (
     Kind,
@@ -66,7 +67,7 @@ class ResidentWeights:
         self._quantised = _moving_layers(base, space)
         selected = {
             name: parameter.detach().to(device)
-            for name, parameter in base.named_parameters()
+            for name, parameter in named_weights(base)
             if name in space.shapes
         }
         for weight, names in self._quantised.values():
@@ -147,7 +148,7 @@ class ResidentWeights:
             )
             return
         module = copy.deepcopy(self._base)
-        self._space.merge_(dict(module.named_parameters()), self.centre.weights)
+        self._space.merge_(dict(named_weights(module)), self.centre.weights)
         save_model(module.save_pretrained, tokenizer, path)
 
     def _moved(self, fingerprint: int) -> int:
@@ -168,16 +169,17 @@ class ResidentWeights:
             if isinstance(module, torch.nn.Linear)
             for parameter in module.parameters()
         }
+        perturbed = {split_member(name)[0] for name in self._space.shapes}
         shared = {
             id(parameter): parameter
             for name, parameter in self._base.named_parameters()
-            if name not in self._space.shapes and id(parameter) not in linear
+            if name not in perturbed and id(parameter) not in linear
         }
         return PopulationModel(copy.deepcopy(self._base, shared), self._path)
 
-    def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters that differ between genomes: those selected, or made of what is."""
-        for name, parameter in module.named_parameters():
+        for name, parameter in named_weights(module):
             if name in self._space.shapes or name in self._quantised:
                 yield name, parameter
 

@@ -38,6 +38,11 @@ def weights_changed() -> None:
     _PackedLinear.num_changes += 1
 
 
+def num_weight_changes() -> int:
+    """How often `weights_changed` was told in this process."""
+    return _PackedLinear.num_changes
+
+
 def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
     del remove_weight
     has_onednn = ops._supports_onednn  # pyright: ignore[reportPrivateUsage]

@@ -26,6 +26,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
+from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_causal_lm, save_model
 from es_cookbook.common import errors
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
@@ -223,7 +224,7 @@ class VLLMEngine(Engine):
 
     def _save(self, path: Path) -> None:
         model = load_causal_lm(self._model_name, "auto", torch.device("cpu"))
-        parameters = dict(model.named_parameters())
+        parameters = dict(named_weights(model))
         centre = Centre(parameters, self.space)
         centre.restore(self._steps)
         with torch.inference_mode():

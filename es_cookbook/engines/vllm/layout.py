@@ -11,12 +11,14 @@ says which of them a rank's slots hold.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import torch
 
+from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo
@@ -35,7 +37,8 @@ class Placement:
     Attributes:
         name: the parameter's name.
         part: which part of it the rank has.
-        parameter: vLLM's own, two axes (one column for a vector); a view, to be written in place.
+        parameter: vLLM's own, two axes (one column for a vector), transposed where vLLM has it the
+            other way round; a view, to be written in place.
         rows: of `parameter`, in the order of the part's rows.
         columns: of `parameter`, in the order of the part's columns.
     """
@@ -85,27 +88,33 @@ class Slots:
     columns: slice | Places
 
 
-def find_placements(model: torch.nn.Module, infos: Sequence[ParameterInfo]) -> list[Placement]:
-    """Ask the model's loader where it puts each parameter; leaves every bit as it was.
+def find_placements(
+    model: torch.nn.Module, infos: Sequence[ParameterInfo], wanted: Collection[str]
+) -> dict[str, Placement]:
+    """Ask the model's loader where it puts parameters; leaves every bit as it was.
 
     Args:
         model: vLLM's, loaded, not quantised, its linear weights not repacked.
         infos: the Hugging Face model's parameters, tied ones once.
+        wanted: names of those that are looked for.
 
     Returns:
-        What this rank has, in the order of `infos`.
+        What this rank has of them, by name, in the order of `infos`.
 
     Raises:
-        ModelError: A parameter lies in the model in a way that is not rows and columns.
+        ModelError: One of them lies in the model in a way that is not rows and columns.
     """
+    is_t = [info.transposed for info in infos]
     with _without_lora(model):
         probe = _Probe(model, infos)
         saved = [parameter.cpu().clone() for parameter in probe.parameters]
         try:
             probe.ask_where()
             names = probe.ask(0, lambda i, rows, columns: torch.full_like(rows, i))
-            rows = probe.ask(0, lambda i, rows, columns: rows)
-            columns = probe.ask(1, lambda i, rows, columns: columns)
+            # Where each row and each column of vLLM's is from; a transposed parameter has them the
+            # other way round.
+            rows = probe.ask(0, lambda i, rows, columns: columns if is_t[i] else rows)
+            columns = probe.ask(1, lambda i, rows, columns: rows if is_t[i] else columns)
         finally:
             for parameter, values in zip(probe.parameters, saved, strict=True):
                 parameter.copy_(values)
@@ -113,14 +122,20 @@ def find_placements(model: torch.nn.Module, infos: Sequence[ParameterInfo]) -> l
     for p, parameter in enumerate(probe.parameters):
         here_R, here_C = probe.here_R[p].nonzero().flatten(), probe.here_C[p].nonzero().flatten()
         for i in cast(list[int], names[p][here_R].unique().tolist()):
+            if infos[i].name not in wanted:
+                continue
             if i in found or p in probe.not_a_grid:
                 raise _unknown(infos[i])
             own_R = here_R[names[p][here_R] == i]
             own_R, row_range = _in_order(infos[i], own_R, rows[p][own_R])
             own_C, column_range = _in_order(infos[i], here_C, columns[p][here_C])
+            own = own_R, own_C
+            if is_t[i]:
+                row_range, column_range, own = column_range, row_range, (own_C, own_R)
             part = Part(row_range, column_range, Part.whole(infos[i].shape).width)
-            found[i] = Placement(infos[i].name, part, parameter, _as_slice(own_R), _as_slice(own_C))
-    return [found[i] for i in sorted(found)]
+            here = parameter.T if is_t[i] else parameter
+            found[i] = Placement(infos[i].name, part, here, *map(_as_slice, own))
+    return {found[i].name: found[i] for i in sorted(found)}
 
 
 def find_slots(model: torch.nn.Module) -> list[Slots]:
@@ -221,12 +236,18 @@ class _Probe:
         return answers
 
     def _load(self, value_of: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        def tensor(i: int) -> torch.Tensor:
+            whole = Part.whole(self._infos[i].shape)
+            rows, columns = torch.arange(whole.rows[1])[:, None], torch.arange(whole.width)
+            values = value_of(i, rows, columns).to(torch.float32)
+            return values.expand(whole.rows[1], whole.width).reshape(self._infos[i].shape)
+
         def tensors() -> Generator[tuple[str, torch.Tensor]]:
-            for i, info in enumerate(self._infos):
-                whole = Part.whole(info.shape)
-                rows, columns = torch.arange(whole.rows[1])[:, None], torch.arange(whole.width)
-                values = value_of(i, rows, columns).to(torch.float32)
-                yield info.name, values.expand(whole.rows[1], whole.width).reshape(info.shape)
+            members = [(i, *split_member(info.name)) for i, info in enumerate(self._infos)]
+            for parameter, group in itertools.groupby(members, lambda member: member[1]):
+                found = [(tensor(i), expert) for i, _, expert in group]
+                is_expert = found[0][1] is not None
+                yield parameter, torch.stack([t for t, _ in found]) if is_expert else found[0][0]
 
         for parameter in self.parameters:
             parameter.zero_()
@@ -234,9 +255,9 @@ class _Probe:
 
 
 def _matrix(parameter: torch.Tensor) -> torch.Tensor:
-    """A view with two axes that shares the memory."""
+    """A view with two axes that shares the memory; experts' rows are below each other."""
     data = parameter.detach()
-    return data.view(-1, 1) if data.dim() < 2 else data.view(data.shape[0], -1)
+    return data.view(-1, 1) if data.dim() < 2 else data.view(-1, data.shape[-1])
 
 
 def _in_order(

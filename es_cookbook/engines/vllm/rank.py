@@ -81,7 +81,7 @@ class DenseGenomes(RankGenomes):
     def __init__(
         self, model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
     ) -> None:
-        found = {place.name: place for place in find_placements(model, infos)}
+        found = find_placements(model, infos, space.shapes.keys())
         self._placements = _find(found, space.shapes, "parameter")
         self._base: dict[str, torch.Tensor] = {}
         for name, place in self._placements.items():
@@ -118,6 +118,7 @@ class LowRankGenomes(DenseGenomes):
         super().__init__(model, space, infos)
         self._space = space
         self._slots = _slots_for(model, space.shapes)
+        self._transposed = {info.name for info in infos if info.transposed}
         self._device = _noise_device(model)
 
     @override
@@ -127,7 +128,10 @@ class LowRankGenomes(DenseGenomes):
         for name, slots in self._slots.items():
             slots.a.zero_()
             slots.b.zero_()
-            terms.write(name, slots.a, slots.b, slots.rows, slots.columns)
+            if name in self._transposed:
+                terms.write(name, slots.b.mT, slots.a.mT, slots.columns, slots.rows)
+            else:
+                terms.write(name, slots.a, slots.b, slots.rows, slots.columns)
 
 
 class AdapterGenomes(RankGenomes):

@@ -14,19 +14,35 @@ from typing import Any, Literal, ParamSpec, TypeAlias, cast
 
 import torch
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
 from vllm.platforms import current_platform
 
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.engines.vllm import cpu
+from es_cookbook.engines.vllm import cpu, cpu_experts
 from es_cookbook.engines.vllm.answers import FingerprintPiece
 from es_cookbook.engines.vllm.rank import RankGenomes, host_genomes
 from es_cookbook.engines.wire import decode_genomes, decode_steps
 
 if current_platform.is_cpu():
     cpu.prepare()
+    cpu_experts.prepare()
 
 Answer: TypeAlias = tuple[str, object]
 """Nothing and what was asked for, or an error's class and its sentence."""
+
+_LORA_OF_GPT2: dict[str, object] = {
+    "supports_lora": True,
+    "packed_modules_mapping": {"c_attn": ["c_attn"]},
+    "embedding_modules": {"lm_head": "output_embeddings"},
+    "lora_skip_prefixes": [],
+    "is_3d_moe_weight": False,
+    "is_non_gated_moe": False,
+    "lora_manager": None,
+}
+"""vLLM has LoRA layers for all linear weights of GPT-2, and its model does not say so: this does."""
+
+for _name, _value in _LORA_OF_GPT2.items():
+    setattr(GPT2LMHeadModel, _name, _value)
 
 _Arguments = ParamSpec("_Arguments")
 

@@ -33,7 +33,7 @@ whatever else runs on it.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -138,7 +138,7 @@ class Adapter(DenseBuilder):
             self.noise,
             _shares(self, shapes, list(targets.values())),
             self.mask(),
-            adapter=AdapterFactors(targets, lora),
+            adapter=AdapterFactors(targets, lora, transposed=_transposed(parameters, targets)),
             init=self.init,
             init_seed=self.init_seed,
             start=start,
@@ -151,20 +151,21 @@ class Adapter(DenseBuilder):
 
     def _targeted(self, parameters: Sequence[ParameterInfo]) -> dict[str, tuple[int, int]]:
         """(out, in) of the weights that include, exclude and targets leave."""
-        selected = linear_shapes(self, parameters)
+        linear_weights = linear_shapes(self, parameters)
+        selected = {p.name: p.out_in for p in parameters if p.name in linear_weights}
         if not self.targets:
             return selected
-        linear = {p.name.removesuffix(".weight"): p.name for p in parameters if p.kind == "linear"}
+        linear = [(_layer(p.name), p.name) for p in parameters if p.kind == "linear"]
         targeted: set[str] = set()
         for target in self.targets:
             patterns = (target, f"*.{target}")  # in full, or by the last of its names
             named = {
                 name
-                for module, name in linear.items()
-                if any(matching(module, pattern) for pattern in patterns)
+                for layer, name in linear
+                if any(matching(layer, pattern) for pattern in patterns)
             }
             if not named:
-                last_names = {module.rpartition(".")[2] for module in linear}
+                last_names = {layer.rpartition(".")[2] for layer, _ in linear}
                 raise ConfigError(
                     f"search_space.targets {target!r} names no linear layer of the model: "
                     f"{nearest(target, last_names)}, their full names, and patterns of these"
@@ -215,6 +216,15 @@ class AdapterSpace(FullRankSpace):
 
         at_random = noise(self.init_seed, f"{name}.init", self.shapes[name], "gaussian")
         return torch.from_numpy(np.multiply(at_random, np.float32(std)))
+
+
+def _transposed(parameters: Sequence[ParameterInfo], names: Collection[str]) -> frozenset[str]:
+    return frozenset(p.name for p in parameters if p.transposed and p.name in names)
+
+
+def _layer(weight: str) -> str:
+    """What PEFT calls a target: a layer, or the parameter that an expert's weight is a part of."""
+    return weight.removesuffix(".weight").partition("[")[0]
 
 
 def _shares(

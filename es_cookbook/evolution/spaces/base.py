@@ -66,19 +66,29 @@ class ParameterInfo:
 
     Attributes:
         name: its Hugging Face name, the first one of parameters that are tied.
-        shape: its shape, (out, in) for a linear weight.
+        shape: its shape, (out, in) for a linear weight unless it is transposed.
         kind: what its layer does with it.
         bits: of the codes, of a quantised weight and of what it is made of; None for all others.
+        transposed: whether a linear weight is stored (in, out), as GPT-2's are.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: ParameterKind
     bits: int | None = None
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         if self.kind == "linear" and len(self.shape) != 2:
-            raise ValueError(f"a linear weight has shape (out, in), found {self.name} {self.shape}")
+            raise ValueError(f"a linear weight has two axes, found {self.name} {self.shape}")
+        if self.kind != "linear" and self.transposed:
+            raise ValueError(f"only a linear weight can be transposed, found {self.name}")
+
+    @property
+    def out_in(self) -> tuple[int, int]:
+        """Outputs and inputs of a linear weight, whichever way it is stored."""
+        rows, columns = self.shape
+        return (columns, rows) if self.transposed else (rows, columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +146,7 @@ class SearchSpace(ABC):
         for name in self.adapter.targets:
             weight = parameters[name].data
             ((a, b),) = self.adapter.factors(name, [lambda own: centre[own].cpu()])
-            weight.copy_(self.adapter.merged(weight, a, b))
+            weight.copy_(self.adapter.merged(name, weight, a, b))
 
     @abstractmethod
     def add_terms_(
@@ -293,7 +303,7 @@ class SearchSpaceBuilder(ABC):
 def linear_shapes(
     builder: SearchSpaceBuilder, parameters: Sequence[ParameterInfo]
 ) -> dict[str, tuple[int, int]]:
-    """(out, in) of the linear weights that a builder selects, for spaces that take nothing else.
+    """Shapes of the linear weights that a builder selects, for spaces that take nothing else.
 
     Raises:
         ConfigError: A pattern names none, or none is left.
@@ -330,8 +340,12 @@ def refuse_quantised(
 
 
 def matching(name: str, pattern: str) -> bool:
-    """Whether a shell pattern (`*`, `?`, `[...]`; `*` crosses dots) matches the whole name."""
-    return fnmatch.fnmatchcase(name, pattern)
+    """Whether a whole name matches a shell pattern (`*`, `?`, `[...]`; `*` crosses dots), or is it.
+
+    >>> matching("experts.down_proj[3]", "experts.down_proj[3]")
+    True
+    """
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
 def _matched(

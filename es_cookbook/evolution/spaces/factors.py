@@ -29,10 +29,10 @@ Values: TypeAlias = "Callable[[str], torch.Tensor]"
 
 @dataclasses.dataclass(frozen=True)
 class LowRankTerms:
-    """A term's change of a weight W (out, in) is coefficient · A Bᵀ / √rank.
+    """A term's change of a weight W (rows, columns) is coefficient · A Bᵀ / √rank.
 
     Attributes:
-        rank: of A = ε(seed, name + ".A") (out, rank) and B = ε(seed, name + ".B") (in, rank).
+        rank: of A = ε(seed, name + ".A") (rows, rank) and B = ε(seed, name + ".B") (columns, rank).
         noise: distribution of their elements.
     """
 
@@ -42,7 +42,7 @@ class LowRankTerms:
     def factors_S(
         self, name: str, shape: tuple[int, int], seeds_S: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A (seeds, out, rank) and B (seeds, in, rank) of one weight of this shape."""
+        """A (seeds, rows, rank) and B (seeds, columns, rank) of one weight of this shape."""
         rows, columns = shape
         a_S = noise_of_seeds(seeds_S, f"{name}.A", (rows, self.rank), self.noise)
         b_S = noise_of_seeds(seeds_S, f"{name}.B", (columns, self.rank), self.noise)
@@ -76,13 +76,17 @@ class LoRA:
 class AdapterFactors:
     """Adapted weights answer with W + s · B A, where A and B are made of the space's parameters.
 
+    A is (rank, in) and B (out, rank), as in PEFT, also where W is stored (in, out).
+
     Attributes:
         targets: name of an adapted weight -> names of the parameters that give its A and its B.
         lora: rank and scale of all of them.
+        transposed: names of adapted weights that are stored (in, out).
     """
 
     targets: Mapping[str, tuple[str, str]]
     lora: LoRA
+    transposed: frozenset[str] = dataclasses.field(default=frozenset(), kw_only=True)
 
     def factors(
         self, name: str, values_G: Sequence[Values]
@@ -93,10 +97,12 @@ class AdapterFactors:
             yield value(a), value(b)
 
     def merged(
-        self, weight: "torch.Tensor", a: "torch.Tensor", b: "torch.Tensor"
+        self, name: str, weight: "torch.Tensor", a: "torch.Tensor", b: "torch.Tensor"
     ) -> "torch.Tensor":
         """An adapted weight with s · B A added, in float32, on the weight's device."""
-        return weight.float() + ((b @ a) * self.lora.scale).to(weight.device)
+        product = (b @ a) * self.lora.scale
+        product = product.T if name in self.transposed else product
+        return weight.float() + product.to(weight.device)
 
 
 def factor_names(weight: str) -> tuple[str, str]:
@@ -104,6 +110,8 @@ def factor_names(weight: str) -> tuple[str, str]:
 
     >>> factor_names("lm_head.weight")
     ('lm_head.lora_A.weight', 'lm_head.lora_B.weight')
+    >>> factor_names("experts.down_proj[3]")
+    ('experts.down_proj[3].lora_A.weight', 'experts.down_proj[3].lora_B.weight')
     """
     module = weight.removesuffix(".weight")
     return f"{module}.lora_A.weight", f"{module}.lora_B.weight"

@@ -3,7 +3,8 @@
 For a weight W (out x in), A = ε(seed, name + ".A") (out x r), B = ε(seed, name + ".B") (in x r) and
 E = A Bᵀ / √r (EGGROLL, Sarkar et al. 2025, arXiv:2511.16652). E's entries have unit variance,
 whatever the rank. While sampling, E is never formed: the layer computes x Wᵀ + (c/√r) (x B) Aᵀ. An
-antithetic twin is -c, which flips A's side only.
+antithetic twin is -c, which flips A's side only. For a weight that is stored (in x out), as GPT-2's
+and some experts' are, A has its rows and B its columns all the same, so A is (in x r).
 
 Applied exactly to the centre, a term is r rank-1 updates, k = 0 ... r - 1, s = float32(c / √r):
 
@@ -67,7 +68,7 @@ class LowRank(SearchSpaceBuilder):
 
 @dataclasses.dataclass(frozen=True)
 class LowRankSpace(SearchSpace):
-    """Linear weights (out, in), perturbed by A Bᵀ / √rank."""
+    """Linear weights (rows, columns), perturbed by A Bᵀ / √rank."""
 
     shapes: Mapping[str, tuple[int, int]]
     rank: int = dataclasses.field(kw_only=True)
@@ -114,7 +115,7 @@ class LowRankSpace(SearchSpace):
         import torch
 
         a_S, b_S = self.low_rank.factors_S(name, self.shapes[name], seeds_S)
-        # One rank-1 update after the other: (updates, out) and (updates, in).
+        # One rank-1 update after the other: (updates, rows) and (updates, columns).
         columns = np.multiply(a_S.swapaxes(1, 2), scales_S[:, None, None])
         columns = columns.reshape(-1, a_S.shape[1])[:, slice(*part.rows)]
         rows = b_S.swapaxes(1, 2).reshape(-1, b_S.shape[1])[:, slice(*part.columns)]

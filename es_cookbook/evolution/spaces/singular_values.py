@@ -82,7 +82,13 @@ class SingularValues(SearchSpaceBuilder):
         pairs = trained.adapter.targets.items()
         targets = {name: (offsets[a], offsets[b]) for name, (a, b) in pairs}
         shares = self.shares(shapes, together=list(targets.values()))
-        factors = DecomposedFactors(targets, trained.adapter.lora, trained.start, num_values)
+        factors = DecomposedFactors(
+            targets,
+            trained.adapter.lora,
+            trained.start,
+            num_values,
+            transposed=trained.adapter.transposed,
+        )
         return SingularValuesSpace(shapes, self.noise, shares, adapter=factors)
 
 

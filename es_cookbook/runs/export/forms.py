@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import (
     BaseParameters,
     load_architecture,
@@ -79,7 +80,7 @@ def write_model(directory: Path, replay: Replay) -> Written:
     shapes, changed = replay.space.shapes, replay.centre_tensors()
     if adapter is not None:
         kind += ", the adapter merged"
-        shapes = _adapted(replay, adapter)
+        shapes = {info.name: info.shape for info in replay.infos if info.name in adapter.targets}
         changed = _merged(replay, adapter)
     base = BaseFiles(replay.model_name)
     if base.have(shapes):
@@ -101,18 +102,13 @@ def _write_quantised(directory: Path, replay: Replay) -> Written:
     return _model(kind, replay, said)
 
 
-def _adapted(replay: Replay, adapter: AdapterFactors) -> dict[str, tuple[int, ...]]:
-    """Name -> (out, in) of the adapted weights."""
-    return {info.name: info.shape for info in replay.infos if info.name in adapter.targets}
-
-
 def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torch.Tensor]]:
     """Each adapted weight with its adapter added."""
     architecture = load_architecture(replay.model_name)
     names, dtype = set(adapter.targets), dtype_name(replay.dtype)
     base = BaseParameters(replay.model_name, architecture, names, dtype)
     for name, a, b in _factors(replay, adapter):
-        yield name, adapter.merged(base[name], a, b)
+        yield name, adapter.merged(name, base[name], a, b)
 
 
 def _factors(
@@ -134,7 +130,7 @@ def _save_whole(
 ) -> None:
     """As transformers writes it, which takes the memory of the model: it stores it otherwise."""
     model = load_causal_lm(replay.model_name, dtype_name(replay.dtype), torch.device("cpu"))
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_weights(model))
     for name, tensor in changed:
         parameters[name].copy_(tensor)
     model.save_pretrained(directory)
@@ -144,21 +140,24 @@ def _save_whole(
 def write_own_adapter(directory: Path, replay: Replay, adapter: AdapterFactors) -> Written:
     """The adapter of a run whose space is one."""
     factors, rank = _factors(replay, adapter), adapter.lora.rank
-    write_adapter(directory, adapter.lora, _adapted(replay, adapter), factors, replay.model_name)
+    weights = {info.name: info.out_in for info in replay.infos if info.name in adapter.targets}
+    write_adapter(directory, adapter.lora, weights, factors, replay.model_name)
     return _adapter(f"a PEFT adapter of rank {rank}", rank, replay)
 
 
 def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
     """The nearest adapter of a rank to what a run over linear weights changed, and how near."""
     squares: dict[str, tuple[float, float]] = {}
+    infos = {info.name: info for info in replay.infos if info.name in replay.space.shapes}
 
     def factors() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         for name, weight in replay.centre_tensors():
-            found = fit(weight - replay.base[name].float(), rank)
+            change = weight - replay.base[name].float()
+            found = fit(change.T if infos[name].transposed else change, rank)
             squares[name] = (found.squared_error, found.squared_norm)
             yield name, found.a, found.b
 
-    weights = replay.space.shapes
+    weights = {name: info.out_in for name, info in infos.items()}
     write_adapter(directory, LoRA(rank, rank), weights, factors(), replay.model_name)
     errors = {name: relative_error(*squares[name]) for name in replay.space.shapes}
     over_all = relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from transformers import AutoModelForCausalLM
 
+from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
@@ -77,18 +78,18 @@ class Reference:
         self.model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
-        self.base = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.base = {name: p.detach().clone() for name, p in named_weights(self.model)}
         self.space = space(parameter_infos(self.model), read_adapter)
         self.centre = Centre(self.base, self.space)
 
     def become(self, who: Genome | Literal["base"]) -> None:
         """Take a genome's merged weights (`Genome()` is the centre), or the base's."""
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(self.base[name])
+            for name, weight in named_weights(self.model):
+                weight.copy_(self.base[name])
             if who != "base":
                 values = {name: self.centre.perturbed(who, name) for name in self.space.shapes}
-                self.space.merge_(dict(self.model.named_parameters()), values)
+                self.space.merge_(dict(named_weights(self.model)), values)
 
     @torch.no_grad()
     def logits(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:

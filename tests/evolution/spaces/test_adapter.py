@@ -96,7 +96,9 @@ def change_of_weight(builder: Adapter, genome: Genome) -> torch.Tensor:
     space = builder(PARAMETERS)
     centre = Centre({}, space)
     zero = torch.zeros(200, 300)
-    return space.adapter.merged(zero, centre.perturbed(genome, A), centre.perturbed(genome, B))
+    return space.adapter.merged(
+        "layers.0.q_proj.weight", zero, centre.perturbed(genome, A), centre.perturbed(genome, B)
+    )
 
 
 def test_what_a_genome_shows_at_the_start_depends_on_the_init() -> None:

@@ -1,0 +1,123 @@
+"""Exports of runs over transposed weights and experts, loaded by plain transformers and by PEFT."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from es_cookbook.checkpoints.linear_weights import linear_weights, named_weights
+from es_cookbook.common.errors import ModelError
+from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.singular_values import SingularValues
+from es_cookbook.runs.export.export import write_export
+from es_cookbook.runs.replay import open_replay
+from tests.linear_models import LINEAR_FAMILIES, make_linear_model
+from tests.runs.recorded_run import record_run
+
+STEPS = (Step((Term(1, 0.02), Term(2, -0.03))), Step((Term(3, 0.05),), decay=0.1))
+TOKENS = torch.tensor([[5, 7, 9, 12, 30, 3, 4, 20, 21, 22, 8, 6]])
+
+
+def load(path: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(TOKENS).logits
+
+
+def export(run: Path, output: Path, merge: bool = False, rank: int | None = None) -> Path:
+    write_export(open_replay(run), output, merge=merge, rank=rank)
+    return output
+
+
+@pytest.mark.parametrize("space", [LowRank(rank=2), FullRank()], ids=["low rank", "dense"])
+@pytest.mark.parametrize("family", LINEAR_FAMILIES)
+def test_a_model_directory_has_the_very_bits_of_the_centre(
+    tmp_path: Path, family: str, space: SearchSpaceBuilder
+) -> None:
+    model = make_linear_model(family, tmp_path / "model")
+    run = record_run(tmp_path / "run", model, space, STEPS)
+    found = dict(named_weights(load(export(run.path, tmp_path / "out"))))
+    base = dict(named_weights(load(model)))
+    assert found.keys() == base.keys()
+    assert (
+        run.weights[-1].keys()
+        == (base if isinstance(space, FullRank) else linear_weights(load(model))).keys()
+    )
+    for name, weight in found.items():
+        assert torch.equal(weight, run.weights[-1].get(name, base[name])), name
+        assert torch.equal(weight, base[name]) == (name not in run.weights[-1]), name
+
+
+@pytest.mark.parametrize("family", LINEAR_FAMILIES)
+def test_a_fitted_adapter_of_full_rank_answers_in_peft_as_the_centre(
+    tmp_path: Path, family: str
+) -> None:
+    model = make_linear_model(family, tmp_path / "model")
+    run = record_run(tmp_path / "run", model, LowRank(), STEPS)
+    expected = logits(load(export(run.path, tmp_path / "whole")))
+    out = export(run.path, tmp_path / "adapter", rank=3)
+    assert (logits(load(model)) - expected).abs().max() > 0.1
+    found = logits(PeftModel.from_pretrained(load(model), out))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(load(out)), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", LINEAR_FAMILIES)
+def test_an_adapter_answers_in_peft_as_it_does_merged(tmp_path: Path, family: str) -> None:
+    model = make_linear_model(family, tmp_path / "model")
+    space = Adapter(rank=2, alpha=5.0, init="orthogonal")
+    run = record_run(tmp_path / "run", model, space, STEPS)
+    expected = logits(load(export(run.path, tmp_path / "whole", merge=True)))
+    out = export(run.path, tmp_path / "adapter")
+    assert (logits(load(model)) - expected).abs().max() > 0.01
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert config["fan_in_fan_out"] == family.startswith("gpt2")
+    assert bool(config.get("target_parameters")) == (not family.startswith("gpt2"))
+    found = logits(PeftModel.from_pretrained(load(model), out))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    again = record_run(tmp_path / "again", model, Adapter(start=str(out)), ())
+    assert again.fingerprints[0] == run.fingerprints[-1]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3_moe"])
+def test_singular_values_answer_in_peft_as_they_do_merged(tmp_path: Path, family: str) -> None:
+    model = make_linear_model(family, tmp_path / "model")
+    trained = record_run(
+        tmp_path / "trained", model, Adapter(rank=2, alpha=5.0, init="orthogonal"), STEPS
+    )
+    start = export(trained.path, tmp_path / "start")
+    run = record_run(tmp_path / "run", model, SingularValues(start=str(start)), STEPS)
+    expected = logits(load(export(run.path, tmp_path / "whole", merge=True)))
+    out = export(run.path, tmp_path / "adapter")
+    found = logits(PeftModel.from_pretrained(load(model), out))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert (logits(PeftModel.from_pretrained(load(model), start)) - expected).abs().max() > 0.01
+
+
+def test_an_expert_that_is_left_out_has_no_adapter(tmp_path: Path) -> None:
+    model = make_linear_model("qwen3_moe", tmp_path / "model")
+    left_out = "model.layers.1.mlp.experts.down_proj[1]"
+    space = Adapter(rank=2, init="orthogonal", targets=("down_proj",), exclude=(left_out,))
+    run = record_run(tmp_path / "run", model, space, STEPS)
+    whole = load(export(run.path, tmp_path / "whole", merge=True))
+    base = dict(named_weights(load(model)))
+    same = {n for n, weight in named_weights(whole) if torch.equal(weight, base[n])}
+    assert left_out in same and left_out.replace("[1]", "[2]") not in same
+    found = logits(PeftModel.from_pretrained(load(model), export(run.path, tmp_path / "adapter")))
+    torch.testing.assert_close(found, logits(whole), rtol=0, atol=1e-4)
+    # All experts of a parameter have a place in the file, so that one cannot be left out of it.
+    with pytest.raises(ModelError, match="does not fit the model's linear weights, or what"):
+        record_run(
+            *(tmp_path / "no", model),
+            Adapter(start=str(tmp_path / "adapter"), exclude=(left_out,)),
+        )
