@@ -26,7 +26,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.attention import round_up
-from es_cookbook.engines.torch.cache_size import NotFlat, flat_cache_size
+from es_cookbook.engines.torch.cache_size import Unfit, flat_cache_size
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.low_rank_tables import elements_of_row
 from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
@@ -310,7 +310,7 @@ def _check_flat(plan: Plan) -> None:
     """Refuse models of which the torch engine does not keep keys and values alone."""
     try:
         flat_cache_size(plan.model, plan.context)
-    except NotFlat as error:
+    except Unfit as error:
         raise ModelError(
             f"model_name: {type(plan.model).__name__} is not counted for the torch engine, which "
             f"may run it all the same: {error}"

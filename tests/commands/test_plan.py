@@ -27,6 +27,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.cache_size import flat_cache_size
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.population_layers import FLAT
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import LORA_RANKS
@@ -290,7 +291,7 @@ def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
     config = PlanConfig(model_name=str(path), search_space=LowRank(rank=2), population_size=4)
     plan = Plan(config, read_architecture(str(path)))
     base = AutoModelForCausalLM.from_pretrained(path)
-    weights = ResidentWeights(base, config.search_space(parameter_infos(base)), GIB, 1)
+    weights = ResidentWeights(base, config.search_space(parameter_infos(base)), GIB, 1, FLAT)
     weights.load([Genome((Term(g, 0.1),)) for g in range(4)])
     tables = [table for table in weights.model.tables or [] if table is not None]
     pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]

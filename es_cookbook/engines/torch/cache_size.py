@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from es_cookbook.engines.torch.own_forward import bytes_of_cache
+from es_cookbook.engines.torch.own_forward import Unfit, bytes_of_cache
 from es_cookbook.engines.torch.population_layers import Path, set_attention, unknown_option
 
 _PROBE = "es_cookbook_probe"
@@ -31,10 +31,6 @@ class CacheSize:
     def of(self, num_tokens: int) -> int:
         """Bytes of a request of so many tokens."""
         return self.fixed + self.per_token * num_tokens
-
-
-class NotFlat(Exception):
-    """A model's attention cannot be replaced; says why."""
 
 
 class _Probed(threading.local):
@@ -70,7 +66,7 @@ def _probe(
 ) -> tuple[torch.Tensor, None]:
     """Attention that only notes what a token needs. As in `population_layers`."""
     if (name := unknown_option(options)) is not None:
-        raise NotFlat(f"its attention takes {name}")
+        raise Unfit(f"its attention takes {name}")
     num_bytes = (key[0, :, 0].numel() + value[0, :, 0].numel()) * key.element_size()
     _probed.bytes_of_layer[cast("int", module.layer_idx)] = num_bytes
     _probed.looks_back.append((sliding_window, attention_mask))
@@ -85,22 +81,22 @@ def flat_cache_size(model: PreTrainedModel, context_length: int) -> CacheSize:
     """Keys and values over all layers, of a model whose attention can be replaced.
 
     Raises:
-        NotFlat: It cannot: the model has no hook for it, or asks for more than a window.
+        Unfit: It cannot: the model has no hook for it, or asks for more than a window.
     """
     if not getattr(model, "_supports_attention_backend", False):
-        raise NotFlat("it has no attention hook in transformers")
+        raise Unfit("it has no attention hook in transformers")
     try:
         _run_probe(_without_weights(model))
-    except NotFlat:
+    except Unfit:
         raise
     except Exception:  # what looks at values, as a router does, cannot be run without
         tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         _run_probe(copy.deepcopy(model, tensors))
     if not _probed.bytes_of_layer:
-        raise NotFlat("it does not use its attention hook")
+        raise Unfit("it does not use its attention hook")
     for window, mask in _probed.looks_back:
         if isinstance(mask, _Mask) and not _is_causal(mask, window, context_length):
-            raise NotFlat("its attention looks back otherwise than over a window")
+            raise Unfit("its attention looks back otherwise than over a window")
     return CacheSize(0, sum(_probed.bytes_of_layer.values()))
 
 
@@ -115,11 +111,13 @@ def _run_probe(probe: PreTrainedModel) -> None:
 def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
     """What the model's own cache grows to; without one, what running a token again takes."""
     if not path.cached:
-        hidden = int(model.config.get_text_config().hidden_size)
+        hidden = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
         return CacheSize(0, 16 * hidden * model.dtype.itemsize)
     try:
         probe = _without_weights(model)
         short, long = (bytes_of_cache(probe, path, n) for n in (_SHORT, _LONG))
+    except Unfit:
+        raise
     except Exception:  # what looks at values cannot be run without
         short, long = (bytes_of_cache(model, path, n) for n in (_SHORT, _LONG))
     per_token = max(1, -(-(long - short) // (_LONG - _SHORT)))

@@ -116,14 +116,15 @@ class PopulationExperts(nn.Module):
             self.register_parameter(name, parameter)
         self.groups = tuple(groups)
         self._factors = factors
-        # In a tuple: as a submodule it would have the parameters a second time.
-        self._replaced = (module,)
+        # By these it is told as a module of experts (see `checkpoints.linear_weights`).
+        self.has_gate = bool(getattr(module, "has_gate", True))
+        self.is_transposed = is_transposed(module)
+        self._apply_gate = getattr(module, "_apply_gate" if self.has_gate else "act_fn")
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """As transformers' experts: tokens, the experts of each, and their shares -> tokens."""
-        (replaced,) = self._replaced
         up, down = self.groups
         x_T_K = hidden_states.reshape(-1, hidden_states.shape[-1])
         num_tokens, num_chosen = len(x_T_K), top_k_index.shape[-1]
@@ -134,9 +135,7 @@ class PopulationExperts(nn.Module):
         order = order[: sum(counts)]
         routing = Routing(order // num_chosen, expert_of_pair[order], counts, num_tokens)
         x_M = up(x_T_K[routing.token_of_row], routing, self._factors(up))
-        gated = "_apply_gate" if getattr(replaced, "has_gate", True) else "act_fn"
-        x_M = cast("Callable[[torch.Tensor], torch.Tensor]", getattr(replaced, gated))(x_M)
-        y_M = down(x_M, routing, self._factors(down))
+        y_M = down(self._apply_gate(x_M), routing, self._factors(down))
         share_M = top_k_weights.reshape(-1)[order]
         of_pairs = y_M.new_zeros(len(expert_of_pair), y_M.shape[-1])
         of_pairs[order] = (y_M * share_M[:, None]).to(y_M.dtype)

@@ -39,6 +39,10 @@ class FlatForward:
         self._model = model
         self._factors = GatheredFactors(model)
 
+    def rest(self) -> None:
+        """Let go of the model."""
+        del self._model, self._factors
+
     def fit(self, num_slots: int, slot_length: int) -> None:
         """Make room for so many requests of so many tokens each."""
         self._cache = SlotCache(num_slots, slot_length)

@@ -53,6 +53,9 @@ class Forward(Protocol):
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
 
+    def rest(self) -> None:
+        """Let go of the model."""
+
     def alike(self, work: Work) -> Hashable:
         """What requests that enter together must have in common."""
 
@@ -138,6 +141,7 @@ class Lane:
                     self._deliver([(work, error) for work in lost if work is not None])
                 finally:
                     self._scoring = []
+                    self._forward.rest()
                     self._queue.leave(model)
 
     def _serve(self, model: PopulationModel) -> None:

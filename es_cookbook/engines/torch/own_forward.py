@@ -37,6 +37,10 @@ _CACHES = ("past_key_values", "cache_params", "state", "mems")
 """What models call their cache, as an argument and in what they return."""
 
 
+class Unfit(Exception):
+    """A model cannot be run on some path; says why."""
+
+
 class OwnForward:
     """Runs one lane's batches; see `Forward` in `lane`."""
 
@@ -60,6 +64,11 @@ class OwnForward:
         self._scorer = _shell(model.module) if rigid else model.module
         self._model = model
         self._factors = GatheredFactors(model)
+        self._cache = None
+
+    def rest(self) -> None:
+        """Let go of the model."""
+        del self._model, self._factors, self._module, self._scorer
         self._cache = None
 
     def fit(self, num_slots: int, slot_length: int) -> None:
@@ -180,7 +189,11 @@ class OwnForward:
 
 
 def bytes_of_cache(module: PreTrainedModel, path: Path, num_tokens: int) -> int:
-    """Bytes of what a model keeps of one request of so many tokens, found by running it."""
+    """Bytes of what a model keeps of one request of so many tokens, found by running it.
+
+    Raises:
+        Unfit: It keeps nothing.
+    """
     tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=module.device)
     inputs = _inputs(path, module, tokens, torch.ones_like(tokens))
     found: list[int] = []
@@ -189,7 +202,10 @@ def bytes_of_cache(module: PreTrainedModel, path: Path, num_tokens: int) -> int:
         found.append(parts[0].nbytes)
         return parts[0]
 
-    _of_rows(count, [_cache_in(module(**inputs), inputs)])
+    cache = _cache_in(module(**inputs), inputs)
+    if cache is None:
+        raise Unfit("it returns no cache")
+    _of_rows(count, [cache])
     return sum(found)
 
 

@@ -38,7 +38,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
-from es_cookbook.checkpoints.linear_weights import is_transposed, member_name
+from es_cookbook.checkpoints.linear_weights import is_linear, is_transposed, member_name
 from es_cookbook.engines.torch.attention import AttentionLayer, AttentionRows
 from es_cookbook.engines.torch.experts import (
     ExpertFactors,
@@ -162,8 +162,8 @@ def _bias(layer: nn.Linear | Conv1D) -> nn.Parameter | None:
 
 
 def _matrix(layer: nn.Linear | Conv1D) -> torch.Tensor:
-    """(out, in)."""
-    return layer.weight.data.T if is_transposed(layer) else layer.weight.data
+    """(out, in), in the layer's own memory."""
+    return layer.weight.data.T if is_transposed(layer) else layer.weight
 
 
 class LinearGroup:
@@ -234,20 +234,18 @@ class PopulationLinear(nn.Module):
 
     @override
     def __getattr__(self, name: str) -> Any:
-        """A weight that is read by itself, outside of this layer, is that of the batch's genome.
+        """A weight that is read outside of its layer is that of the batch's genome.
 
-        Raises:
-            RuntimeError: There are several.
+        In a batch of several it is the centre's: right if only its dtype is looked at, and for the
+        self-check to find out.
         """
         batch = _current.batch if name == "weight" else None
-        factors = (
-            None if batch is None or batch.factors is None else batch.factors[self.group.index]
-        )
-        if factors is None:
+        factors = None
+        if batch is not None and batch.factors is not None:
+            factors = batch.factors[self.group.index]
+        if factors is None or len(factors[0]) > 1:
             return super().__getattr__(name)
         a, b = cast("tuple[torch.Tensor, torch.Tensor]", factors)
-        if len(a) > 1:
-            raise RuntimeError("a weight that is read outside of its layer is one genome's")
         change = (b[0] @ a[0, :, self.start : self.start + self.out_features]).T
         stored = cast("nn.Parameter", self._parameters["weight"])
         return stored + (change.T if self.group.transposed else change)
@@ -328,7 +326,7 @@ class PopulationModel:
         made: dict[tuple[int, ...], LinearGroup] = {}  # layers may share their weights
         for parent in list(module.modules()):
             children = dict(parent.named_children())
-            linears = {n: c for n, c in children.items() if isinstance(c, nn.Linear | Conv1D)}
+            linears = {n: c for n, c in children.items() if is_linear(c)}
             for names in _partition(linears):
                 layers = [linears[name] for name in names]
                 weights = tuple(id(layer.weight) for layer in layers)
