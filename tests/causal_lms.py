@@ -174,7 +174,8 @@ _SIZES: dict[str, Any] = {
         ),
         (16, "kv_lora_rank mamba_d_head mamba_head_dim q_lora_rank"),
         # Many heads: with few, scores are exactly 0 for several tokens, and a tie selects any.
-        (16, "index_head_dim index_n_heads"),
+        (16, "index_head_dim"),
+        (64, "index_n_heads"),
         (6, "index_topk"),
         (
             CONTEXT,
@@ -314,7 +315,7 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "Qwen4ExpForCausalLM": {
-        "indexer_n_heads": 16,
+        "indexer_n_heads": 64,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 8,
         "indexer_budget": 4,
