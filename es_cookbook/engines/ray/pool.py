@@ -419,6 +419,7 @@ class RayPool(_AskingHost, Engine):
     async def _move(self, move: Callable[[Member], Awaitable[int]]) -> int:
         """Move all engines. Returns the fingerprint on which they agree."""
         self._ledger.fingerprint = None
+        self._ledger.recurring.clear()
         await self._agree(await _each(move, list(self.members)))
         if self._ledger.fingerprint is None:
             raise self._none_left()
@@ -460,10 +461,12 @@ class RayPool(_AskingHost, Engine):
     def _none_left(self) -> EngineError:
         if self._is_closed:
             return EngineError("the engine is closed")
-        return EngineError(
+        none_left = EngineError(
             f"no engine of the pool is left ({self._last_loss}); what a run has recorded stays, "
             "and it can be resumed"
         )
+        none_left.__cause__ = self._last_loss
+        return none_left
 
 
 class _LentHost(_AskingHost):

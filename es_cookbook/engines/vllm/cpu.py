@@ -9,10 +9,14 @@ Their LoRA arithmetic copies each token's factors and multiplies them as one sma
 through a general einsum. With a factor or a few a token that costs as much as the layer itself;
 here it is two loops that copy nothing. It also gives a request without an adapter the last slot's
 (index -1); here it gives none.
+
+They sample a token for a prompt of which only a part is computed, discard it, and set the request's
+random number generator back by an offset, which a generator on the CPU does not have. Here nothing
+is drawn from it for such a token.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -21,9 +25,12 @@ from numpy.typing import NDArray
 from vllm import _custom_ops as ops
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers import utils
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 _PRODUCTS_KEPT = 32
 """Of oneDNN's programs for one weight, each for a number of rows; vLLM's own choice."""
+_vllms_sample_tokens = GPUModelRunner.sample_tokens
 
 
 def prepare() -> None:
@@ -31,11 +38,24 @@ def prepare() -> None:
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
     PunicaWrapperCPU.add_lora_linear = _add_lora_linear
     PunicaWrapperCPU.add_lora_logits = _add_lora_logits
+    CPUModelRunner.sample_tokens = _sample_tokens
 
 
 def weights_changed() -> None:
     """Tell all layers of this process that their weights are not what they packed."""
     _PackedLinear.num_changes += 1
+
+
+def _sample_tokens(self: CPUModelRunner, *arguments: Any) -> object:
+    """Sample without the generators of requests whose token is discarded."""
+    generators = self.input_batch.generators  # by row; what samples has this very dictionary
+    is_discarded = self.discard_request_mask.np[: self.input_batch.num_reqs]
+    rows = [row for row in is_discarded.nonzero()[0].tolist() if row in generators]
+    idle = {row: generators.pop(row) for row in rows}
+    try:
+        return _vllms_sample_tokens(self, *arguments)
+    finally:
+        generators.update(idle)
 
 
 def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:

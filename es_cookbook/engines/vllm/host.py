@@ -18,7 +18,8 @@ import asyncio
 import functools
 import itertools
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,8 @@ from es_cookbook.engines.base import (
     Target,
 )
 from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
-from es_cookbook.engines.vllm.answers import informative_line, merge_fingerprints, our_errors
+from es_cookbook.engines.vllm.answers import merge_fingerprints
+from es_cookbook.engines.vllm.output import Output, informative_line
 from es_cookbook.engines.vllm.turnstile import Turnstile
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
@@ -57,6 +59,7 @@ class VLLMEngine(Engine):
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
+        output: what its processes print; closed with the engine.
         infos: the Hugging Face model's parameters.
         num_slots: LoRA slots, more than its capacity; 0 for dense genomes.
     """
@@ -64,6 +67,7 @@ class VLLMEngine(Engine):
     def __init__(
         self,
         llm: "AsyncLLM",
+        output: Output,
         tokenizer: PreTrainedTokenizerBase,
         *,
         model_name: str,
@@ -74,6 +78,7 @@ class VLLMEngine(Engine):
         eos_token_ids: Sequence[int],
     ) -> None:
         self._llm: AsyncLLM | None = llm
+        self._output = output
         self.tokenizer = tokenizer
         self.traits = traits
         self._model_name = model_name
@@ -137,12 +142,8 @@ class VLLMEngine(Engine):
         answer = output.outputs[0]
         tokens_T = tuple(answer.token_ids)
         self._counters["tokens"] += len(tokens_T)
-        # Decoded at once where vLLM need not look for a stop string token after token.
-        text = (
-            answer.text
-            if observation.stop
-            else cast(str, self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
-        )
+        # vLLM's own text ends with a stop string, which may be within a token.
+        text = cast(str, self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
         logprobs_T = None
         if params.logprobs and answer.logprobs is not None:
             chosen = zip(tokens_T, answer.logprobs, strict=True)
@@ -220,6 +221,7 @@ class VLLMEngine(Engine):
         await asyncio.to_thread(llm.shutdown)
         # vLLM's destructor shuts down again, and fails where the interpreter is ending.
         vars(llm)["shutdown"] = lambda: None
+        self._output.close()
 
     def _save(self, path: Path) -> None:
         model = load_causal_lm(self._model_name, "auto", torch.device("cpu"))
@@ -262,7 +264,7 @@ class VLLMEngine(Engine):
                 )
                 self._in_flight.add(request_id)
                 try:
-                    with our_errors():
+                    with self._our_errors():
                         outputs = [output async for output in answers]
                 finally:
                     self._in_flight.discard(request_id)
@@ -283,7 +285,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
-        with our_errors():
+        with self._our_errors():
             return VLLMParams(
                 max_tokens=max_tokens,
                 temperature=params.temperature,
@@ -321,6 +323,23 @@ class VLLMEngine(Engine):
         """Names the weights that answer, for good: the base's are the same at all times."""
         return "base" if target == "base" else f"{target} of {self._version}"
 
+    @contextmanager
+    def _our_errors(self) -> Generator[None]:
+        """Inside, what vLLM raises about a request becomes ours.
+
+        Raises:
+            RequestError: vLLM refuses it.
+            EngineError: vLLM has failed.
+        """
+        from vllm.exceptions import VLLMClientError
+
+        try:
+            yield
+        except (ValueError, VLLMClientError) as error:
+            raise RequestError(f"vLLM refuses a request: {informative_line(error)}") from error
+        except Exception as error:
+            raise self._output.failure("vLLM failed", error) from error
+
     async def _call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method of `GenomeWorker` in every rank.
 
@@ -332,7 +351,7 @@ class VLLMEngine(Engine):
         try:
             answers = await llm.collective_rpc(method, args=arguments)
         except Exception as error:
-            raise EngineError(f"vLLM failed in {method}: {informative_line(error)}") from error
+            raise self._output.failure(f"vLLM failed in {method}", error) from error
         for kind, answer in answers:
             if kind:
                 error_class = getattr(errors, kind, EngineError)
