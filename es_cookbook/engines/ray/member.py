@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from es_cookbook.common.errors import EngineError, ESCookbookError
+from es_cookbook.common.errors import EngineError, ESCookbookError, with_notes
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
@@ -267,8 +267,8 @@ class Member:
 
     def _lose(self, why: str | DisagreementError) -> NoReturn:
         lost = f"engine {self.number} of the pool is lost: {why}"
-        self.lost = reason = EngineLostError(lost) if isinstance(why, str) else why
-        reason.__cause__ = self._broken
+        reason = EngineLostError(lost) if isinstance(why, str) else why
+        self.lost = reason = with_notes(reason, self._broken)
         self.mailbox.refuse(reason, reason)
         if self._actor is not None:
             self._actor.kill()

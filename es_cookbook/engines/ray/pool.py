@@ -41,7 +41,13 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.cores import num_cores
-from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError, RequestError
+from es_cookbook.common.errors import (
+    ConfigError,
+    EngineError,
+    ESCookbookError,
+    RequestError,
+    with_notes,
+)
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -465,8 +471,7 @@ class RayPool(_AskingHost, Engine):
             f"no engine of the pool is left ({self._last_loss}); what a run has recorded stays, "
             "and it can be resumed"
         )
-        none_left.__cause__ = self._last_loss
-        return none_left
+        return with_notes(none_left, self._last_loss)
 
 
 class _LentHost(_AskingHost):
