@@ -196,7 +196,9 @@ def _checked_names(log_path: Path) -> set[str]:
         raise RunDirectoryError(
             f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
         ) from error
-    names = {name for name in names if not name.endswith(PARTIAL_SUFFIX) and name not in (LOCK, LOG)}
+    names = {
+        name for name in names if not name.endswith(PARTIAL_SUFFIX) and name not in (LOCK, LOG)
+    }
     if names and CONFIG not in names:
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "

@@ -16,4 +16,4 @@ class FailingProcessor(LogitsProcessor):
         pass
 
     def apply(self, logits: Any) -> Any:
-        raise ArithmeticError(f"no logits of {len(logits)} requests today")
+        raise ArithmeticError("no logits today")

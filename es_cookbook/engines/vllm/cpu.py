@@ -46,14 +46,14 @@ def weights_changed() -> None:
     _PackedLinear.num_changes += 1
 
 
-def _sample_tokens(self: CPUModelRunner, *arguments: Any) -> object:
+def _sample_tokens(self: CPUModelRunner, *arguments: object) -> object:
     """Sample without the generators of requests whose token is discarded."""
     generators = self.input_batch.generators  # by row; what samples has this very dictionary
     is_discarded = self.discard_request_mask.np[: self.input_batch.num_reqs]
     rows = [row for row in is_discarded.nonzero()[0].tolist() if row in generators]
     idle = {row: generators.pop(row) for row in rows}
     try:
-        return _vllms_sample_tokens(self, *arguments)
+        return _vllms_sample_tokens(self, *cast(Any, arguments))
     finally:
         generators.update(idle)
 

@@ -135,7 +135,8 @@ class VLLMEngine(Engine):
     async def sample(self, request: SampleRequest) -> Action:
         limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
         observation, params = request.observation, request.params
-        seed = request.seed if params.temperature > 0 else None
+        # Generators on the CPU see a seed's low 32 bits alone; the high ones are mixed into them.
+        seed = request.seed ^ request.seed >> 32 if params.temperature > 0 else None
         stop = observation.stop, observation.stop_token_ids
         vllm_params = self._params(limit, params, seed, *stop)
         output = await self._generate(request.target, observation.tokens_T, vllm_params)

@@ -33,7 +33,7 @@ class Output:
 
     def __init__(self) -> None:
         self.is_shown = _LEVEL in os.environ
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._ignored = 0
         self._told: tuple[int, str | None, str] = (0, None, "")
 
@@ -86,7 +86,9 @@ class Output:
         size = 0 if self._file.closed else os.fstat(self._file.fileno()).st_size
         if size > self._told[0]:
             data = os.pread(self._file.fileno(), size - self._ignored, self._ignored)
-            lines = [_VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")]
+            lines = [
+                _VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")
+            ]
             printed = "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])
             self._told = (size, _root_cause(lines), printed)
         return self._told[1:]
