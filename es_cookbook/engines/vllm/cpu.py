@@ -15,6 +15,7 @@ random number generator back by an offset, which a generator on the CPU does not
 is drawn from it for such a token.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,20 +26,20 @@ from numpy.typing import NDArray
 from vllm import _custom_ops as ops
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers import utils
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 _PRODUCTS_KEPT = 32
 """Of oneDNN's programs for one weight, each for a number of rows; vLLM's own choice."""
-_vllms_sample_tokens = GPUModelRunner.sample_tokens
 
 
 def prepare() -> None:
     """Replace all of it in this process."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # on GPUs nobody needs it
+
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
     PunicaWrapperCPU.add_lora_linear = _add_lora_linear
     PunicaWrapperCPU.add_lora_logits = _add_lora_logits
-    CPUModelRunner.sample_tokens = _sample_tokens
+    runner = cast(Any, CPUModelRunner)
+    runner.sample_tokens = _without_idle_generators(runner.sample_tokens)
 
 
 def weights_changed() -> None:
@@ -46,16 +47,22 @@ def weights_changed() -> None:
     _PackedLinear.num_changes += 1
 
 
-def _sample_tokens(self: CPUModelRunner, *arguments: object) -> object:
+def _without_idle_generators(sample_tokens: Callable[..., object]) -> Callable[..., object]:
     """Sample without the generators of requests whose token is discarded."""
-    generators = self.input_batch.generators  # by row; what samples has this very dictionary
-    is_discarded = self.discard_request_mask.np[: self.input_batch.num_reqs]
-    rows = [row for row in is_discarded.nonzero()[0].tolist() if row in generators]
-    idle = {row: generators.pop(row) for row in rows}
-    try:
-        return _vllms_sample_tokens(self, *cast(Any, arguments))
-    finally:
-        generators.update(idle)
+
+    @functools.wraps(sample_tokens)
+    def sample(self: object, *arguments: object) -> object:
+        runner = cast(Any, self)
+        generators = runner.input_batch.generators  # by row; what samples has this very dictionary
+        is_discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs]
+        rows = [row for row in is_discarded.nonzero()[0].tolist() if row in generators]
+        idle = {row: generators.pop(row) for row in rows}
+        try:
+            return sample_tokens(self, *arguments)
+        finally:
+            generators.update(idle)
+
+    return sample
 
 
 def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
