@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -94,7 +95,9 @@ class LightEngine(Engine):
             if self.goes_wrong("crash"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.goes_wrong("fail"):
-                raise EngineError("out of memory")
+                failure = EngineError(f"out of memory, {time.monotonic_ns()} bytes are left")
+                failure.add_note("what the library said")
+                raise failure
             if self.goes_wrong("unforeseen"):
                 raise KeyError("a bug")
             if self.goes_wrong("hang") or request.observation.tokens_T == (NEVER,):

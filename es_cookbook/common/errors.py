@@ -12,7 +12,9 @@ it happens to surface).
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import TypeVar, cast
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class ESCookbookError(Exception):
@@ -57,6 +59,13 @@ class HistoryError(ESCookbookError, ValueError):
 
 class HubError(ESCookbookError, OSError):
     """A push that the Hugging Face Hub refused, or that did not get there."""
+
+
+def with_notes(error: _Error, of: BaseException | None) -> _Error:
+    """The error with the notes of another, of which its sentence tells."""
+    for note in getattr(of, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

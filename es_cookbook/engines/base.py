@@ -87,6 +87,12 @@ class Host(ABC):
     async def sample(self, request: SampleRequest) -> Action:
         """Sample one action; requests in flight are batched by the engine.
 
+        Every engine draws from the softmax of logits / temperature, with top-p from its smallest
+        set of most probable tokens; greedily at temperature 0, whatever seed and top-p. The
+        log-probabilities of an action are those of `logprobs`: before temperature and top-p.
+        Targets with one seed have common random numbers: the same tokens, as long as their
+        distributions are the same. Engines of different kinds draw differently from one seed.
+
         Raises:
             RequestError: A request that can never be served, for example a prompt longer
                 than the context.

@@ -75,9 +75,9 @@ class Action:
     """What a policy did.
 
     Attributes:
-        tokens_T: sampled tokens, the stopping token included.
-        text: the tokens decoded, the tokenizer's special tokens left out, so that an Env needs no
-            tokenizer.
+        tokens_T: sampled tokens, the last one included that completes a stop string or stops.
+        text: all of the tokens decoded, the tokenizer's special tokens left out, so that an Env
+            needs no tokenizer. A stop string is in it, and what its last token has after it.
         stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at
             `max_tokens` or at the end of the context.
         logprobs_T: log-probability of each sampled token (natural log, before temperature and

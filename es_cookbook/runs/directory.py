@@ -18,12 +18,14 @@ import json
 import logging
 import shutil
 import sys
+import time
+import traceback
 from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from es_cookbook.common.config_differences import differences
-from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError, leaves
 from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
 from es_cookbook.common.terminal import choose, command
 from es_cookbook.runs.files import replace_file
@@ -40,6 +42,7 @@ METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 SNAPSHOTS = "snapshots"
 REWOUND = "rewound"
+LOG = "log.txt"
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
 _WRITTEN_BY_RUNS = {
@@ -95,6 +98,22 @@ def locked(log_path: Path) -> Generator[None]:
         if is_new:
             with contextlib.suppress(OSError):  # Only where nothing was begun: it is empty.
                 log_path.rmdir()
+
+
+@contextlib.contextmanager
+def failures_told(log_path: Path) -> Generator[None]:
+    """Inside, an engine that fails leaves all that is known of it in `log.txt`."""
+    try:
+        yield
+    except BaseException as error:
+        for failure in leaves(error):
+            if isinstance(failure, EngineError):
+                with contextlib.suppress(OSError), (log_path / LOG).open("a") as file:
+                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+                    file.writelines(traceback.format_exception(failure))
+                    logger.warning("what is known of this failure is in %s", log_path / LOG)
+                break
+        raise
 
 
 def open_run_directory(
@@ -177,7 +196,9 @@ def _checked_names(log_path: Path) -> set[str]:
         raise RunDirectoryError(
             f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
         ) from error
-    names = {name for name in names if not name.endswith(PARTIAL_SUFFIX) and name != LOCK}
+    names = {
+        name for name in names if not name.endswith(PARTIAL_SUFFIX) and name not in (LOCK, LOG)
+    }
     if names and CONFIG not in names:
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "

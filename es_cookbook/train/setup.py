@@ -24,7 +24,7 @@ from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
-from es_cookbook.runs.directory import RunDirectory, locked, open_run_directory
+from es_cookbook.runs.directory import RunDirectory, failures_told, locked, open_run_directory
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
@@ -60,6 +60,7 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
     log_path, config_json = Path(config.log_path), config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(locked(log_path))
+        stack.enter_context(failures_told(log_path))
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
         datasets = await config.dataset(engine.tokenizer)

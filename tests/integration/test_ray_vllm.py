@@ -1,6 +1,7 @@
 """Two vLLM engines in Ray actors: one is killed under way, and nothing shows but the time."""
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -31,6 +32,7 @@ STEPS = (
     ),
 )
 PROMPTS = ((5, 7, 9), (11,), (5, 7, 9, 12, 30))
+TEMPERATURES = (0.0, 1.0)
 
 
 async def test_a_killed_engine_changes_no_answer_and_no_fingerprint(tmp_path: Path) -> None:
@@ -55,7 +57,10 @@ async def test_a_killed_engine_changes_no_answer_and_no_fingerprint(tmp_path: Pa
         async def block(b: int, started: Callable[[], None]) -> None:
             async with pool.lend() as host:
                 await host.load(blocks[b])
-                asked = [request(g, prompt, max_tokens=40) for g in range(3) for prompt in PROMPTS]
+                asked = [
+                    request(g, prompt, max_tokens=40, temperature=t, seed=9)
+                    for t, g, prompt in itertools.product(TEMPERATURES, range(3), PROMPTS)
+                ]
                 tasks = [asyncio.create_task(host.sample(one)) for one in asked]
                 await asyncio.sleep(0.05)
                 started()
@@ -68,9 +73,16 @@ async def test_a_killed_engine_changes_no_answer_and_no_fingerprint(tmp_path: Pa
             tasks.start_soon(block, 0, kill)
             tasks.start_soon(block, 1, lambda: None)
         for b, genomes_G in enumerate(blocks):
+            greedy, hot = (
+                [pair for pair in answers[b] if pair[0].params.temperature == t]
+                for t in TEMPERATURES
+            )
             for g, genome in enumerate(genomes_G):
-                of_genome = [pair for pair in answers[b] if pair[0].target == g]
-                reference.check_greedy(genome, of_genome)
+                reference.check_greedy(genome, [pair for pair in greedy if pair[0].target == g])
+            async with pool.lend() as host:
+                await host.load(genomes_G)
+                again = await asyncio.gather(*(host.sample(asked) for asked, _ in hot))
+            assert [action.tokens_T for action in again] == [found.tokens_T for _, found in hot]
         assert pool.stats()["restarted"] == 1
         assert await pool.apply(STEPS[1]) == reference.centre.apply(STEPS[1])
         centre = [request("centre", prompt) for prompt in PROMPTS]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.errors import HistoryError, RunDirectoryError
-from es_cookbook.runs.directory import Behavior, open_run_directory
+from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
+from es_cookbook.runs.directory import Behavior, failures_told, open_run_directory
 from es_cookbook.runs.history.store import HistoryStore
 from tests.runs.records import HEADER, make_record
 
@@ -131,6 +131,24 @@ def test_a_directory_of_other_things_is_refused_and_untouched(
     with pytest.raises(RunDirectoryError, match=r"thesis\.tex.*not a run directory"):
         opened(tmp_path, CONFIG, behavior)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_is_known_of_an_engines_failure_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for reason in ("out of memory", "out of luck"):
+        failure = EngineError(reason)
+        failure.add_note("pages of a library")
+        with pytest.raises(ExceptionGroup), failures_told(tmp_path):
+            raise ExceptionGroup("tasks", [failure])
+    log = (tmp_path / "log.txt").read_text()
+    for part in ("EngineError: out of memory\npages of a library\n", "EngineError: out of luck\n"):
+        assert part in log
+    assert caplog.messages == [f"what is known of this failure is in {tmp_path / 'log.txt'}"] * 2
+    with pytest.raises(ValueError, match="not an engine's"), failures_told(tmp_path):
+        raise ValueError("not an engine's")
+    assert (tmp_path / "log.txt").read_text() == log
+    opened(tmp_path, CONFIG, "raise").history.close()  # Where it did not even start is fresh.
 
 
 def test_a_directory_left_by_a_crash_before_its_config_is_fresh(tmp_path: Path) -> None:

@@ -6,16 +6,22 @@ place. It is restored from the pool's steps, its fingerprint is compared, its ge
 again, and what was not answered is asked again (`mailbox`). Who asked notices nothing but the
 time it takes. An engine that cannot be brought back is lost: whoever used it gets an
 `EngineLostError`, and goes to another.
+
+A process may die or hang for any reason, and is replaced `max_restarts` times within a generation.
+What an engine says itself about why it failed is a reason: if it says the same again after it was
+replaced, within the generation, it would do so for ever, and it is lost at once. So is every other
+engine of the pool that says it.
 """
 
 import asyncio
 import dataclasses
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from es_cookbook.common.errors import EngineError, ESCookbookError
+from es_cookbook.common.errors import EngineError, ESCookbookError, with_notes
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
@@ -69,12 +75,14 @@ class Ledger:
         steps: from the base to now, as bytes.
         snapshot: path of a centre on their way, for engines that can read it.
         fingerprint: that they give; None while it is being found out.
+        recurring: reasons for failing, in this generation, that came again after a restart.
         counters: of what they did.
     """
 
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
     fingerprint: int | None = None
+    recurring: set[str] = dataclasses.field(default_factory=set[str])
     counters: Counters = dataclasses.field(default_factory=Counters)
 
 
@@ -107,6 +115,7 @@ class Member:
         self._actor: Actor | None = None
         self._broken: EngineError | None = None
         self._restarts_left = settings.max_restarts
+        self._reasons: set[str] = set()
         self._position = 0
         self._fingerprint = 0
         self._genomes: bytes | None = None
@@ -143,6 +152,7 @@ class Member:
         async with self._recovering():
             self._genomes = None
             self._restarts_left = self._settings.max_restarts
+            self._reasons.clear()
             while self._broken is None and self._position < len(self._ledger.steps):
                 step = self._ledger.steps[self._position]
                 answer = await self._call("apply", step)
@@ -224,6 +234,8 @@ class Member:
         """
         restarts = self._settings.max_restarts
         while self._broken is not None:
+            if self._recurs(self._broken):
+                self._lose(f"{self._broken} (a restart did not help)")
             if self._restarts_left == 0:
                 self._lose(f"{self._broken} (engine.max_restarts={restarts})")
             self._restarts_left -= 1
@@ -243,9 +255,20 @@ class Member:
             except ESCookbookError as error:
                 self._lose(str(error))
 
+    def _recurs(self, failure: EngineError) -> bool:
+        """Whether an engine gives this reason again; numbers in it may differ."""
+        if isinstance(failure, ActorLostError):
+            return False
+        reason = re.sub(r"\d+", "", str(failure))
+        if reason in self._reasons:
+            self._ledger.recurring.add(reason)
+        self._reasons.add(reason)
+        return reason in self._ledger.recurring
+
     def _lose(self, why: str | DisagreementError) -> NoReturn:
         lost = f"engine {self.number} of the pool is lost: {why}"
-        self.lost = reason = EngineLostError(lost) if isinstance(why, str) else why
+        reason = EngineLostError(lost) if isinstance(why, str) else why
+        self.lost = reason = with_notes(reason, self._broken)
         self.mailbox.refuse(reason, reason)
         if self._actor is not None:
             self._actor.kill()

@@ -41,7 +41,13 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.cores import num_cores
-from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError, RequestError
+from es_cookbook.common.errors import (
+    ConfigError,
+    EngineError,
+    ESCookbookError,
+    RequestError,
+    with_notes,
+)
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -419,6 +425,7 @@ class RayPool(_AskingHost, Engine):
     async def _move(self, move: Callable[[Member], Awaitable[int]]) -> int:
         """Move all engines. Returns the fingerprint on which they agree."""
         self._ledger.fingerprint = None
+        self._ledger.recurring.clear()
         await self._agree(await _each(move, list(self.members)))
         if self._ledger.fingerprint is None:
             raise self._none_left()
@@ -460,10 +467,11 @@ class RayPool(_AskingHost, Engine):
     def _none_left(self) -> EngineError:
         if self._is_closed:
             return EngineError("the engine is closed")
-        return EngineError(
+        none_left = EngineError(
             f"no engine of the pool is left ({self._last_loss}); what a run has recorded stays, "
             "and it can be resumed"
         )
+        return with_notes(none_left, self._last_loss)
 
 
 class _LentHost(_AskingHost):

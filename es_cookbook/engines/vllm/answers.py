@@ -1,11 +1,10 @@
-"""What vLLM's ranks answer, put together, and what its errors say, in one line."""
+"""What vLLM's ranks answer, put together."""
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from es_cookbook.common.errors import EngineError, RequestError
+from es_cookbook.common.errors import EngineError
 
 FingerprintPiece: TypeAlias = Sequence[str | int]
 """Name, first and last row, first and last column, and what that part adds to the fingerprint."""
@@ -37,28 +36,3 @@ def merge_fingerprints(
                 f"has {math.prod(shape)}"
             )
     return sum(values.values()) % 2**64
-
-
-@contextmanager
-def our_errors() -> Generator[None]:
-    """Inside, what vLLM raises about a request becomes ours.
-
-    Raises:
-        RequestError: vLLM refuses it.
-        EngineError: vLLM has failed.
-    """
-    from vllm.exceptions import VLLMClientError
-
-    try:
-        yield
-    except (ValueError, VLLMClientError) as error:
-        raise RequestError(f"vLLM refuses a request: {informative_line(error)}") from error
-    except Exception as error:
-        raise EngineError(f"vLLM failed: {informative_line(error)}") from error
-
-
-def informative_line(error: Exception) -> str:
-    """The first line that says something; validation errors begin with a count."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "validation error" not in line]
-    return (telling or lines or [type(error).__name__])[0]

@@ -9,10 +9,15 @@ Their LoRA arithmetic copies each token's factors and multiplies them as one sma
 through a general einsum. With a factor or a few a token that costs as much as the layer itself;
 here it is two loops that copy nothing. It also gives a request without an adapter the last slot's
 (index -1); here it gives none.
+
+They sample a token for a prompt of which only a part is computed, discard it, and set the request's
+random number generator back by an offset, which a generator on the CPU does not have. Here nothing
+is drawn from it for such a token.
 """
 
+import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -28,9 +33,13 @@ _PRODUCTS_KEPT = 32
 
 def prepare() -> None:
     """Replace all of it in this process."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # on GPUs nobody needs it
+
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
     PunicaWrapperCPU.add_lora_linear = _add_lora_linear
     PunicaWrapperCPU.add_lora_logits = _add_lora_logits
+    runner = cast(Any, CPUModelRunner)
+    runner.sample_tokens = _without_idle_generators(runner.sample_tokens)
 
 
 def weights_changed() -> None:
@@ -41,6 +50,24 @@ def weights_changed() -> None:
 def num_weight_changes() -> int:
     """How often `weights_changed` was told in this process."""
     return _PackedLinear.num_changes
+
+
+def _without_idle_generators(sample_tokens: Callable[..., object]) -> Callable[..., object]:
+    """Sample without the generators of requests whose token is discarded."""
+
+    @functools.wraps(sample_tokens)
+    def sample(self: object, *arguments: object) -> object:
+        runner = cast(Any, self)
+        generators = runner.input_batch.generators  # by row; what samples has this very dictionary
+        is_discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs]
+        rows = [row for row in is_discarded.nonzero()[0].tolist() if row in generators]
+        idle = {row: generators.pop(row) for row in rows}
+        try:
+            return sample_tokens(self, *arguments)
+        finally:
+            generators.update(idle)
+
+    return sample
 
 
 def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import chz
@@ -26,11 +26,11 @@ from es_cookbook.checkpoints.models import (
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
-from es_cookbook.common.errors import ConfigError, EngineError, nearest
+from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
-from es_cookbook.engines.vllm.answers import informative_line
 from es_cookbook.engines.vllm.host import VLLMEngine
 from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
+from es_cookbook.engines.vllm.output import Output
 from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 
@@ -111,9 +111,19 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
         own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
         dtype = own_dtype if self.dtype == "auto" else self.dtype
-        llm = self._start(model_name, model, space, slots, dtype)
+        output = Output()
+        try:
+            with output.kept():
+                llm = self._start(model_name, model, space, slots, dtype)
+        except Exception as error:
+            with closing(output):
+                if isinstance(error, ConfigError):
+                    raise
+                raise output.failure(f"vLLM could not start with {model_name!r}", error) from error
+        output.started()
         return VLLMEngine(
             llm,
+            output,
             tokenizer,
             model_name=model_name,
             space=space,
@@ -136,8 +146,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         slots: Mapping[str, int],
         dtype: str,
     ) -> "AsyncLLM":
-        # vLLM tells much, and forks; a process with threads must not be forked.
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        # vLLM forks, and a process with threads must not be forked.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         try:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):
@@ -196,13 +205,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         elif on_cpu:
             # One core is this process's own.
             environment["OMP_NUM_THREADS"] = str(max(1, num_cores() - 1))
-        try:
-            with _environment(environment):
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
-        except Exception as error:
-            raise EngineError(
-                f"vLLM could not start with {model_name!r}: {informative_line(error)}"
-            ) from error
+        with _environment(environment):
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
 
     def _executor(self, on_cpu: bool) -> object:
         """Who runs the ranks: a name of vLLM's or a class; None for what vLLM chooses."""

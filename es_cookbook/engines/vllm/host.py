@@ -18,7 +18,8 @@ import asyncio
 import functools
 import itertools
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,7 +39,8 @@ from es_cookbook.engines.base import (
     Target,
 )
 from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
-from es_cookbook.engines.vllm.answers import informative_line, merge_fingerprints, our_errors
+from es_cookbook.engines.vllm.answers import merge_fingerprints
+from es_cookbook.engines.vllm.output import Output, informative_line
 from es_cookbook.engines.vllm.turnstile import Turnstile
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
@@ -58,6 +60,7 @@ class VLLMEngine(Engine):
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
+        output: what its processes print; closed with the engine.
         infos: the Hugging Face model's parameters.
         num_slots: LoRA slots, more than its capacity; 0 for dense genomes.
     """
@@ -65,6 +68,7 @@ class VLLMEngine(Engine):
     def __init__(
         self,
         llm: "AsyncLLM",
+        output: Output,
         tokenizer: PreTrainedTokenizerBase,
         *,
         model_name: str,
@@ -75,6 +79,7 @@ class VLLMEngine(Engine):
         eos_token_ids: Sequence[int],
     ) -> None:
         self._llm: AsyncLLM | None = llm
+        self._output = output
         self.tokenizer = tokenizer
         self.traits = traits
         self._model_name = model_name
@@ -131,19 +136,16 @@ class VLLMEngine(Engine):
     async def sample(self, request: SampleRequest) -> Action:
         limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
         observation, params = request.observation, request.params
-        seed = request.seed if params.temperature > 0 else None
+        # Generators on the CPU see a seed's low 32 bits alone; the high ones are mixed into them.
+        seed = request.seed ^ request.seed >> 32 if params.temperature > 0 else None
         stop = observation.stop, observation.stop_token_ids
         vllm_params = self._params(limit, params, seed, *stop)
         output = await self._generate(request.target, observation.tokens_T, vllm_params)
         answer = output.outputs[0]
         tokens_T = tuple(answer.token_ids)
         self._counters["tokens"] += len(tokens_T)
-        # Decoded at once where vLLM need not look for a stop string token after token.
-        text = (
-            answer.text
-            if observation.stop
-            else cast(str, self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
-        )
+        # vLLM's own text ends with a stop string, which may be within a token.
+        text = cast(str, self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
         logprobs_T = None
         if params.logprobs and answer.logprobs is not None:
             chosen = zip(tokens_T, answer.logprobs, strict=True)
@@ -221,6 +223,7 @@ class VLLMEngine(Engine):
         await asyncio.to_thread(llm.shutdown)
         # vLLM's destructor shuts down again, and fails where the interpreter is ending.
         vars(llm)["shutdown"] = lambda: None
+        self._output.close()
 
     def _save(self, path: Path) -> None:
         model = load_causal_lm(self._model_name, "auto", torch.device("cpu"))
@@ -263,7 +266,7 @@ class VLLMEngine(Engine):
                 )
                 self._in_flight.add(request_id)
                 try:
-                    with our_errors():
+                    with self._our_errors():
                         outputs = [output async for output in answers]
                 finally:
                     self._in_flight.discard(request_id)
@@ -284,7 +287,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
-        with our_errors():
+        with self._our_errors():
             return VLLMParams(
                 max_tokens=max_tokens,
                 temperature=params.temperature,
@@ -322,6 +325,23 @@ class VLLMEngine(Engine):
         """Names the weights that answer, for good: the base's are the same at all times."""
         return "base" if target == "base" else f"{target} of {self._version}"
 
+    @contextmanager
+    def _our_errors(self) -> Generator[None]:
+        """Inside, what vLLM raises about a request becomes ours.
+
+        Raises:
+            RequestError: vLLM refuses it.
+            EngineError: vLLM has failed.
+        """
+        from vllm.exceptions import VLLMClientError
+
+        try:
+            yield
+        except (ValueError, VLLMClientError) as error:
+            raise RequestError(f"vLLM refuses a request: {informative_line(error)}") from error
+        except Exception as error:
+            raise self._output.failure("vLLM failed", error) from error
+
     async def _call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method of `GenomeWorker` in every rank.
 
@@ -333,7 +353,7 @@ class VLLMEngine(Engine):
         try:
             answers = await llm.collective_rpc(method, args=arguments)
         except Exception as error:
-            raise EngineError(f"vLLM failed in {method}: {informative_line(error)}") from error
+            raise self._output.failure(f"vLLM failed in {method}", error) from error
         for kind, answer in answers:
             if kind:
                 error_class = getattr(errors, kind, EngineError)

@@ -1,6 +1,7 @@
 """What a pool does when engines die at the wrong moment, without Ray: actors in this process."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -132,6 +133,41 @@ async def test_restarts_are_counted_from_step_to_step() -> None:
         )
         with pytest.raises(EngineError, match="no engine of the pool is left"):
             await pool.apply(STEPS[0])
+
+
+async def test_a_failure_that_comes_again_after_a_restart_is_told_and_not_tried_again() -> None:
+    builder = LightEngineBuilder(fault="fail")
+    async with near_pool(NearCluster(), builder=builder, max_restarts=9) as pool:
+        with pytest.raises(EngineError) as caught:
+            await texts(pool, asked("centre"))
+        sentence = (
+            r"no engine of the pool is left \(engine 0 of the pool is lost: out of memory, \d+ "
+            r"bytes are left \(a restart did not help\)\); what a run has recorded stays, .*"
+        )
+        assert re.fullmatch(sentence, str(caught.value))
+        assert caught.value.__notes__ == ["what the library said"]
+        assert pool.stats()["restarted"] == 1
+
+
+async def test_engines_of_a_pool_learn_from_each_other_what_a_restart_does_not_help() -> None:
+    builder = LightEngineBuilder(fault="fail")
+    async with near_pool(NearCluster(), 3, builder=builder, max_restarts=9) as pool:
+        async with pool.lend() as host:
+            await host.load(GENOMES)
+            with pytest.raises(EngineError, match=r"no engine .* out of memory"):
+                await texts(host, asked(1))
+        assert pool.stats()["restarted"] == 1
+
+
+async def test_the_same_failure_in_another_generation_is_another_failure(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    builder = LightEngineBuilder(fault="fail", flag=str(flag))
+    async with near_pool(NearCluster(), builder=builder) as pool:
+        for step in STEPS * 2:
+            await texts(pool, asked("centre"))
+            flag.unlink()
+            await pool.apply(step)
+        assert pool.stats()["restarted"] == 4
 
 
 async def test_whoever_waits_for_an_engine_is_told_when_none_is_left() -> None:

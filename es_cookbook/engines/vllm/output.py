@@ -1,0 +1,115 @@
+"""What vLLM's processes print: no part of a run's output, but it says why they failed.
+
+vLLM ends a request with "EngineCore encountered an issue. See stack trace (above)", or a start with
+"See root cause above"; above, in the output of another process, are pages. Here the processes of an
+engine print into a file, of which an error tells the cause in its sentence and the rest in a note.
+Who sets VLLM_LOGGING_LEVEL wants to see it, and does.
+"""
+
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+from es_cookbook.common.errors import EngineError
+
+_LEVEL = "VLLM_LOGGING_LEVEL"
+_LONGEST_LINE = 500
+_MOST_LINES = 400
+_STDOUT, _STDERR = 1, 2
+_VLLMS_PREFIX = re.compile(r"^\([^()]*pid=\d+\) [A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] ?")
+_SEE_ABOVE = re.compile(r"see .*(stack trace|root cause)", re.IGNORECASE)
+
+
+class Output:
+    """What the processes of one engine print.
+
+    Attributes:
+        is_shown: to the user, at the level that the user has set, and not kept.
+    """
+
+    def __init__(self) -> None:
+        self.is_shown = _LEVEL in os.environ
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
+        self._ignored = 0
+        self._told: tuple[int, str | None, str] = (0, None, "")
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Inside, all that is printed goes into the file, for good of processes started there.
+
+        It is where this process's file descriptors lead that is changed, for all of its threads.
+        """
+        if self.is_shown:
+            yield
+            return
+        before = [(fd, os.dup(fd)) for fd in (_STDOUT, _STDERR)]
+        _flush()
+        for fd, _ in before:
+            os.dup2(self._file.fileno(), fd)
+        os.environ[_LEVEL] = "ERROR"
+        try:
+            yield
+        finally:
+            del os.environ[_LEVEL]
+            _flush()
+            for fd, copy in before:
+                os.dup2(copy, fd)
+                os.close(copy)
+            # In this process vLLM's errors are raised, too.
+            logging.getLogger("vllm").setLevel(logging.CRITICAL)
+
+    def started(self) -> None:
+        """What was printed so far is no cause of what fails from now on."""
+        self._ignored = os.fstat(self._file.fileno()).st_size
+
+    def failure(self, what: str, error: Exception) -> EngineError:
+        """An error of vLLM's in one sentence with its cause, and with all that was printed."""
+        cause, printed = self._tell()
+        said = informative_line(error)
+        if not self.is_shown and cause is None and _SEE_ABOVE.search(said):
+            cause = "its process ended without a word, perhaps killed for its memory"
+        failure = EngineError(f"{what}: {cause or said}")
+        if printed:
+            failure.add_note(f"vLLM's processes printed:\n{printed}")
+        return failure
+
+    def close(self) -> None:
+        """Forget it all."""
+        self._file.close()
+
+    def _tell(self) -> tuple[str | None, str]:
+        """The cause, and what was printed; many requests fail at once, and ask."""
+        size = 0 if self._file.closed else os.fstat(self._file.fileno()).st_size
+        if size > self._told[0]:
+            data = os.pread(self._file.fileno(), size - self._ignored, self._ignored)
+            lines = [
+                _VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")
+            ]
+            printed = "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])
+            self._told = (size, _root_cause(lines), printed)
+        return self._told[1:]
+
+
+def _root_cause(lines: Iterable[str]) -> str | None:
+    """What the first traceback ends with, "ValueError: …"; those after it tell what came of it."""
+    remaining = iter(lines)
+    for line in remaining:
+        if line.startswith("Traceback (most recent call last)"):
+            return next((line for line in remaining if line and not line.startswith(" ")), None)
+    return None
+
+
+def informative_line(error: Exception) -> str:
+    """The first line that says something; validation errors begin with a count."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "validation error" not in line]
+    return (telling or lines or [type(error).__name__])[0]
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

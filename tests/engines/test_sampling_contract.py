@@ -1,0 +1,328 @@
+"""How every engine samples: the same promises, kept by real engines on the same tiny model.
+
+What is compared is exact, in float32, or statistical: drawn tokens against the probabilities of
+transformers with merged weights. A pool of vLLM engines is in `integration/test_ray_vllm.py`.
+"""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Action
+from tests.engines.running import Running
+from tests.engines.torch.reference import Reference, request
+from tests.integration.vllm_models import CONTEXT, make_vllm_model
+from tests.tiny_models import BOS, EOS, PAD, VOCABULARY
+
+TORCH = TorchEngineBuilder(device="cpu", num_lanes=2)
+# A step has room for 128 tokens, so that prompts of a crowd are prefilled in parts.
+VLLM = VLLMEngineBuilder(
+    max_genomes=4,
+    kv_cache_gib=0.05,
+    gpu_memory_utilization=0.3,
+    extra={"max_num_seqs": 128, "max_num_batched_tokens": 128, "block_size": 32},
+)
+BUILDERS: dict[str, EngineBuilder] = {
+    "torch": TORCH,
+    "vllm": VLLM,
+    "ray": RayPoolBuilder(num_engines=2, num_cpus=1, engine=TORCH),
+}
+IN_VLLM, IN_RAY = pytest.mark.xdist_group("vllm"), pytest.mark.xdist_group("ray")
+PROMPT = (5, 9, 3)
+GENOMES_G = [Genome((Term(3, 0.05),)), Genome((Term(4, -0.05),)), Genome()]
+WHO: dict[Target, Genome | str] = {0: GENOMES_G[0], "centre": Genome(), "base": "base"}
+HOT = {"temperature": 1.0}
+NUM_DRAWS = 2000
+LEAST_P = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_vllm_model("qwen2", tmp_path_factory.mktemp("contract") / "model")
+    syllable_tokenizer().save_pretrained(path)
+    return path
+
+
+def syllable_tokenizer() -> PreTrainedTokenizerFast:
+    """Every token is two characters, so that a string may end within one."""
+    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
+    syllables = map("".join, itertools.product("bdfgklmn", "aeiou"))
+    for token, syllable in zip(range(len(vocabulary), VOCABULARY), syllables, strict=False):
+        vocabulary[syllable] = token
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "torch",
+        pytest.param("vllm", marks=IN_VLLM),
+        pytest.param("ray", marks=IN_RAY),
+    ],
+)
+def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Running]:
+    if request.param == "vllm":
+        request.getfixturevalue("warm_vllm")
+    if request.param == "ray":
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
+        # Not by the pool, whose thread here is another one: Ray would end with it.
+        options = {"include_dashboard": False, "object_store_memory": 128 << 20}
+        ray.init("local", num_cpus=2, logging_level="ERROR", log_to_driver=False, **options)
+        request.addfinalizer(ray.shutdown)
+    with Running(BUILDERS[request.param], model, LowRank()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Reference:
+    return Reference(model, LowRank())
+
+
+@pytest.fixture(scope="module")
+def decode(model: Path) -> Callable[[Sequence[int]], str]:
+    tokenizer = syllable_tokenizer()
+    return lambda tokens_T: tokenizer.decode(list(tokens_T), skip_special_tokens=True)
+
+
+def long_prompt(first: int) -> tuple[int, ...]:
+    return tuple(3 + (first + i * i) % 35 for i in range(60 + first % 20))
+
+
+def hot_action(engine: Running) -> tuple[Action, SampleRequest]:
+    """Of 16 tokens, different enough to tell their places apart."""
+    asked = [request(0, PROMPT, max_tokens=16, seed=seed, **HOT) for seed in range(300)]
+    for of_action, action in zip(asked, engine.sample(asked, GENOMES_G), strict=True):
+        if len(action.text) == 32 and len(set(action.tokens_T[:8])) == 8:
+            return action, of_action
+    raise AssertionError("300 hot actions were too few for one of ordinary tokens that differ")
+
+
+def again(asked: SampleRequest, **observation: object) -> SampleRequest:
+    """The same request with other stop conditions."""
+    params = {f: getattr(asked.params, f) for f in ("max_tokens", "temperature", "logprobs")}
+    return request(asked.target, PROMPT, seed=asked.seed, **params, **observation)
+
+
+# Distributions.
+
+
+def p_value(counts: Counter[int], expected_V: torch.Tensor) -> float:
+    """Of Pearson's chi-squared test; tokens expected fewer than 5 times share a bin."""
+    rare_V = expected_V < 5
+    bins = [(counts[v], float(expected_V[v])) for v in range(VOCABULARY) if not rare_V[v]]
+    rest = sum(counts[v] for v in range(VOCABULARY) if rare_V[v]), float(expected_V[rare_V].sum())
+    if rest[1] < 5:
+        fewest = min(bins, key=lambda each: each[1])
+        bins.remove(fewest)
+        rest = rest[0] + fewest[0], rest[1] + fewest[1]
+    bins.append(rest)
+    surprise = sum((found - expected) ** 2 / expected for found, expected in bins)
+    of = torch.tensor([(len(bins) - 1) / 2, surprise / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(*of))
+
+
+def probabilities_V(
+    reference: Reference, who: Genome | str, temperature: float, top_p: float
+) -> torch.Tensor:
+    """Of the token after the prompt, by transformers with merged weights."""
+    reference.become(who)  # pyright: ignore[reportArgumentType]
+    (logits,) = reference.logits([PROMPT])
+    mass_V = (logits[-1].double() / temperature).softmax(-1)
+    ordered, order = mass_V.sort(descending=True)
+    kept = int((ordered.cumsum(0) < top_p).sum()) + 1 if top_p < 1 else VOCABULARY
+    return torch.zeros_like(mass_V).index_copy(
+        0, order[:kept], ordered[:kept] / ordered[:kept].sum()
+    )
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.8)])
+def test_tokens_are_drawn_with_the_probabilities_of_merged_weights(
+    engine: Running, reference: Reference, temperature: float, top_p: float
+) -> None:
+    drawn = {"temperature": temperature, "top_p": top_p, "max_tokens": 1, "logprobs": False}
+    asked = [request(0, PROMPT, seed=seed, **drawn) for seed in range(NUM_DRAWS)]
+    counts = Counter(action.tokens_T[0] for action in engine.sample(asked, GENOMES_G))
+    expected_V = NUM_DRAWS * probabilities_V(reference, GENOMES_G[0], temperature, top_p)
+    assert all(expected_V[token] > 0 for token in counts), "nothing from outside the nucleus"
+    assert p_value(counts, expected_V) > LEAST_P
+    # Anything a little different would be noticed.
+    for who, t, p in (
+        (Genome(), temperature, top_p),
+        (GENOMES_G[0], temperature * 1.3, top_p),
+        (GENOMES_G[0], temperature, 0.9 * top_p),
+    ):
+        other_V = NUM_DRAWS * probabilities_V(reference, who, t, p)
+        assert p_value(counts, other_V.clamp(min=1e-9)) < LEAST_P, (who, t, p)
+
+
+def test_temperature_0_takes_the_most_probable_token_whatever_the_seed_and_top_p(
+    engine: Running, reference: Reference
+) -> None:
+    seeds_and_masses = ((0, 1.0), (1, 0.3), (2**63 - 1, 1.0))
+    for target, who in WHO.items():
+        asked = [request(target, PROMPT, seed=seed, top_p=p) for seed, p in seeds_and_masses]
+        answers = engine.sample(asked, GENOMES_G)
+        reference.check_greedy(who, list(zip(asked, answers, strict=True)))  # pyright: ignore
+        assert len({action.tokens_T for action in answers}) == 1
+
+
+def test_a_tiny_top_p_is_greedy(engine: Running) -> None:
+    narrow = {"temperature": 1.5, "top_p": 1e-6}
+    asked = [request(0, PROMPT), request(0, PROMPT, seed=7, **narrow)]
+    greedy, hot = engine.sample(asked, GENOMES_G)
+    assert hot.tokens_T == greedy.tokens_T
+
+
+def test_logprobs_are_the_models_own_before_temperature_and_top_p(
+    engine: Running, reference: Reference
+) -> None:
+    for target, who in WHO.items():
+        asked = [
+            request(target, PROMPT, seed=seed, temperature=t, top_p=p)
+            for seed, (t, p) in enumerate(itertools.product((0, 0.7, 1.6), (0.8, 1.0)))
+        ]
+        answers = engine.sample(asked, GENOMES_G)
+        scored = [LogprobsRequest(target, PROMPT, action.tokens_T) for action in answers]
+        scores = engine.score(scored, GENOMES_G)
+        reference.become(who)  # pyright: ignore[reportArgumentType]
+        for action, logprobs_T in zip(answers, scores, strict=True):
+            assert action.logprobs_T == pytest.approx(logprobs_T, abs=1e-3)
+            reference.check_logprobs(PROMPT, action.tokens_T, logprobs_T)
+    (silent,) = engine.sample([request(0, PROMPT, logprobs=False, **HOT)], GENOMES_G)
+    assert silent.logprobs_T is None
+
+
+# Seeds.
+
+
+def test_a_request_is_a_function_of_its_seed_alone_or_in_a_crowd(engine: Running) -> None:
+    """Regression: vLLM's CPU build failed where a prompt was prefilled in parts."""
+    crowd = [request(i % 2, long_prompt(i), seed=i, **HOT) for i in range(40)]
+    together = engine.sample(crowd, GENOMES_G)
+    others = [request("centre", long_prompt(100 + i), seed=i, **HOT) for i in range(40)]
+    mixed = [each for pair in zip(others, crowd[::-1], strict=True) for each in pair]
+    in_another_order = engine.sample(mixed, GENOMES_G)[1::2][::-1]
+    assert [a.tokens_T for a in in_another_order] == [a.tokens_T for a in together]
+    alone = [engine.sample([asked], GENOMES_G)[0] for asked in crowd[:8]]
+    assert [a.tokens_T for a in alone] == [a.tokens_T for a in together[:8]]
+    assert len({action.tokens_T for action in together}) == len(crowd)
+
+
+def test_another_seed_gives_other_tokens(engine: Running) -> None:
+    seeds = (1, 2, 2**62 + 1, 2**63 - 1, 1)
+    first, *others, repeated = engine.sample(
+        [request(0, PROMPT, seed=seed, max_tokens=20, **HOT) for seed in seeds], GENOMES_G
+    )
+    assert repeated.tokens_T == first.tokens_T
+    assert len({action.tokens_T for action in (first, *others)}) == 4
+
+
+def test_common_random_numbers_make_genomes_choose_alike_where_they_agree(engine: Running) -> None:
+    near_G = [Genome((Term(3, 0.0005),)), Genome((Term(4, 0.0005),)), Genome((Term(5, 0.0),))]
+    asked = {
+        target: [request(target, PROMPT, seed=s, max_tokens=2, **HOT) for s in range(300)]
+        for target in (0, 1, 2, "centre")
+    }
+    answers = engine.sample(list(itertools.chain(*asked.values())), near_G)
+    tokens = [action.tokens_T for action in answers]
+    one, other, same, centre = (tokens[i : i + 300] for i in range(0, 1200, 300))
+    assert same == centre, "without a perturbation it is the centre"
+    assert one != centre and other != centre
+    assert agreement(one, other) > 0.9
+    assert agreement(one, other[1:]) < 0.5, "by chance, with other seeds"
+
+
+def agreement(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> float:
+    """Share of actions whose tokens are the same."""
+    pairs = list(zip(one, other, strict=False))
+    return sum(a == b for a, b in pairs) / len(pairs)
+
+
+# Where an action ends.
+
+
+def test_an_action_ends_with_the_token_that_completes_a_stop_string(
+    engine: Running, decode: Callable[[Sequence[int]], str]
+) -> None:
+    free, asked = hot_action(engine)
+    assert free.text == decode(free.tokens_T)
+    assert free.logprobs_T is not None
+    whole, inside, over_two = (free.text[6:8], free.text[8:9], free.text[11:13])
+    for stop in (whole, inside, over_two, free.text[3:9]):
+        end = (free.text.index(stop) + len(stop) + 1) // 2  # tokens are two characters long
+        (stopped,) = engine.sample([again(asked, stop=("nowhere", stop))], GENOMES_G)
+        assert (stopped.tokens_T, stopped.stop_reason) == (free.tokens_T[:end], "stop")
+        assert stopped.text == decode(free.tokens_T[:end]), "whole tokens, the stop string included"
+        assert stopped.logprobs_T == pytest.approx(free.logprobs_T[:end], abs=1e-5)
+
+
+def test_a_stop_string_in_the_prompt_does_not_count(
+    engine: Running, decode: Callable[[Sequence[int]], str]
+) -> None:
+    free, asked = hot_action(engine)
+    stop = decode(PROMPT) + free.text[:2]
+    (stopped,) = engine.sample([again(asked, stop=(stop,))], GENOMES_G)
+    assert stopped.tokens_T == free.tokens_T
+
+
+def test_an_action_ends_with_a_stop_token_which_is_in_its_text(
+    engine: Running, decode: Callable[[Sequence[int]], str]
+) -> None:
+    free, asked = hot_action(engine)
+    (stopped,) = engine.sample([again(asked, stop_token_ids=(free.tokens_T[7],))], GENOMES_G)
+    assert (stopped.tokens_T, stopped.stop_reason) == (free.tokens_T[:8], "stop")
+    assert stopped.text == decode(free.tokens_T[:8])
+
+
+def test_an_action_ends_with_an_end_of_sequence_token_which_is_not_in_its_text(
+    engine: Running, decode: Callable[[Sequence[int]], str]
+) -> None:
+    hot = {"temperature": 1.9, "max_tokens": 80}
+    asked = [request("centre", PROMPT, seed=seed, **hot) for seed in range(40)]
+    answers = zip(asked, engine.sample(asked), strict=True)
+    ended = [(who, action) for who, action in answers if action.stop_reason == "stop"]
+    assert ended
+    for _, action in ended:
+        assert action.tokens_T.index(EOS) == len(action.tokens_T) - 1
+        assert action.text == decode(action.tokens_T[:-1])
+    asked_first, first = ended[0]
+    just = {"temperature": 1.9, "max_tokens": len(first.tokens_T), "seed": asked_first.seed}
+    (at_the_limit,) = engine.sample([request("centre", PROMPT, **just)])
+    assert at_the_limit.stop_reason == "stop", "it ended by itself, with its last token"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 13])
+def test_an_action_ends_after_max_tokens(engine: Running, max_tokens: int) -> None:
+    free, asked = hot_action(engine)
+    how = {"seed": asked.seed, "max_tokens": max_tokens, **HOT}
+    (action,) = engine.sample([request(0, PROMPT, **how)], GENOMES_G)
+    assert (action.tokens_T, action.stop_reason) == (free.tokens_T[:max_tokens], "length")
+    how["stop"] = (free.text[2 * max_tokens - 1],)
+    (stopped,) = engine.sample([request(0, PROMPT, **how)], GENOMES_G)
+    assert stopped.stop_reason == "stop", "a stop string may end with the last token"
+
+
+@pytest.mark.parametrize("room", [1, 5])
+def test_an_action_ends_with_the_context(engine: Running, room: int) -> None:
+    assert engine.engine.traits.context_length == CONTEXT
+    prompt = (7,) * (CONTEXT - room)
+    (action,) = engine.sample([request("centre", prompt, max_tokens=50)])
+    assert (len(action.tokens_T), action.stop_reason) == (room, "length")

@@ -1,0 +1,115 @@
+"""When real vLLM fails: one sentence with the cause, and pages of traceback only in the log."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from es_cookbook.common.errors import ConfigError, EngineError, ModelError
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.running import Running
+from tests.engines.torch.reference import request
+from tests.integration.vllm_models import make_vllm_model
+from tests.tiny_models import VOCABULARY, make_tiny_model, save_with_tokenizer
+
+psutil = pytest.importorskip("psutil")  # comes with vLLM
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {"kv_cache_gib": 0.05, "gpu_memory_utilization": 0.3}
+RUN = """
+import chz
+from es_cookbook.common.cli import run_cli
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.recipes.countdown.train_cli import CLIConfig, main
+
+def fail(config):
+    processors = ["tests.integration.failing_processor:FailingProcessor"]
+    engine = VLLMEngineBuilder(kv_cache_gib=0.05, extra={"logits_processors": processors})
+    main(chz.replace(config, engine=engine))
+
+if __name__ == "__main__":
+    run_cli(fail, CLIConfig)
+"""
+
+
+def test_a_run_whose_vllm_fails_says_why_and_leaves_the_rest_in_its_log(tmp_path: Path) -> None:
+    """In processes of their own, as a user has them."""
+    script, run = tmp_path / "run.py", tmp_path / "run"
+    script.write_text(RUN)
+    silent = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, script, f"log_path={run}", "num_generations=1"],
+        env=silent | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    sentence = "vLLM failed: ArithmeticError: no logits today\n"
+    where = f"what is known of this failure is in {run / 'log.txt'}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", where + sentence)
+    log = (run / "log.txt").read_text()
+    assert "failing_processor.py" in log and "in run_busy_loop" in log, "vLLM's own traceback"
+
+
+def test_a_killed_process_is_told_in_one_sentence(tmp_path: Path) -> None:
+    path = make_vllm_model("qwen2", tmp_path / "model")
+    before = set(psutil.Process().children(recursive=True))
+    with Running(VLLMEngineBuilder(max_genomes=1, **SMALL), path, LowRank()) as running:
+        running.load([Genome()])
+        started = set(psutil.Process().children(recursive=True)) - before
+        vllms = [p for p in started if not p.children() and not _is_tracker(p)]
+        assert vllms
+
+        async def kill_under_way() -> None:
+            tasks = [
+                asyncio.create_task(running.engine.sample(request(0, (5,), max_tokens=90)))
+                for _ in range(4)
+            ]
+            await asyncio.sleep(0.02)
+            for process in vllms:
+                os.kill(process.pid, signal.SIGKILL)
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, EngineError)
+                assert str(result) in (
+                    "vLLM failed: its process ended without a word, perhaps killed for its memory",
+                    "vLLM gave a request up: the engine was closed, or has failed",
+                )
+
+        running.portal.call(kill_under_way)
+        with pytest.raises(EngineError):
+            running.sample([request(0, (5,))])
+
+
+def _is_tracker(process: Any) -> bool:
+    """Of multiprocessing's resources, which comes with the first process that is started."""
+    return "resource_tracker" in "".join(process.cmdline())
+
+
+@pytest.mark.anyio
+async def test_a_model_that_vllm_cannot_give_slots_to_is_one_sentence(tmp_path: Path) -> None:
+    builder = VLLMEngineBuilder(**SMALL)
+    path = make_tiny_model("gpt_neox", tmp_path / "neox")
+    with pytest.raises(ModelError, match=r"^vLLM has no LoRA slot for gpt_neox\.layers.*torch$"):
+        await builder(model_name=str(path), search_space=LowRank())
+
+
+@pytest.mark.anyio
+async def test_fused_experts_have_no_lora_on_the_cpu(tmp_path: Path) -> None:
+    """Regression: it was found out at the first token, by a kernel that wants a GPU."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(vocab_size=VOCABULARY, num_experts=4, **sizes)
+    save_with_tokenizer(Qwen3MoeForCausalLM(config), tmp_path / "moe")
+    before = set(psutil.Process().children(recursive=True))
+    sentence = r"no LoRA slots for fused experts, and .* perturbs model\.layers\.0\.mlp\.experts"
+    with pytest.raises(ConfigError, match=sentence):
+        await VLLMEngineBuilder(**SMALL)(model_name=str(tmp_path / "moe"), search_space=LowRank())
+    assert set(psutil.Process().children(recursive=True)) == before
