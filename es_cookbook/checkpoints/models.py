@@ -280,11 +280,12 @@ class BaseParameters(ReadTensors):
         stored_as = {first: name for name, first in tied if name in files}
         needed = {parameter for parameter, _ in map(split_member, names)}
 
-        def read(name: str) -> torch.Tensor:
+        def read_stored(name: str) -> torch.Tensor:
             parameter, expert = split_member(name)
             tensor = files[stored_as[parameter]]
             return tensor if expert is None else tensor[expert]
 
+        read: Callable[[str], torch.Tensor] = read_stored
         if not all(
             name in stored_as and files[stored_as[name]].shape == parameters[name].shape
             for name in needed
@@ -310,7 +311,8 @@ def stored_form(model: PreTrainedModel) -> AsStored:
     found = get_model_conversion_mapping(model, add_legacy=False)
     conversions = [one for one in found if not isinstance(one, PrefixChange)]
     vars(model)["_weight_conversions"] = conversions or None  # asked for once, not each time
-    return lambda name, tensor: revert_weight_conversion(model, {name: tensor})
+    revert = cast("Callable[..., dict[str, torch.Tensor]]", revert_weight_conversion)
+    return lambda name, tensor: revert(model, {name: tensor})
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:

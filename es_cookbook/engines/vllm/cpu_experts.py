@@ -21,9 +21,8 @@ from es_cookbook.engines.vllm.cpu import num_weight_changes
 _class = cast(Any, CPUUnquantizedExperts)
 _pack: "Callable[[_Experts, torch.nn.Module], None]" = _class.process_weights_after_loading
 _multiply: Callable[..., None] = _class.apply
-_select_backend = cast(
-    "Callable[[_Config], object]", unquantized_fused_moe_method.select_unquantized_moe_backend
-)
+_methods = cast(Any, unquantized_fused_moe_method)
+_select_backend: "Callable[[_Config], object]" = _methods.select_unquantized_moe_backend
 
 
 class _Config(Protocol):
@@ -38,14 +37,12 @@ class _Experts(Protocol):
 
     moe_config: _Config
 
-    def _padded_intermediate_size(self, moe_config: _Config) -> int: ...
-
 
 def prepare() -> None:
     """Replace all of it in this process, before a model is loaded."""
     _class.process_weights_after_loading = _keep_weights
     _class.apply = _pack_and_multiply
-    vars(unquantized_fused_moe_method)["select_unquantized_moe_backend"] = _select_without_lora
+    _methods.select_unquantized_moe_backend = _select_without_lora
 
 
 def _select_without_lora(moe_config: _Config) -> object:
@@ -56,7 +53,8 @@ def _select_without_lora(moe_config: _Config) -> object:
 def _keep_weights(self: _Experts, layer: torch.nn.Module) -> None:
     """In place of packing, which is done at the first use."""
     size = self.moe_config.intermediate_size_per_partition
-    if hasattr(layer, "w13_bias") and self._padded_intermediate_size(self.moe_config) != size:
+    padded = cast(Any, self)._padded_intermediate_size(self.moe_config)
+    if hasattr(layer, "w13_bias") and padded != size:
         raise ModelError(
             f"vLLM pads experts of {size} intermediate features with biases for its CPU kernels, "
             "in a way that es_cookbook does not know; use engine=torch"

@@ -285,9 +285,10 @@ def _for_experts(model: PreTrainedModel, space: SearchSpace, on_cpu: bool) -> di
     if not any(split_member(name)[1] is not None for name in linear_weights(model)):
         return {}
     layers = {name.removesuffix(".weight").rpartition(".")[2] for name in _perturbed(space)}
-    has_slots = space.low_rank is not None or space.adapter is not None
-    of_slots = {"lora_target_modules": sorted(layers)} if has_slots else {}
-    return of_slots | ({} if on_cpu else {"moe_backend": "triton"})
+    arguments: dict[str, object] = {} if on_cpu else {"moe_backend": "triton"}
+    if space.low_rank is not None or space.adapter is not None:
+        arguments["lora_target_modules"] = sorted(layers)
+    return arguments
 
 
 @contextmanager
