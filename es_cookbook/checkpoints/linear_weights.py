@@ -13,8 +13,9 @@ brackets, and is a view of that parameter. All that follows from a weight (noise
 the centre) then has two axes everywhere, and a weight keeps the rows and columns that it is stored
 with. Only who computes with a weight has to know whether it is transposed.
 
-Left out: experts of classes that do not use the interface (Llama 4, JetMoE); their parameters stay
-whole, and are no linear weights.
+Left out: experts of classes that do not use the interface (Llama 4, JetMoE), whose parameters stay
+whole; subclasses of `nn.Linear` that compute something else (some routers); and what is also an
+embedding's table. They are no linear weights.
 """
 
 import re
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
+from typing_extensions import TypeIs
 
 _EXPERT_PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")
 _MEMBER = re.compile(r"(?P<parameter>.+)\[(?P<expert>\d+)\]")
@@ -57,6 +59,13 @@ def expert_parameters(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in _EXPERT_PARAMETERS if name in own and own[name].dim() == 3)
 
 
+def is_linear(module: nn.Module) -> TypeIs[nn.Linear | Conv1D]:
+    """Whether a module computes x Wᵀ + b of its weight, or is `Conv1D`, and nothing else."""
+    kind = type(module)
+    plain = kind.forward in (nn.Linear.forward, Conv1D.forward) or kind.__name__ == "FalconLinear"
+    return plain and isinstance(module, nn.Linear | Conv1D)
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Whether a module's linear weights are stored (in, out)."""
     return isinstance(module, Conv1D) or bool(
@@ -67,15 +76,13 @@ def is_transposed(module: nn.Module) -> bool:
 def linear_weights(model: nn.Module) -> dict[str, bool]:
     """Name of every linear weight, in the model's order -> whether it is stored (in, out).
 
-    Experts are members; of tied weights there is the first. A table that is an embedding's before
-    it is an output head's is no linear weight.
+    Experts are members; of tied weights there is the first.
     """
+    modules = list(model.modules())
+    tables = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
     transposed: dict[int, bool] = {}
-    tables: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            tables.add(id(module.weight))
-        elif isinstance(module, nn.Linear | Conv1D) and id(module.weight) not in tables:
+    for module in modules:
+        if is_linear(module) and id(module.weight) not in tables:
             transposed.setdefault(id(module.weight), is_transposed(module))
     of_experts = _expert_parameters_of(model)
     found: dict[str, bool] = {}

@@ -26,14 +26,10 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.cache_size import Unfit, flat_cache_size
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.population_layers import (
-    MIN_ROWS,
-    ROWS_PER_BLOCK,
-    PopulationModel,
-    no_attention_hook,
-    padded,
-)
+from es_cookbook.engines.torch.low_rank_tables import elements_of_row
+from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, GIB, Shards, show_bytes, slot_rank
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
@@ -199,8 +195,7 @@ class Plan:
         members = PopulationModel(copy.deepcopy(self.model)).group_members()
         perturbed = Counter(group for name, group, _ in members if name in self.space.shapes)
         return self.size * sum(
-            padded(self.rank * layers) * (group.in_features + padded(sum(group.sizes)))
-            for group, layers in perturbed.items()
+            elements_of_row(group, self.rank, layers) for group, layers in perturbed.items()
         )
 
     def resident(self) -> int:
@@ -311,6 +306,19 @@ class Plan:
         return 150 + self.terms * 39 + self.config.population_size * 20
 
 
+def _check_flat(plan: Plan) -> None:
+    """Refuse models of which the torch engine does not keep keys and values alone."""
+    try:
+        flat_cache_size(plan.model, plan.context)
+    except Unfit as error:
+        raise ModelError(
+            f"model_name: {type(plan.model).__name__} is not counted for the torch engine, which "
+            f"may run it all the same: {error}"
+        ) from error
+    except RuntimeError:  # without weights a router cannot choose experts
+        pass
+
+
 def check(plan: Plan) -> None:
     """Refuse what no engine would start with.
 
@@ -322,8 +330,8 @@ def check(plan: Plan) -> None:
     length = config.prompt_tokens + config.sampled_tokens
     if plan.vllm and plan.vllm.quantization:
         raise ConfigError("engine.quantization: quantised weights are not counted here; leave it")
-    if not (plan.vllm or getattr(plan.model, "_supports_attention_backend", False)):
-        raise no_attention_hook(plan.model)
+    if not plan.vllm:
+        _check_flat(plan)
     if plan.tp not in (accepted := plan.shards.accepted_tp()):
         raise ConfigError(
             f"engine.tensor_parallel_size={plan.tp} does not divide this model's "

@@ -212,5 +212,7 @@ class ModelEngineBuilder(EngineBuilder):
     def context_length(self, model: "PreTrainedModel") -> int:
         """Most tokens of prompt and action together, for this model."""
         text = model.config.get_text_config()
-        own_length = int(getattr(text, "max_position_embeddings", _DEFAULT_CONTEXT))
+        own_length = int(getattr(text, "max_position_embeddings", None) or _DEFAULT_CONTEXT)
+        if own_length < 0:  # how XLNet says that there is no limit
+            own_length = _DEFAULT_CONTEXT
         return min(own_length, self.max_model_len or _DEFAULT_CONTEXT)

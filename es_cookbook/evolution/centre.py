@@ -108,6 +108,9 @@ class Centre:
             name: tensor.to(device, torch.float32, copy=True, memory_format=torch.contiguous_format)
             for name, tensor in self._base.items()
         }
+        self._adder = functools.partial(
+            _device_adder if self._on_gpu else _cpu_adder, space, device
+        )
         # Terms go to a GPU once for all the parameters that a genome perturbs.
         self._add_genome = functools.lru_cache(maxsize=1024)(self._adder)
 
@@ -152,11 +155,6 @@ class Centre:
         """64-bit unsigned fingerprint of all selected parameters."""
         return self._each_tensor(lambda name: None)
 
-    def _adder(self, terms: tuple[Term, ...]) -> AddTerms:
-        if self._on_gpu:
-            return self._space.device_adder(terms, self._device)
-        return _cpu_adder(self._space, terms)
-
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
         """What moves one tensor by these steps."""
         move = _mover(self._space, steps, self._adder, device_decay_ if self._on_gpu else decay_)
@@ -188,7 +186,7 @@ def moved(
     Both are values of the parameter; `merge_steps` makes steps cheaper. Returns a new one, float32.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
-    move = _mover(space, steps, functools.partial(_cpu_adder, space), decay_)
+    move = _mover(space, steps, functools.partial(_cpu_adder, space, weight.device), decay_)
     move(name, weight, base, Part.whole(space.shapes[name]))
     return weight
 
@@ -216,7 +214,11 @@ def _mover(
     return move
 
 
-def _cpu_adder(space: SearchSpace, terms: Sequence[Term]) -> AddTerms:
+def _device_adder(space: SearchSpace, device: torch.device, terms: tuple[Term, ...]) -> AddTerms:
+    return space.device_adder(terms, device)
+
+
+def _cpu_adder(space: SearchSpace, _: torch.device, terms: Sequence[Term]) -> AddTerms:
     """`SearchSpace.add_terms_` of these terms, for weights on the CPU."""
     return lambda name, weight, part: space.add_terms_(name, weight, terms, part)
 

@@ -25,8 +25,9 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch.cache_size import flat_cache_size
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.population_layers import PopulationModel, cache_bytes_per_token
+from es_cookbook.engines.torch.population_layers import FLAT
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import LORA_RANKS
@@ -248,8 +249,7 @@ def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: s
     model = AutoModelForCausalLM.from_pretrained(path)
     plan = Plan(PlanConfig(model_name=str(path)), read_architecture(str(path)))
     assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
-    real = cache_bytes_per_token(PopulationModel(model), torch.device("cpu"))
-    assert plan.kv_bytes() == real
+    assert plan.kv_bytes() == flat_cache_size(model, plan.context).per_token
 
 
 @pytest.mark.anyio
@@ -291,7 +291,7 @@ def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
     config = PlanConfig(model_name=str(path), search_space=LowRank(rank=2), population_size=4)
     plan = Plan(config, read_architecture(str(path)))
     base = AutoModelForCausalLM.from_pretrained(path)
-    weights = ResidentWeights(base, config.search_space(parameter_infos(base)), GIB, 1)
+    weights = ResidentWeights(base, config.search_space(parameter_infos(base)), GIB, 1, FLAT)
     weights.load([Genome((Term(g, 0.1),)) for g in range(4)])
     tables = [table for table in weights.model.tables or [] if table is not None]
     pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]
@@ -553,7 +553,7 @@ def test_a_model_that_is_not_counted_is_refused(
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_that_the_torch_engine_cannot_run_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path: Path) -> None:
     bloom = {"model_type": "bloom", "vocab_size": 20, "hidden_size": 8, "n_layer": 1, "n_head": 2}
     path = write_config(tmp_path, bloom)
     plan = Plan(PlanConfig(model_name=path), read_architecture(path))

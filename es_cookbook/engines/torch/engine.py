@@ -42,13 +42,14 @@ from es_cookbook.engines.base import (
     SampleRequest,
 )
 from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
+from es_cookbook.engines.torch.cache_size import CacheSize
+from es_cookbook.engines.torch.flat_forward import FlatForward
 from es_cookbook.engines.torch.lane import Answer, Lane
-from es_cookbook.engines.torch.population_layers import (
-    MIN_ROWS,
-    cache_bytes_per_token,
-    no_attention_hook,
-)
+from es_cookbook.engines.torch.own_forward import OwnForward
+from es_cookbook.engines.torch.population_layers import MIN_ROWS
+from es_cookbook.engines.torch.population_layers import Path as RowPath
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
+from es_cookbook.engines.torch.self_check import right_path
 from es_cookbook.engines.torch.work_queue import Work, WorkQueue
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
@@ -88,10 +89,9 @@ class TorchEngineBuilder(ModelEngineBuilder):
         device = _device(self.device)
         tokenizer = load_tokenizer(model_name)
         model = load_causal_lm(model_name, self.dtype, device)
-        if not getattr(model, "_supports_attention_backend", False):
-            raise no_attention_hook(model)
         space = search_space(parameter_infos(model), read_adapter)
-        return TorchEngine(model, tokenizer, space, self, device)
+        path, cache_size = right_path(model, space, self.context_length(model))
+        return TorchEngine(model, tokenizer, space, self, device, path, cache_size)
 
 
 def _device(name: str) -> torch.device:
@@ -117,6 +117,8 @@ class TorchEngine(Engine):
         space: SearchSpace,
         options: TorchEngineBuilder,
         device: torch.device,
+        path: RowPath,
+        cache_size: CacheSize,
     ) -> None:
         self.tokenizer = tokenizer
         self.space = space
@@ -131,14 +133,13 @@ class TorchEngine(Engine):
         num_lanes = options.num_lanes or (num_cores() if on_cpu else 1)
         num_threads = num_lanes if on_cpu else num_cores()
         memory_bytes = int(options.memory_gib * _GIB)
-        self._weights = ResidentWeights(model, space, memory_bytes, num_threads)
+        self._weights = ResidentWeights(model, space, memory_bytes, num_threads, path)
         base_dtype = str(model.dtype).removeprefix("torch.")
         self.traits = EngineTraits(self._weights.capacity, context_length, base_dtype)
-        bytes_per_token = cache_bytes_per_token(self._weights.model, device)
         cache_bytes = int(options.kv_cache_gib * _GIB) // num_lanes
-        fits = cache_bytes // (bytes_per_token * MIN_ROWS)
+        fits = (cache_bytes // MIN_ROWS - cache_size.fixed) // cache_size.per_token
         if fits < context_length:
-            needed = context_length * bytes_per_token * MIN_ROWS * num_lanes / _GIB
+            needed = cache_size.of(context_length) * MIN_ROWS * num_lanes / _GIB
             raise ConfigError(
                 f"engine.kv_cache_gib={options.kv_cache_gib} holds {fits} tokens a request in each "
                 f"of {num_lanes} lanes, fewer than the context of {context_length}; raise "
@@ -149,10 +150,13 @@ class TorchEngine(Engine):
         self._lanes = [
             Lane(
                 self._queue,
+                FlatForward(device, options.prefill_tokens)
+                if path.flat
+                else OwnForward(path, device, options.prefill_tokens),
                 device=device,
                 max_rows=max(MIN_ROWS, options.max_batch_size // num_lanes),
                 cache_bytes=cache_bytes,
-                bytes_per_token=bytes_per_token,
+                bytes_of_request=cache_size.of,
                 prefill_tokens=options.prefill_tokens,
                 eos_token_ids=end_of_sequence_ids(model, tokenizer),
                 decode=partial(tokenizer.batch_decode, skip_special_tokens=True),

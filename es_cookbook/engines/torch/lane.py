@@ -10,21 +10,15 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.attention import DecodeRows, PrefillRows, SlotCache, round_up
-from es_cookbook.engines.torch.population_layers import (
-    MIN_ROWS,
-    ROWS_PER_BLOCK,
-    Batch,
-    Factors,
-    PopulationModel,
-)
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
 from es_cookbook.engines.torch.slots import SlotTable
 from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
 from es_cookbook.engines.torch.work_queue import Work, WorkQueue
@@ -42,13 +36,59 @@ Answer: TypeAlias = Action | list[float]
 """To a sample request, and to a logprobs request."""
 
 
+class Forward(Protocol):
+    """How one lane's batches run: `flat_forward`, or `own_forward`.
+
+    Attributes:
+        joins: requests may enter while others run.
+        elastic: running requests may be moved together.
+    """
+
+    joins: bool
+    elastic: bool
+
+    def fit(self, num_slots: int, slot_length: int) -> None:
+        """Make room for so many requests of so many tokens each."""
+
+    def turn_to(self, model: PopulationModel) -> None:
+        """Run this model from now on; no request is running."""
+
+    def rest(self) -> None:
+        """Let go of the model."""
+
+    def alike(self, work: Work) -> Hashable:
+        """What requests that enter together must have in common."""
+
+    def prefill(
+        self, table: SlotTable, placed: Sequence[tuple[Work, int]]
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Run the prompts of requests in their slots.
+
+        Yields slots, and float32 logits (slots, vocabulary) of their first tokens, until all are
+        done; they may be sampled, and slots released, in between.
+        """
+        ...
+
+    def decode(self, table: SlotTable) -> torch.Tensor:
+        """Run every slot's newest token: logits of at least the slots that are active."""
+        ...
+
+    def keep(self, order: np.ndarray) -> None:
+        """Move these slots to the front, in this order."""
+
+    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
+        """Log-probabilities of the continuations of logprobs requests; slots stay as they are."""
+        ...
+
+
 class Lane:
     """Runs requests from the queue, which all lanes share, until it closes.
 
     Args:
+        forward: runs the batches.
         max_rows: most slots.
-        cache_bytes: memory for keys and values, and `bytes_per_token` of one request.
-        prefill_tokens: most prompt tokens of one forward pass (a longer prompt goes alone).
+        cache_bytes: memory for what is kept of tokens, and `bytes_of_request` of so many tokens.
+        prefill_tokens: most tokens that are scored in one forward pass.
         decode: tokens of finished requests to texts.
         deliver: called with finished requests and their results or errors.
 
@@ -59,11 +99,12 @@ class Lane:
     def __init__(
         self,
         queue: WorkQueue,
+        forward: Forward,
         *,
         device: torch.device,
         max_rows: int,
         cache_bytes: int,
-        bytes_per_token: int,
+        bytes_of_request: Callable[[int], int],
         prefill_tokens: int,
         eos_token_ids: Sequence[int],
         decode: Callable[[list[list[int]]], list[str]],
@@ -71,15 +112,16 @@ class Lane:
     ) -> None:
         self.num_tokens = 0
         self._queue = queue
+        self._forward = forward
         self._device = device
         self._max_rows = max_rows
-        self._cache_tokens = cache_bytes // bytes_per_token
+        self._cache_bytes = cache_bytes
+        self._bytes_of_request = bytes_of_request
         self._prefill_tokens = prefill_tokens
         self._eos = np.array(sorted(eos_token_ids), dtype=np.int64)
         self._decode_texts = decode
         self._deliver = deliver
         self._table = SlotTable(0, 0)
-        self._cache = SlotCache(0, 0)
         self._scoring: list[Work] = []
         self._num_cancelled = 0
         self._steps_since_admission = 0
@@ -99,24 +141,27 @@ class Lane:
                     self._deliver([(work, error) for work in lost if work is not None])
                 finally:
                     self._scoring = []
+                    self._forward.rest()
                     self._queue.leave(model)
 
     def _serve(self, model: PopulationModel) -> None:
         """Run requests for one model until none is left, or others have waited long enough."""
         self._fit_cache(self._queue.longest(model))
-        factors = _GatheredFactors(model)
+        self._forward.turn_to(model)
         admitted = 0
         while not self._queue.closed:
             self._scoring = self._queue.take_scores(model, self._prefill_tokens)
             if self._scoring:
-                self._score(model, self._scoring)
+                scores = self._forward.score(self._scoring)
+                answers = [part.tolist() for part in scores]
+                self._deliver(list(zip(self._scoring, answers, strict=True)))
             may_admit = admitted < _BATCHES_BEFORE_YIELD * self._max_rows
             if may_admit or not self._queue.others_wait(model):
                 admitted += self._admit(model)
             self._drop_cancelled()
             if not self._table.num_active:
                 return
-            self._decode(model, factors)
+            self._decode()
         self._table = SlotTable(0, 0)
 
     def _fit_cache(self, longest: int) -> None:
@@ -124,83 +169,44 @@ class Lane:
         length = max(_MIN_SLOT_LENGTH, round_up(longest, _SLOT_LENGTH_STEP))
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
-        slots = min(self._max_rows, self._cache_tokens // max(1, length))
+        slots = min(self._max_rows, self._cache_bytes // self._bytes_of_request(length))
         slots = max(MIN_ROWS, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
-        self._table, self._cache = SlotTable(slots, length), SlotCache(slots, length)
+        self._table = SlotTable(slots, length)
+        self._forward.fit(slots, length)
 
     def _admit(self, model: PopulationModel) -> int:
         """Take waiting requests into free slots once they make a good batch. Returns how many."""
         table = self._table
         self._steps_since_admission += 1
         active = table.num_active
+        if active and not self._forward.joins:
+            return 0
         fillable = min(self._queue.num_waiting(model), table.num_slots - active)
         few = fillable < min(active // 8 + 1, self._max_rows // 16)
         if fillable == 0 or (few and self._steps_since_admission < _PATIENCE):
             return 0
         self._steps_since_admission = 0
         works = self._queue.take_samples(
-            model, table.free_slots_of_genomes(), table.num_empty_blocks(), table.slot_length
+            model,
+            table.free_slots_of_genomes(),
+            table.num_empty_blocks(),
+            table.slot_length,
+            self._forward.alike,
         )
-        slots = table.place(works)
-        of_genomes = sorted(zip(works, slots, strict=True), key=lambda placed: placed[0].row)
-        for batch in self._prefill_batches(of_genomes):
-            self._prefill(model, [work for work, _ in batch], [slot for _, slot in batch])
+        placed = list(zip(works, table.place(works), strict=True))
+        for slots, logits in self._forward.prefill(table, placed):
+            self._sample(slots, logits)
         return len(works)
 
-    def _prefill_batches(self, placed: list[tuple[Work, int]]) -> Iterator[list[tuple[Work, int]]]:
-        """Neighbours whose prompts are together at most `prefill_tokens` long, or one alone."""
-        batch: list[tuple[Work, int]] = []
-        tokens = 0
-        for work, slot in placed:
-            if batch and tokens + len(work.sequence) > self._prefill_tokens:
-                yield batch
-                batch, tokens = [], 0
-            batch.append((work, slot))
-            tokens += len(work.sequence)
-        if batch:
-            yield batch
-
-    def _prefill(self, model: PopulationModel, works: list[Work], slots: list[int]) -> None:
-        """Run whole prompts, fill their slots and sample their first tokens."""
-        rows = _FlatRows(works, self._device)
-        attention = PrefillRows(rows.starts, rows.lengths, self._device, self._cache, slots)
-        last = [start + length - 1 for start, length in zip(rows.starts, rows.lengths, strict=True)]
-        # A batched matmul of one member takes another code path: see `attention`.
-        if len(last) == 1:
-            last *= 2
-        logit_rows = torch.tensor(last, device=self._device)
-        logits = self._forward_flat(model, rows, attention, logit_rows)
-        self._sample(np.array(slots), logits[: len(works)].float())
-
-    def _forward_flat(
-        self,
-        model: PopulationModel,
-        rows: "_FlatRows",
-        attention: PrefillRows,
-        logit_rows: torch.Tensor,
-    ) -> torch.Tensor:
-        head = None
-        if model.head_table is not None:
-            head = model.head_table.rows(rows.genome_of_block[logit_rows // ROWS_PER_BLOCK])
-        batch = Batch(attention, model.gather(rows.genome_of_block), head)
-        return model.forward(rows.tokens_T, rows.positions_T, batch, logit_rows)
-
-    def _decode(self, model: PopulationModel, factors: "_GatheredFactors") -> None:
+    def _decode(self) -> None:
         """One more token for every running request."""
         table = self._table
-        if (order := table.packed_order()) is not None:
-            self._cache.keep(torch.from_numpy(order).to(self._device))
+        if self._forward.elastic and (order := table.packed_order()) is not None:
+            self._forward.keep(order)
             table.reorder(order)
-        n = table.num_rows
-        positions = torch.from_numpy(table.position[:n]).to(self._device)
-        tokens = torch.from_numpy(table.newest[:n]).to(self._device)
-        batch = Batch(
-            DecodeRows(self._cache, positions),
-            factors.of_blocks(table.genome_of_block[: n // ROWS_PER_BLOCK], self._device),
-        )
-        logits = model.forward(tokens, positions, batch, None)
-        slots = table.active[:n].nonzero()[0]
-        if len(slots) < n:
+        logits = self._forward.decode(table)
+        slots = table.active.nonzero()[0]
+        if len(slots) < len(logits):
             logits = logits[torch.from_numpy(slots).to(self._device)]
         self._sample(slots, logits.float())
 
@@ -260,71 +266,3 @@ class Lane:
         self._num_cancelled = self._queue.num_cancelled
         works = enumerate(self._table.works)
         self._table.release([slot for slot, work in works if work is not None and work.cancelled])
-
-    def _score(self, model: PopulationModel, works: list[Work]) -> None:
-        """Log-probabilities of continuations, in one pass; nothing is cached."""
-        rows = _FlatRows(works, self._device)
-        attention = PrefillRows(rows.starts, rows.lengths, self._device)
-        spans: list[tuple[int, int]] = []
-        for work, start in zip(works, rows.starts, strict=True):
-            request = work.request
-            assert isinstance(request, LogprobsRequest)
-            spans.append((start + len(request.prompt_T), len(request.continuation_T)))
-        targets = torch.cat([torch.arange(first, first + n) for first, n in spans]).to(self._device)
-        # The row before a token predicts it; one more row keeps a single one from being alone
-        # (see `_prefill`).
-        logit_rows = torch.cat([targets - 1, targets[-1:]])
-        logits = self._forward_flat(model, rows, attention, logit_rows)[:-1].float()
-        scores = token_logprobs(logits, rows.tokens_T[targets]).cpu().split([n for _, n in spans])
-        self._deliver([(work, part.tolist()) for work, part in zip(works, scores, strict=True)])
-
-
-class _FlatRows:
-    """Token sequences of several requests as flat rows, each genome's padded to whole blocks."""
-
-    def __init__(self, works: Sequence[Work], device: torch.device) -> None:
-        tokens: list[int] = []
-        positions: list[int] = []
-        genomes: list[int] = []
-        self.starts: list[int] = []
-        self.lengths: list[int] = []
-        for i, work in enumerate(works):
-            sequence = work.sequence
-            self.starts.append(len(tokens))
-            self.lengths.append(len(sequence))
-            tokens += sequence
-            positions += range(len(sequence))
-            last = i + 1 == len(works)
-            if last or works[i + 1].row != work.row:
-                least = MIN_ROWS if last else 0
-                padding = max(round_up(len(tokens), ROWS_PER_BLOCK), least) - len(tokens)
-                tokens += [0] * padding
-                positions += [0] * padding
-                genomes += [work.row] * (len(tokens) // ROWS_PER_BLOCK - len(genomes))
-        self.tokens_T = torch.tensor(tokens, device=device)
-        self.positions_T = torch.tensor(positions, device=device)
-        self.genome_of_block = torch.tensor(genomes, device=device)
-
-
-class _GatheredFactors:
-    """Low-rank parts gathered for a lane's blocks.
-
-    They are kept while neither the blocks' genomes nor the tables change.
-    """
-
-    def __init__(self, model: PopulationModel) -> None:
-        self._model = model
-        self._tables = model.tables
-        self._genomes = np.empty(0, dtype=np.int64)
-        self._gathered: Factors | None = None
-
-    def of_blocks(self, genomes: np.ndarray, device: torch.device) -> Factors | None:
-        """One (A, B) a block for every linear group; idle blocks (-1) take an active one's."""
-        same = np.array_equal(genomes, self._genomes)
-        if not same or self._model.tables is not self._tables:
-            self._tables = self._model.tables
-            self._genomes = genomes.copy()
-            stand_in = genomes[genomes >= 0][0]
-            blocks = torch.from_numpy(np.where(genomes < 0, stand_in, genomes)).to(device)
-            self._gathered = self._model.gather(blocks)
-        return self._gathered

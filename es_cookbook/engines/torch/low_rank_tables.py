@@ -7,13 +7,17 @@ it, the base.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from es_cookbook.engines.genome_terms import GenomeTerms
+from es_cookbook.engines.torch.experts import ExpertGroup
 from es_cookbook.engines.torch.population_layers import (
+    Factors,
     LinearGroup,
     LowRankTable,
     PopulationModel,
@@ -27,8 +31,9 @@ from es_cookbook.evolution.spaces.factors import AdapterFactors
 
 Tables: TypeAlias = list[LowRankTable | None]
 """One a linear group; None for a group that the space leaves out."""
-_Fill: TypeAlias = Callable[[str, torch.Tensor, torch.Tensor], None]
-"""Writes one weight's factors: its name, a_G_R_N (rows, ranks, its outputs), b_G_K_R."""
+_Fill: TypeAlias = Callable[[str, bool, torch.Tensor, torch.Tensor], None]
+"""Writes one weight's factors: its name, whether it is stored (in, out), a_G_R_N (rows, ranks, its
+outputs), b_G_K_R."""
 
 
 class GenomeTables:
@@ -66,15 +71,23 @@ class GenomeTables:
         if terms.num_ranks == 0:
             return None
 
-        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
-            terms.write(name, b_G_K_R.mT, a_G_R_N.mT)
+        def fill_weight(
+            name: str, transposed: bool, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor
+        ) -> None:
+            if transposed:  # its rows are inputs
+                terms.write(name, a_G_R_N, b_G_K_R)
+            else:
+                terms.write(name, b_G_K_R.mT, a_G_R_N.mT)
 
         return self._fill(terms.num_genomes + 1, terms.num_ranks, fill_weight)
 
     def _fill_adapters(self, genomes_G: Sequence[Genome], adapter: AdapterFactors) -> Tables:
         values_G = [functools.partial(self._centre.perturbed, genome) for genome in genomes_G]
 
-        def fill_weight(name: str, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor) -> None:
+        def fill_weight(
+            name: str, transposed: bool, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor
+        ) -> None:
+            del transposed  # an adapter's A reads the inputs, and its B makes the outputs
             for g, (a, b) in enumerate(adapter.factors(name, values_G)):
                 b_G_K_R[g] = a.T
                 a_G_R_N[g] = b.T * adapter.lora.scale
@@ -83,30 +96,69 @@ class GenomeTables:
 
     def bytes_of_genome(self) -> int:
         """Bytes of the row of a genome (a low-rank one: with one term), over all tables."""
-        total = 0
-        for group, members in self._groups:
-            ranks = padded(self._rank * len(members))
-            sizes = group.in_features + padded(sum(group.sizes))
-            total += ranks * sizes * group.weight.element_size()
-        return total
+        return sum(
+            elements_of_row(group, self._rank, len(members)) * group.weight.element_size()
+            for group, members in self._groups
+        )
 
     def _fill(self, num_rows: int, rank: int, fill_weight: _Fill) -> Tables:
         """Tables of zeros with `num_rows` rows, each weight's factors written by `fill_weight`."""
         tables: Tables = [None] * self._num_groups
 
-        def fill(perturbed: tuple[LinearGroup, list[tuple[str, int]]]) -> None:
+        def fill(perturbed: tuple[LinearGroup | ExpertGroup, list[tuple[str, int]]]) -> None:
             group, members = perturbed
-            ranks = padded(rank * len(members))
-            outs, ins = padded(sum(group.sizes)), group.in_features
-            a_G_R_N = torch.zeros(num_rows, ranks, outs, device=self._device)
-            b_G_K_R = torch.zeros(num_rows, ins, ranks, device=self._device)
-            sizes = dict(zip(group.offsets, group.sizes, strict=True))
-            for m, (name, start) in enumerate(members):
+            a_sizes, b_sizes = _row_shapes(group, rank, len(members))
+            a_G = torch.zeros(num_rows, *a_sizes, device=self._device)
+            b_G = torch.zeros(num_rows, *b_sizes, device=self._device)
+            for m, (name, place) in enumerate(members):
+                if isinstance(group, ExpertGroup):
+                    fill_weight(name, group.transposed, a_G[:, place], b_G[:, place])
+                    continue
                 columns = slice(m * rank, (m + 1) * rank)
-                outputs = slice(start, start + sizes[start])
-                fill_weight(name, a_G_R_N[:, columns, outputs], b_G_K_R[:, :, columns])
-            weight = group.weight
-            tables[group.index] = LowRankTable(a_G_R_N.to(weight), b_G_K_R.to(weight))
+                size = group.sizes[group.offsets.index(place)]
+                a_G_R_N = a_G[:, columns, place : place + size]
+                fill_weight(name, group.transposed, a_G_R_N, b_G[:, :, columns])
+            tables[group.index] = LowRankTable(a_G.to(group.weight), b_G.to(group.weight))
 
         for_each(fill, self._groups, self._num_threads)
         return tables
+
+
+def elements_of_row(group: LinearGroup | ExpertGroup, rank: int, num_members: int) -> int:
+    """Size of one genome's factors of this rank, for so many perturbed layers of a group."""
+    return sum(map(math.prod, _row_shapes(group, rank, num_members)))
+
+
+def _row_shapes(
+    group: LinearGroup | ExpertGroup, rank: int, num_members: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of A and B of one genome; see `LowRankTable`."""
+    if isinstance(group, ExpertGroup):
+        experts, outs, ins = group.weight.shape
+        return (experts, rank, outs), (experts, ins, rank)
+    ranks = padded(rank * num_members)
+    return (ranks, padded(sum(group.sizes))), (group.in_features, ranks)
+
+
+class GatheredFactors:
+    """Low-rank parts gathered for the blocks that decode.
+
+    They are kept while neither the blocks' genomes nor the tables change.
+    """
+
+    def __init__(self, model: PopulationModel) -> None:
+        self._model = model
+        self._tables = model.tables
+        self._genomes = np.empty(0, dtype=np.int64)
+        self._gathered: Factors | None = None
+
+    def of_blocks(self, genomes: np.ndarray, device: torch.device) -> Factors | None:
+        """What every group needs for these blocks; idle ones (-1) take an active one's."""
+        same = np.array_equal(genomes, self._genomes)
+        if not same or self._model.tables is not self._tables:
+            self._tables = self._model.tables
+            self._genomes = genomes.copy()
+            stand_in = genomes[genomes >= 0][0]
+            blocks = torch.from_numpy(np.where(genomes < 0, stand_in, genomes)).to(device)
+            self._gathered = self._model.gather(blocks)
+        return self._gathered

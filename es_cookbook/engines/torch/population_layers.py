@@ -1,43 +1,51 @@
 """A Hugging Face causal LM that runs many genomes in one batch.
 
-The model's own modules stay; two things in them are replaced. Every linear layer becomes a
-`PopulationLinear`: one matmul with the shared weight for all rows, plus each genome's low-rank part
-for its own rows,
+The model's own modules stay; its linear weights are computed with otherwise. Every linear layer
+becomes a `PopulationLinear`: one matmul with the shared weight for all rows, plus each genome's
+low-rank part for its own rows,
 
     y = x Wᵀ + (x B_g) A_gᵀ,
 
-so E = A Bᵀ is never formed. And attention is `es_cookbook` attention: it reads and writes the
-key-value cache of the lane that runs the forward pass, which is how requests of different lengths
-share a batch.
+so E = A Bᵀ is never formed. Experts in parameters of three axes do the same (see `experts`).
 
-A forward pass runs over flat token rows (shape [1, T]), in blocks of `ROWS_PER_BLOCK` rows that
-belong to one genome, so the low-rank parts are two batched matmuls of fixed shape, whatever the mix
-of genomes. What the layers need to know about the rows is the `Batch` of the calling thread.
+How a batch runs is the model's `Path`. On the flat path attention is `es_cookbook` attention: it
+reads and writes the key-value cache of the lane that runs the forward pass, which is how requests
+of different lengths share a batch of flat token rows, shape [1, T] (see `flat_forward`). On all
+others the model's own forward runs a batch of sequences with the model's own cache (see
+`own_forward`). Which one is right for a model `self_check` finds out.
 
-Bit for bit, a row must not depend on its neighbours. On the CPU the BLAS behind torch gives a row
-of a matmul the same bits at every height of at least `MIN_ROWS` when it runs on one thread; so
-smaller batches are padded, every lane runs on one thread, and batched matmuls never have a single
-member (which takes another code path). Rows of a member that are not a whole number of registers
-long may get other kernels depending on where they begin, so tables are `padded`. Tests split,
-shuffle and pad batches to hold this to account.
+Rows come in blocks that belong to one genome, so the low-rank parts are two batched matmuls,
+whatever the mix of genomes. What the layers need to know about the rows is the `Batch` of the
+calling thread.
 
-Left out: experts stored as three-dimensional parameters and transposed linear layers (GPT-2's
-Conv1D) are not perturbed; attention variants without a custom-attention hook in transformers are
-refused.
+Bit for bit, a row of the flat path must not depend on its neighbours. On the CPU the BLAS behind
+torch gives a row of a matmul the same bits at every height of at least `MIN_ROWS` when it runs on
+one thread; so smaller batches are padded, every lane runs on one thread, and batched matmuls never
+have a single member (which takes another code path). Rows of a member that are not a whole number
+of registers long may get other kernels depending on where they begin, so tables are `padded`. Tests
+split, shuffle and pad batches to hold this to account.
 """
 
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
 
-from es_cookbook.common.errors import ModelError
+from es_cookbook.checkpoints.linear_weights import is_linear, is_transposed, member_name
 from es_cookbook.engines.torch.attention import AttentionLayer, AttentionRows
+from es_cookbook.engines.torch.experts import (
+    ExpertFactors,
+    ExpertGroup,
+    PopulationExperts,
+    expert_groups,
+)
 
 ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""
@@ -48,8 +56,34 @@ _REGISTER = 4
 ATTENTION = "es_cookbook"
 """Name under which the attention function is registered with transformers."""
 
+_IMPLIED_BY_ROWS = ("position_ids", "cache_position")
+"""Tensors that transformers hands on to attention and that say no more than the batch does."""
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one parent that read the same input, in all Llama-like models."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Path:
+    """How batches of a model run.
+
+    Attributes:
+        flat: as flat rows over a slot cache; the rest says how the model's own forward does it.
+        padded: prompts of different lengths make a batch, padded on the left and masked.
+        mixed: so do different genomes.
+        elastic: rows can leave the model's cache and join others; all state of theirs is in it.
+        eager: attention is the model's own code, not a faster kernel.
+        cached: the model has a cache that is right; without one every token runs all before it.
+    """
+
+    flat: bool = False
+    padded: bool = True
+    mixed: bool = True
+    elastic: bool = True
+    cached: bool = True
+    eager: bool = False
+
+
+FLAT = Path(flat=True)
 
 
 def padded(size: int) -> int:
@@ -62,24 +96,29 @@ def padded(size: int) -> int:
 
 @dataclasses.dataclass(slots=True)
 class LowRankTable:
-    """Low-rank parts of all resident genomes for one linear group; the last row is 0.
+    """Low-rank parts of all resident genomes for one group; the last row is 0.
 
     Attributes:
         a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
-            all of them and N = outputs, both `padded` with zeros.
+            all of them and N = outputs, both `padded` with zeros. (genomes, experts, R, N) for
+            experts, whose ranks and outputs are as they are.
         b_G_K_R: B factors.
     """
 
     a_G_R_N: torch.Tensor
     b_G_K_R: torch.Tensor
 
-    def rows(self, genomes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(A, B) of each of these genomes."""
-        return self.a_G_R_N[genomes], self.b_G_K_R[genomes]
+    def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
+        """What the layers need for blocks of these genomes."""
+        if self.a_G_R_N.dim() == 4:
+            return ExpertFactors(self.a_G_R_N, self.b_G_K_R, genome_of_block)
+        return self.a_G_R_N[genome_of_block], self.b_G_K_R[genome_of_block]
 
 
-Factors: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor] | None]
-"""(A, B) of each linear group, gathered for the blocks of a batch; None: not perturbed."""
+GroupFactors: TypeAlias = tuple[torch.Tensor, torch.Tensor] | ExpertFactors
+"""(A, B) of each block; of experts there would be too many, so all genomes' and who is where."""
+Factors: TypeAlias = Sequence[GroupFactors | None]
+"""Low-rank parts of each group for the blocks of a batch; None: not perturbed."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,15 +126,15 @@ class Batch:
     """What the layers must know about the rows of the forward pass under way on this thread.
 
     Attributes:
-        attention: how the rows attend.
+        attention: how flat rows attend; None where the model's own attention runs.
         factors: low-rank parts of the batch's blocks, or None without perturbation.
         head_factors: the same for the rows of the output head, one row a block; None where rows are
             the blocks.
     """
 
-    attention: AttentionRows
+    attention: AttentionRows | None = None
     factors: Factors | None = None
-    head_factors: tuple[torch.Tensor, torch.Tensor] | None = None
+    head_factors: GroupFactors | None = None
     shared: "tuple[LinearGroup, torch.Tensor, torch.Tensor] | None" = None
 
 
@@ -112,9 +151,19 @@ def _batch() -> Batch:
     return _current.batch
 
 
-def _bias(layer: nn.Linear) -> nn.Parameter | None:
+def _expert_factors(group: ExpertGroup) -> ExpertFactors | None:
+    factors = _batch().factors
+    return None if factors is None else cast("ExpertFactors | None", factors[group.index])
+
+
+def _bias(layer: nn.Linear | Conv1D) -> nn.Parameter | None:
     """The type that torch gives the attribute leaves out None."""
     return cast("nn.Parameter | None", layer.bias)
+
+
+def _matrix(layer: nn.Linear | Conv1D) -> torch.Tensor:
+    """(out, in), in the layer's own memory."""
+    return layer.weight.data.T if is_transposed(layer) else layer.weight
 
 
 class LinearGroup:
@@ -124,21 +173,23 @@ class LinearGroup:
     place is seen here.
     """
 
-    def __init__(self, index: int, layers: Sequence[nn.Linear], is_head: bool) -> None:
+    def __init__(self, index: int, layers: Sequence[nn.Linear | Conv1D], is_head: bool) -> None:
         self.index = index
         self.is_head = is_head
-        self.sizes = [layer.out_features for layer in layers]
-        self.in_features = layers[0].in_features
+        self.transposed = is_transposed(layers[0])
+        matrices = [_matrix(layer) for layer in layers]
+        self.sizes = [len(matrix) for matrix in matrices]
+        self.in_features = matrices[0].shape[1]
         if len(layers) == 1:
-            self.weight, self.bias = layers[0].weight, layers[0].bias
+            self.weight, self.bias = matrices[0], _bias(layers[0])
             return
-        self.weight = torch.cat([layer.weight.data for layer in layers])
+        self.weight = torch.cat(matrices)
         biases = [bias for layer in layers if (bias := _bias(layer)) is not None]
         self.bias = torch.cat([bias.data for bias in biases]) if biases else None
-        for layer, start in zip(layers, self.offsets, strict=True):
-            layer.weight.data = self.weight[start : start + layer.out_features]
+        for layer, start, size in zip(layers, self.offsets, self.sizes, strict=True):
+            layer.weight.data = self.weight[start : start + size]
             if self.bias is not None:
-                layer.bias.data = self.bias[start : start + layer.out_features]
+                layer.bias.data = self.bias[start : start + size]
 
     @property
     def offsets(self) -> list[int]:
@@ -146,7 +197,7 @@ class LinearGroup:
         return [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """All members' outputs side by side: (1, T, in) -> (1, T, sum of sizes)."""
+        """All members' outputs side by side: (..., in) -> (..., sum of sizes)."""
         batch = _batch()
         rows = x.reshape(-1, self.in_features)
         num_rows = rows.shape[0]
@@ -157,10 +208,10 @@ class LinearGroup:
         if self.is_head and batch.head_factors is not None:
             factors = batch.head_factors
         if factors is not None:
-            a, b = factors
+            a, b = cast("tuple[torch.Tensor, torch.Tensor]", factors)
             height = num_rows // a.shape[0]
-            x_blocks = rows[:num_rows].view(-1, height, self.in_features)
-            y_blocks = y[:num_rows].view(-1, height, y.shape[-1])
+            x_blocks = rows[:num_rows].view(a.shape[0], height, self.in_features)
+            y_blocks = y[:num_rows].view(a.shape[0], height, y.shape[-1])
             if a.shape[-1] == y.shape[-1]:
                 y_blocks.baddbmm_(torch.bmm(x_blocks, b), a)
             else:
@@ -171,23 +222,49 @@ class LinearGroup:
 class PopulationLinear(nn.Module):
     """One member of a `LinearGroup`, in the place and under the names of the layer it replaces."""
 
-    def __init__(self, layer: nn.Linear, group: LinearGroup, member: int) -> None:
+    def __init__(self, layer: nn.Linear | Conv1D, group: LinearGroup, member: int) -> None:
         super().__init__()
         self.weight = layer.weight
         self.bias = layer.bias
-        self.in_features = layer.in_features
-        self.out_features = layer.out_features
-        self._group = (group, group.offsets[member], len(group.sizes) == 1)
+        self.in_features = group.in_features
+        self.out_features = group.sizes[member]
+        self.group = group
+        self.start = group.offsets[member]
+        self._alone = len(group.sizes) == 1
+
+    @override
+    def __getattr__(self, name: str) -> Any:
+        """A weight that is read outside of its layer is that of the batch's genome.
+
+        In a batch of several it is the centre's: right if only its dtype is looked at, and for the
+        self-check to find out.
+        """
+        batch = _current.batch if name == "weight" else None
+        factors = None
+        if batch is not None and batch.factors is not None:
+            factors = batch.factors[self.group.index]
+        if factors is None or len(factors[0]) > 1:
+            return super().__getattr__(name)
+        a, b = cast("tuple[torch.Tensor, torch.Tensor]", factors)
+        change = (b[0] @ a[0, :, self.start : self.start + self.out_features]).T
+        stored = cast("nn.Parameter", self._parameters["weight"])
+        return stored + (change.T if self.group.transposed else change)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(1, T, in) -> (1, T, out); siblings called with the same input share one matmul."""
-        group, start, alone = self._group
-        if alone:
+        """(..., in) -> (..., out); siblings called with the same input share one matmul."""
+        group = self.group
+        if self._alone:
             return group(x)
         batch = _batch()
         if batch.shared is None or batch.shared[0] is not group or batch.shared[1] is not x:
             batch.shared = (group, x, group(x))
-        return batch.shared[2].narrow(-1, start, self.out_features)
+        return batch.shared[2].narrow(-1, self.start, self.out_features)
+
+
+def unknown_option(options: Mapping[str, object]) -> str | None:
+    """What attention is given beyond queries, keys, values and the batch, if anything."""
+    tensors = (name for name, option in options.items() if isinstance(option, torch.Tensor))
+    return next((name for name in tensors if name not in _IMPLIED_BY_ROWS), None)
 
 
 def _attention(
@@ -199,23 +276,35 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: object,
+    **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it: q, k and v are (1, heads, T, d) with rotary positions applied."""
+    """As transformers calls it: q, k and v are (1, heads, T, d) with rotary positions applied.
+
+    Raises:
+        NotImplementedError: The model's attention takes more than this.
+    """
     del attention_mask
+    if (name := unknown_option(options)) is not None:
+        raise NotImplementedError(f"attention takes {name}")
     layer = AttentionLayer(
         cast("int", module.layer_idx),  # set by transformers on every attention module
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         sliding_window,
         softcap,
     )
-    out_T = _batch().attention.attend(
-        layer, *(states[0].transpose(0, 1) for states in (query, key, value))
-    )
+    attention = _batch().attention
+    assert attention is not None, "attention of a batch that the model's own forward runs"
+    out_T = attention.attend(layer, *(states[0].transpose(0, 1) for states in (query, key, value)))
     return out_T.unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION, _attention)
+
+
+def set_attention(module: PreTrainedModel, name: str) -> None:
+    """Let a model use an attention function by its name in transformers, if it lets one choose."""
+    if module._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
+        module.set_attn_implementation(name)
 
 
 class PopulationModel:
@@ -223,35 +312,49 @@ class PopulationModel:
 
     Attributes:
         module: the model; its parameters keep their Hugging Face names.
+        groups: linear layers and experts, as they are computed.
         tables: low-rank parts for each group, or None where no low-rank genomes are resident.
     """
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, path: Path = FLAT) -> None:
         self.module = module.eval().requires_grad_(False)
-        self.module.set_attn_implementation(ATTENTION)
-        self.groups: list[LinearGroup] = []
+        if path.flat or path.eager:
+            set_attention(self.module, ATTENTION if path.flat else "eager")
+        self.groups: list[LinearGroup | ExpertGroup] = []
         self.tables: list[LowRankTable | None] | None = None
         head = module.get_output_embeddings()
+        made: dict[tuple[int, ...], LinearGroup] = {}  # layers may share their weights
         for parent in list(module.modules()):
-            linears = {n: c for n, c in parent.named_children() if isinstance(c, nn.Linear)}
+            children = dict(parent.named_children())
+            linears = {n: c for n, c in children.items() if is_linear(c)}
             for names in _partition(linears):
                 layers = [linears[name] for name in names]
-                group = LinearGroup(len(self.groups), layers, is_head=layers[0] is head)
-                self.groups.append(group)
-                for member, name in enumerate(names):
-                    setattr(parent, name, PopulationLinear(linears[name], group, member))
+                weights = tuple(id(layer.weight) for layer in layers)
+                if weights not in made:
+                    made[weights] = LinearGroup(len(self.groups), layers, layers[0] is head)
+                    self.groups.append(made[weights])
+                for member, (name, layer) in enumerate(zip(names, layers, strict=True)):
+                    setattr(parent, name, PopulationLinear(layer, made[weights], member))
+            for name, child in children.items():
+                if projections := expert_groups(len(self.groups), child, MIN_ROWS):
+                    self.groups += projections
+                    setattr(parent, name, PopulationExperts(child, projections, _expert_factors))
 
-    def group_members(self) -> Iterator[tuple[str, LinearGroup, int]]:
-        """(parameter name, group, first output) of every linear weight."""
+    def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
+        """(name, group, first output or expert) of every linear weight."""
         for name, module in self.module.named_modules():
             if isinstance(module, PopulationLinear):
-                group, start, _ = module._group  # pyright: ignore[reportPrivateUsage]
-                yield f"{name}.weight", group, start
+                yield f"{name}.weight", module.group, module.start
+            elif isinstance(module, PopulationExperts):
+                for group in module.groups:
+                    for expert in range(len(group.weight)):
+                        yield member_name(f"{name}.{group.parameter}", expert), group, expert
 
     @property
     def head_table(self) -> LowRankTable | None:
         """The output head's low-rank parts, where genomes perturb it."""
-        heads = [group.index for group in self.groups if group.is_head]
+        groups = [group for group in self.groups if isinstance(group, LinearGroup)]
+        heads = [group.index for group in groups if group.is_head]
         return self.tables[heads[0]] if self.tables is not None and heads else None
 
     def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
@@ -263,28 +366,16 @@ class PopulationModel:
             return None
         return [None if table is None else table.rows(genome_of_block) for table in self.tables]
 
-    def forward(
-        self,
-        tokens_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        batch: Batch,
-        logit_rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Logits (rows, vocabulary) of flat token rows, of all or of `logit_rows`."""
+    def forward(self, batch: Batch, module: PreTrainedModel | None = None, **inputs: object) -> Any:
+        """What the Hugging Face model, or a shell of it, returns with this batch's genomes."""
         _current.batch = batch
         try:
-            output = self.module(
-                input_ids=tokens_T.unsqueeze(0),
-                position_ids=positions_T.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=0 if logit_rows is None else logit_rows,
-            )
+            return (module or self.module)(**inputs)
         finally:
             _current.batch = None
-        return output.logits[0]
 
 
-def _partition(linears: Mapping[str, nn.Linear]) -> list[tuple[str, ...]]:
+def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...]]:
     """Siblings that read the same input together, every other layer alone."""
     fused = [names for names in _SIBLINGS if all(name in linears for name in names)]
     fused = [names for names in fused if len({_signature(linears[name]) for name in names}) == 1]
@@ -292,43 +383,7 @@ def _partition(linears: Mapping[str, nn.Linear]) -> list[tuple[str, ...]]:
     return fused + [(name,) for name in linears if name not in taken]
 
 
-def _signature(layer: nn.Linear) -> tuple[int, bool, torch.dtype]:
-    return layer.in_features, _bias(layer) is None, layer.weight.dtype
-
-
-class _CacheProbe:
-    """Attention that only adds up the bytes of keys and values that a token needs."""
-
-    def __init__(self) -> None:
-        self.bytes_of_layer: dict[int, int] = {}
-
-    def attend(
-        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
-    ) -> torch.Tensor:
-        num_bytes = (k_T[0].numel() + v_T[0].numel()) * k_T.element_size()
-        self.bytes_of_layer[layer.index] = num_bytes
-        return q_T.new_zeros(*q_T.shape[:2], v_T.shape[2])
-
-
-def no_attention_hook(module: PreTrainedModel) -> ModelError:
-    """The error for a model whose attention cannot be replaced."""
-    return ModelError(
-        f"model_name: {type(module).__name__} has no attention hook in transformers, which the "
-        "torch engine needs; accepted are models of the Llama, Qwen, Gemma, Mistral, GPT-NeoX and "
-        "similar families"
-    )
-
-
-def cache_bytes_per_token(model: PopulationModel, device: torch.device) -> int:
-    """Bytes of keys and values of one token over all layers, found by running a few tokens.
-
-    Raises:
-        ModelError: The model does not call the attention hook.
-    """
-    probe = _CacheProbe()
-    tokens = torch.zeros(MIN_ROWS, dtype=torch.int64, device=device)
-    with torch.inference_mode():
-        model.forward(tokens, torch.arange(MIN_ROWS, device=device), Batch(probe), None)
-    if not probe.bytes_of_layer:
-        raise no_attention_hook(model.module)
-    return sum(probe.bytes_of_layer.values())
+def _signature(layer: nn.Linear | Conv1D) -> tuple[bool, int, bool, torch.dtype]:
+    """What layers of one matmul have in common."""
+    in_features = _matrix(layer).shape[1]
+    return isinstance(layer, nn.Linear), in_features, _bias(layer) is None, layer.weight.dtype

@@ -28,6 +28,7 @@ from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
 from es_cookbook.engines.torch.low_rank_tables import GenomeTables
+from es_cookbook.engines.torch.population_layers import Path as RowPath
 from es_cookbook.engines.torch.population_layers import PopulationModel
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
@@ -42,6 +43,7 @@ class ResidentWeights:
         base: the model as loaded; kept, never written.
         memory_bytes: for resident genomes.
         num_threads: that make genomes and move the centre, if the CPU does.
+        path: how batches of the model run.
 
     Attributes:
         centre: float32 parameters of the search space.
@@ -54,8 +56,10 @@ class ResidentWeights:
         space: SearchSpace,
         memory_bytes: int,
         num_threads: int,
+        path: RowPath,
     ) -> None:
         self._base = base
+        self._path = path
         self._space = space
         self._memory_bytes = memory_bytes
         device = noise_device(base.device)
@@ -96,7 +100,7 @@ class ResidentWeights:
             return self.model, self._num_loaded + 1
         if target == "base":
             if self._base_model is None:
-                self._base_model = PopulationModel(copy.deepcopy(self._base))
+                self._base_model = PopulationModel(copy.deepcopy(self._base), self._path)
             return self._base_model, 0
         if target == "centre":
             return self.model, self._num_loaded
@@ -171,7 +175,7 @@ class ResidentWeights:
             for name, parameter in self._base.named_parameters()
             if name not in perturbed and id(parameter) not in linear
         }
-        return PopulationModel(copy.deepcopy(self._base, shared))
+        return PopulationModel(copy.deepcopy(self._base, shared), self._path)
 
     def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters that differ between genomes: those selected, or made of what is."""

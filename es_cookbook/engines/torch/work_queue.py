@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.attention import round_up
@@ -107,11 +107,12 @@ class WorkQueue:
         free_of_row: dict[int, int],
         empty_blocks: int,
         max_length: int,
+        alike: Callable[[Work], Hashable],
     ) -> list[Work]:
         """Requests for the free slots in blocks of each genome, then for blocks of nobody's.
 
-        Returns those that need at most `max_length` cache tokens: as many of a genome as it has
-        free slots, and more in whole blocks.
+        Returns those that need at most `max_length` cache tokens and have the same in common,
+        `alike`: as many of a genome as it has free slots, and more in whole blocks.
         """
         taken: list[Work] = []
         with self.changed:
@@ -119,33 +120,38 @@ class WorkQueue:
             if not by_row:
                 return taken
             share = round_up(-(-sum(map(len, by_row.values())) // self._num_lanes), ROWS_PER_BLOCK)
+
+            def pop(row: int, most: int) -> list[Work]:
+                works = by_row[row]
+                popped: list[Work] = []
+                others: list[Work] = []
+                while works and len(popped) < most and not _too_long(works[0], max_length):
+                    work = works.popleft()
+                    first = (taken or popped or [work])[0]
+                    if not work.cancelled:
+                        (popped if alike(work) == alike(first) else others).append(work)
+                works.extendleft(reversed(others))
+                if not works:
+                    del by_row[row]
+                return popped
+
             for row, free in free_of_row.items():
                 if row in by_row:
-                    taken += self._pop(by_row, row, min(free, share - len(taken)), max_length)
-            while empty_blocks > 0 and by_row and len(taken) < share:
-                row = max(by_row, key=lambda r: len(by_row[r]))
-                works = self._pop(by_row, row, ROWS_PER_BLOCK, max_length)
-                if not works:
-                    break
-                empty_blocks -= 1
-                taken += works
+                    taken += pop(row, min(free, share - len(taken)))
+            other_rows: set[int] = set()
+            while empty_blocks > 0 and len(taken) < share and (rows := by_row.keys() - other_rows):
+                row = max(rows, key=lambda r: len(by_row[r]))
+                works = pop(row, ROWS_PER_BLOCK)
+                if works:
+                    empty_blocks -= 1
+                    taken += works
+                elif row in by_row and _too_long(by_row[row][0], max_length):
+                    break  # or shorter requests could hold it up for ever
+                else:
+                    other_rows.add(row)
             if not by_row:
                 del self._sample[model]
         return taken
-
-    @staticmethod
-    def _pop(by_row: dict[int, deque[Work]], row: int, most: int, max_length: int) -> list[Work]:
-        works = by_row[row]
-        popped: list[Work] = []
-        while works and len(popped) < most:
-            if not works[0].cancelled and works[0].length > max_length:
-                break
-            work = works.popleft()
-            if not work.cancelled:
-                popped.append(work)
-        if not works:
-            del by_row[row]
-        return popped
 
     def take_scores(self, model: PopulationModel, max_tokens: int) -> list[Work]:
         """Logprobs requests of together at most `max_tokens` tokens, at least one if any waits."""
@@ -173,3 +179,7 @@ class WorkQueue:
             self._score.clear()
             self._sample.clear()
             return [work for works in queues for work in works]
+
+
+def _too_long(work: Work, max_length: int) -> bool:
+    return not work.cancelled and work.length > max_length

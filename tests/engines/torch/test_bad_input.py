@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import LogprobsRequest
@@ -15,7 +14,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine
-from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
+from tests.tiny_models import CONTEXT, VOCABULARY
 
 pytestmark = pytest.mark.anyio
 
@@ -71,20 +70,6 @@ async def test_a_checkpoint_that_lacks_a_weight_is_refused_not_made_up(
 async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"there is no directory .*nowhere"):
         await _build(tmp_path / "nowhere")
-
-
-async def test_a_model_without_an_attention_hook_is_refused(tmp_path: Path) -> None:
-    config = BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)
-    save_with_tokenizer(BloomForCausalLM(config), tmp_path / "bloom")
-    with pytest.raises(ModelError, match=r"BloomForCausalLM has no attention hook.*accepted are"):
-        await _build(tmp_path / "bloom")
-
-
-async def test_low_rank_on_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
-    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=64)
-    save_with_tokenizer(GPT2LMHeadModel(config), tmp_path / "gpt2")
-    with pytest.raises(ConfigError, match="no linear weight"):
-        await _build(tmp_path / "gpt2")
 
 
 async def test_a_prompt_that_leaves_no_room_is_refused(tiny_model: Callable[[str], Path]) -> None:

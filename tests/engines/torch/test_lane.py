@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest
@@ -120,10 +119,10 @@ async def test_a_lane_that_raises_fails_its_requests_and_goes_on(
     forward = PopulationModel.forward
     failures = [RuntimeError("out of paper")]
 
-    def fail_once(self: PopulationModel, *args: object) -> torch.Tensor:
+    def fail_once(self: PopulationModel, *args: object, **inputs: object) -> object:
         if failures:
             raise failures.pop()
-        return forward(self, *args)
+        return forward(self, *args, **inputs)
 
     async with running_engine(tiny_model("qwen2"), LowRank(), **SMALL) as engine:
         expected = await engine.sample(request("centre", [5, 6]))
@@ -144,12 +143,12 @@ async def test_a_lane_that_raises_while_decoding_fails_only_what_it_had(
     forward = PopulationModel.forward
     calls = 0
 
-    def fail_at_third(self: PopulationModel, *args: object) -> torch.Tensor:
+    def fail_at_third(self: PopulationModel, *args: object, **inputs: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise RuntimeError("out of ink")
-        return forward(self, *args)
+        return forward(self, *args, **inputs)
 
     async with running_engine(tiny_model("qwen2"), LowRank(), **SMALL) as engine:
         requests = [request("centre", [4 + i % 30], max_tokens=10) for i in range(40)]

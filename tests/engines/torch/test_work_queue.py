@@ -12,6 +12,10 @@ def _model() -> PopulationModel:
     return PopulationModel.__new__(PopulationModel)  # the queue only tells models apart
 
 
+def _any(work: Work) -> None:
+    """All requests may enter together."""
+
+
 def _sample(model: PopulationModel, row: int = 0, length: int = 10) -> Work:
     request = SampleRequest(row, Observation((1,)), SamplingParams())
     return Work(request, model, row, limit=length - 1)
@@ -27,16 +31,16 @@ def test_free_slots_of_a_genomes_own_blocks_are_filled_first_and_in_order() -> N
     other = [_sample(model, row=2) for _ in range(9)]
     queue.put([*first, *other])
     assert queue.num_waiting(model) == 14
-    assert queue.take_samples(model, {1: 3}, 0, 64) == first[:3]
-    assert queue.take_samples(model, {}, 1, 64) == other[:ROWS_PER_BLOCK]
-    assert queue.take_samples(model, {}, 9, 64) == [*first[3:], *other[ROWS_PER_BLOCK:]]
-    assert queue.take_samples(model, {1: 8}, 9, 64) == []
+    assert queue.take_samples(model, {1: 3}, 0, 64, _any) == first[:3]
+    assert queue.take_samples(model, {}, 1, 64, _any) == other[:ROWS_PER_BLOCK]
+    assert queue.take_samples(model, {}, 9, 64, _any) == [*first[3:], *other[ROWS_PER_BLOCK:]]
+    assert queue.take_samples(model, {1: 8}, 9, 64, _any) == []
 
 
 def test_lanes_share_what_waits() -> None:
     model, queue = _model(), WorkQueue(2)
     queue.put([_sample(model, row=g) for g in range(4) for _ in range(ROWS_PER_BLOCK)])
-    assert len(queue.take_samples(model, {}, 100, 64)) == 2 * ROWS_PER_BLOCK
+    assert len(queue.take_samples(model, {}, 100, 64, _any)) == 2 * ROWS_PER_BLOCK
 
 
 def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
@@ -44,8 +48,8 @@ def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
     long = _sample(model, length=100)
     queue.put([long])
     assert queue.longest(model) == 100
-    assert queue.take_samples(model, {}, 4, 64) == []
-    assert queue.take_samples(model, {}, 4, 128) == [long]
+    assert queue.take_samples(model, {}, 4, 64, _any) == []
+    assert queue.take_samples(model, {}, 4, 128, _any) == [long]
     assert queue.longest(model) == 0
 
 
@@ -54,7 +58,7 @@ def test_cancelled_requests_are_not_handed_out() -> None:
     samples, scores = [_sample(model) for _ in range(3)], [_score(model, 4) for _ in range(2)]
     queue.put([*samples, *scores])
     samples[1].cancelled = scores[0].cancelled = True
-    assert queue.take_samples(model, {}, 1, 64) == [samples[0], samples[2]]
+    assert queue.take_samples(model, {}, 1, 64, _any) == [samples[0], samples[2]]
     assert queue.take_scores(model, 100) == [scores[1]]
 
 

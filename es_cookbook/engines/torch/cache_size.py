@@ -1,0 +1,142 @@
+"""What a model keeps of the tokens it has seen: how many bytes, and for how long.
+
+Found by running a few tokens through a copy of the model without weights or results (on torch's
+"meta" device), so it costs no time at any size.
+"""
+
+import copy
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from es_cookbook.engines.torch.own_forward import Unfit, bytes_of_cache
+from es_cookbook.engines.torch.population_layers import Path, set_attention, unknown_option
+
+_PROBE = "es_cookbook_probe"
+_SHORT, _LONG = 16, 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheSize:
+    """Bytes of one request: `fixed`, and `per_token` for each of its tokens."""
+
+    fixed: int
+    per_token: int
+
+    def of(self, num_tokens: int) -> int:
+        """Bytes of a request of so many tokens."""
+        return self.fixed + self.per_token * num_tokens
+
+
+class _Probed(threading.local):
+    """What attention layers asked for in the run of this thread."""
+
+    def __init__(self) -> None:
+        self.bytes_of_layer: dict[int, int] = {}
+        self.looks_back: list[tuple[int | None, object]] = []
+
+
+_probed = _Probed()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Mask:
+    """In place of a mask: which positions (batch, head, query, key) see each other."""
+
+    sees: Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _make_mask(*_: object, mask_function: object = None, **__: object) -> _Mask:
+    return _Mask(cast("Callable[..., torch.Tensor]", mask_function))
+
+
+def _probe(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    sliding_window: int | None = None,
+    **options: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention that only notes what a token needs. As in `population_layers`."""
+    if (name := unknown_option(options)) is not None:
+        raise Unfit(f"its attention takes {name}")
+    num_bytes = (key[0, :, 0].numel() + value[0, :, 0].numel()) * key.element_size()
+    _probed.bytes_of_layer[cast("int", module.layer_idx)] = num_bytes
+    _probed.looks_back.append((sliding_window, attention_mask))
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+AttentionInterface.register(_PROBE, _probe)
+AttentionMaskInterface.register(_PROBE, _make_mask)
+
+
+def flat_cache_size(model: PreTrainedModel, context_length: int) -> CacheSize:
+    """Keys and values over all layers, of a model whose attention can be replaced.
+
+    Raises:
+        Unfit: It cannot: the model has no hook for it, or asks for more than a window.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise Unfit("it has no attention hook in transformers")
+    try:
+        _run_probe(_without_weights(model))
+    except Unfit:
+        raise
+    except Exception:  # what looks at values, as a router does, cannot be run without
+        tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        _run_probe(copy.deepcopy(model, tensors))
+    if not _probed.bytes_of_layer:
+        raise Unfit("it does not use its attention hook")
+    for window, mask in _probed.looks_back:
+        if isinstance(mask, _Mask) and not _is_causal(mask, window, context_length):
+            raise Unfit("its attention looks back otherwise than over a window")
+    return CacheSize(0, sum(_probed.bytes_of_layer.values()))
+
+
+def _run_probe(probe: PreTrainedModel) -> None:
+    set_attention(probe, _PROBE)
+    _probed.__init__()
+    tokens = torch.zeros(1, _SHORT, dtype=torch.int64, device=probe.device)
+    # Without a mask, transformers would look at the values of positions.
+    probe(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+
+
+def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
+    """What the model's own cache grows to; without one, what running a token again takes."""
+    if not path.cached:
+        hidden = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
+        return CacheSize(0, 16 * hidden * model.dtype.itemsize)
+    try:
+        probe = _without_weights(model)
+        short, long = (bytes_of_cache(probe, path, n) for n in (_SHORT, _LONG))
+    except Unfit:
+        raise
+    except Exception:  # what looks at values cannot be run without
+        short, long = (bytes_of_cache(model, path, n) for n in (_SHORT, _LONG))
+    per_token = max(1, -(-(long - short) // (_LONG - _SHORT)))
+    return CacheSize(max(0, short - per_token * _SHORT), per_token)
+
+
+def _without_weights(model: PreTrainedModel) -> PreTrainedModel:
+    memo: dict[int, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(model, memo)
+
+
+def _is_causal(mask: _Mask, window: int | None, context_length: int) -> bool:
+    """Whether a mask is that of a causal window, for queries over the whole context."""
+    for at in {context_length - 1, context_length // 2, 0}:
+        query, key = torch.tensor(at), torch.arange(context_length)
+        seen = (key <= at) & (key > at - window if window else True)
+        if not torch.equal(mask.sees(0, 0, query, key).expand_as(seen), seen):
+            return False
+    return True

@@ -1,0 +1,154 @@
+"""Experts of a mixture that host low-rank genomes: weights in parameters of three axes.
+
+Recognised are the modules of transformers' experts interface (see `checkpoints.linear_weights`).
+Every pair of a token and one of its experts is a row. Rows are sorted by expert, so that each
+expert's weight is multiplied once, and the low-rank part of a row is that of its token's genome.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from es_cookbook.checkpoints.linear_weights import expert_parameters, is_transposed
+
+_ELEMENTS_AT_ONCE = 1 << 24
+"""Most elements of low-rank factors gathered at once for rows of their own."""
+
+
+class ExpertFactors(NamedTuple):
+    """Low-rank parts of all resident genomes, and which genome each block of tokens belongs to.
+
+    Attributes:
+        a_G_E_R_N: scaled A factors, transposed.
+        b_G_E_K_R: B factors.
+        genome_of_block: blocks have the same number of tokens.
+    """
+
+    a_G_E_R_N: torch.Tensor
+    b_G_E_K_R: torch.Tensor
+    genome_of_block: torch.Tensor
+
+
+class Routing(NamedTuple):
+    """Rows that are sorted by expert.
+
+    Attributes:
+        token_of_row: which token each is.
+        expert_of_row: which expert sees it.
+        rows_of_expert: how many each expert sees.
+        num_tokens: of the whole batch.
+    """
+
+    token_of_row: torch.Tensor
+    expert_of_row: torch.Tensor
+    rows_of_expert: list[int]
+    num_tokens: int
+
+
+class ExpertGroup:
+    """One projection of all experts of a layer.
+
+    Attributes:
+        weight: (experts, out, in), a view of the parameter.
+        parameter: its attribute's name.
+    """
+
+    def __init__(self, index: int, module: nn.Module, parameter: str, min_rows: int) -> None:
+        self.index = index
+        self.parameter = parameter
+        self.transposed = is_transposed(module)
+        weight = cast("nn.Parameter", getattr(module, parameter)).data
+        self.weight = weight.transpose(1, 2) if self.transposed else weight
+        self.bias = cast("nn.Parameter | None", getattr(module, f"{parameter}_bias", None))
+        self._min_rows = min_rows
+
+    def __call__(
+        self, x_M_K: torch.Tensor, routing: Routing, factors: ExpertFactors | None
+    ) -> torch.Tensor:
+        """(rows, in) -> (rows, out)."""
+        parts: list[torch.Tensor] = []
+        rows_of_expert = enumerate(x_M_K.split(routing.rows_of_expert))
+        for expert, rows in rows_of_expert:
+            if len(rows):
+                missing = max(0, self._min_rows - len(rows))
+                bias = None if self.bias is None else self.bias[expert]
+                y = F.linear(F.pad(rows, (0, 0, 0, missing)), self.weight[expert], bias)
+                parts.append(y[: len(rows)])
+        y_M_N = torch.cat(parts) if parts else x_M_K.new_zeros(0, self.weight.shape[1])
+        if factors is not None and len(y_M_N):
+            self._add_low_rank(y_M_N, x_M_K, routing, factors)
+        return y_M_N
+
+    @staticmethod
+    def _add_low_rank(
+        y_M_N: torch.Tensor, x_M_K: torch.Tensor, routing: Routing, factors: ExpertFactors
+    ) -> None:
+        a, b, genome_of_block = factors
+        height = routing.num_tokens // len(genome_of_block)
+        genome_of_row = genome_of_block[routing.token_of_row // height]
+        step = max(2, _ELEMENTS_AT_ONCE // (a[0, 0].numel() + b[0, 0].numel()))
+        for first in range(0, len(x_M_K), step):
+            rows = slice(first, first + step)
+            which = genome_of_row[rows], routing.expert_of_row[rows]
+            # Summed by hand: a batched matmul's bits would depend on how many rows there are.
+            reduced_M_R = (x_M_K[rows, :, None] * b[which]).sum(1)
+            y_M_N[rows] += (reduced_M_R[:, :, None] * a[which]).sum(1)
+
+
+class PopulationExperts(nn.Module):
+    """Experts that host genomes, in the place and under the names of the module they replace.
+
+    Args:
+        factors: returns the low-rank parts of a group in the forward pass under way.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        groups: Sequence[ExpertGroup],
+        factors: Callable[[ExpertGroup], ExpertFactors | None],
+    ) -> None:
+        super().__init__()
+        for name, parameter in module.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        self.groups = tuple(groups)
+        self._factors = factors
+        # By these it is told as a module of experts (see `checkpoints.linear_weights`).
+        self.has_gate = bool(getattr(module, "has_gate", True))
+        self.is_transposed = is_transposed(module)
+        self._apply_gate = getattr(module, "_apply_gate" if self.has_gate else "act_fn")
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As transformers' experts: tokens, the experts of each, and their shares -> tokens."""
+        up, down = self.groups
+        x_T_K = hidden_states.reshape(-1, hidden_states.shape[-1])
+        num_tokens, num_chosen = len(x_T_K), top_k_index.shape[-1]
+        expert_of_pair = top_k_index.reshape(-1)
+        order = expert_of_pair.argsort(stable=True)
+        # Some models number experts that do nothing from the number of the real ones on.
+        counts = torch.bincount(expert_of_pair, minlength=len(up.weight))[: len(up.weight)].tolist()
+        order = order[: sum(counts)]
+        routing = Routing(order // num_chosen, expert_of_pair[order], counts, num_tokens)
+        x_M = up(x_T_K[routing.token_of_row], routing, self._factors(up))
+        y_M = down(self._apply_gate(x_M), routing, self._factors(down))
+        share_M = top_k_weights.reshape(-1)[order]
+        of_pairs = y_M.new_zeros(len(expert_of_pair), y_M.shape[-1])
+        of_pairs[order] = (y_M * share_M[:, None]).to(y_M.dtype)
+        summed = of_pairs.view(num_tokens, num_chosen, -1).sum(1)
+        return summed.view(hidden_states.shape).to(hidden_states.dtype)
+
+
+def expert_groups(first: int, module: nn.Module, min_rows: int) -> list[ExpertGroup]:
+    """The projections of a module of experts, numbered from `first` on: up, then down.
+
+    Empty for any other module. Rows of a matmul are at least `min_rows`.
+    """
+    names = expert_parameters(module)
+    if len(names) != 2:
+        return []
+    return [ExpertGroup(first + i, module, name, min_rows) for i, name in enumerate(names)]

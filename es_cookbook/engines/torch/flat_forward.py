@@ -1,0 +1,169 @@
+"""Flat token rows over a slot cache: how batches run where attention can be replaced.
+
+Rows are tokens, whatever requests they are of, so prompts of any length make a batch without
+padding, requests come and go while others run, and a row's bits do not depend on its neighbours.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.torch.attention import DecodeRows, PrefillRows, SlotCache, round_up
+from es_cookbook.engines.torch.low_rank_tables import GatheredFactors
+from es_cookbook.engines.torch.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    Batch,
+    PopulationModel,
+)
+from es_cookbook.engines.torch.slots import SlotTable
+from es_cookbook.engines.torch.token_sampling import token_logprobs
+from es_cookbook.engines.torch.work_queue import Work
+
+
+class FlatForward:
+    """Runs one lane's batches; see `Forward` in `lane`."""
+
+    joins = True
+    elastic = True
+
+    def __init__(self, device: torch.device, prefill_tokens: int) -> None:
+        self._device = device
+        self._prefill_tokens = prefill_tokens
+        self._cache = SlotCache(0, 0)
+
+    def turn_to(self, model: PopulationModel) -> None:
+        """Run this model from now on; no request is running."""
+        self._model = model
+        self._factors = GatheredFactors(model)
+
+    def rest(self) -> None:
+        """Let go of the model."""
+        del self._model, self._factors
+
+    def fit(self, num_slots: int, slot_length: int) -> None:
+        """Make room for so many requests of so many tokens each."""
+        self._cache = SlotCache(num_slots, slot_length)
+
+    def alike(self, work: Work) -> None:
+        """Any requests make a batch."""
+
+    def prefill(
+        self, table: SlotTable, placed: Sequence[tuple[Work, int]]
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Run whole prompts and fill their slots: slots of a batch, and logits of their first."""
+        del table
+        of_genomes = sorted(placed, key=lambda pair: pair[0].row)
+        for batch in self._prefill_batches(of_genomes):
+            works, slots = [work for work, _ in batch], [slot for _, slot in batch]
+            rows = _FlatRows(works, self._device)
+            attention = PrefillRows(rows.starts, rows.lengths, self._device, self._cache, slots)
+            last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
+            # A batched matmul of one member takes another code path: see `attention`.
+            if len(last) == 1:
+                last *= 2
+            logits = self._run(rows, attention, torch.tensor(last, device=self._device))
+            yield np.array(slots), logits[: len(works)].float()
+
+    def _prefill_batches(
+        self, placed: Sequence[tuple[Work, int]]
+    ) -> Iterator[list[tuple[Work, int]]]:
+        """Neighbours whose prompts are together at most `prefill_tokens` long, or one alone."""
+        batch: list[tuple[Work, int]] = []
+        tokens = 0
+        for work, slot in placed:
+            if batch and tokens + len(work.sequence) > self._prefill_tokens:
+                yield batch
+                batch, tokens = [], 0
+            batch.append((work, slot))
+            tokens += len(work.sequence)
+        if batch:
+            yield batch
+
+    def decode(self, table: SlotTable) -> torch.Tensor:
+        """One more token for every slot: logits of `table.num_rows` rows."""
+        n = table.num_rows
+        positions = torch.from_numpy(table.position[:n]).to(self._device)
+        tokens = torch.from_numpy(table.newest[:n]).to(self._device)
+        genomes = table.genome_of_block[: n // ROWS_PER_BLOCK]
+        factors = self._factors.of_blocks(genomes, self._device)
+        batch = Batch(DecodeRows(self._cache, positions), factors)
+        return self._forward(batch, tokens, positions, 0)
+
+    def keep(self, order: np.ndarray) -> None:
+        """Move these slots to the front, in this order."""
+        self._cache.keep(torch.from_numpy(order).to(self._device))
+
+    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
+        """Log-probabilities of continuations, in one pass; nothing is cached."""
+        rows = _FlatRows(works, self._device)
+        attention = PrefillRows(rows.starts, rows.lengths, self._device)
+        spans: list[tuple[int, int]] = []
+        for work, start in zip(works, rows.starts, strict=True):
+            request = work.request
+            assert isinstance(request, LogprobsRequest)
+            spans.append((start + len(request.prompt_T), len(request.continuation_T)))
+        targets = torch.cat([torch.arange(first, first + n) for first, n in spans])
+        targets = targets.to(self._device)
+        # The row before a token predicts it; one more row keeps a single one from being alone
+        # (see `prefill`).
+        logit_rows = torch.cat([targets - 1, targets[-1:]])
+        logits = self._run(rows, attention, logit_rows)[:-1].float()
+        scores = token_logprobs(logits, rows.tokens_T[targets])
+        return list(scores.split([n for _, n in spans]))
+
+    def _run(
+        self, rows: "_FlatRows", attention: PrefillRows, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        model = self._model
+        head = None
+        if model.head_table is not None:
+            head = model.head_table.rows(rows.genome_of_block[logit_rows // ROWS_PER_BLOCK])
+        batch = Batch(attention, model.gather(rows.genome_of_block), head)
+        return self._forward(batch, rows.tokens_T, rows.positions_T, logit_rows)
+
+    def _forward(
+        self,
+        batch: Batch,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        logit_rows: torch.Tensor | int,
+    ) -> torch.Tensor:
+        """Logits (rows, vocabulary) of flat token rows: of `logit_rows`, or of all if 0."""
+        output = self._model.forward(
+            batch,
+            input_ids=tokens_T.unsqueeze(0),
+            position_ids=positions_T.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=logit_rows,
+        )
+        return output.logits[0]
+
+
+class _FlatRows:
+    """Token sequences of several requests as flat rows, each genome's padded to whole blocks."""
+
+    def __init__(self, works: Sequence[Work], device: torch.device) -> None:
+        tokens: list[int] = []
+        positions: list[int] = []
+        genomes: list[int] = []
+        self.starts: list[int] = []
+        self.lengths: list[int] = []
+        for i, work in enumerate(works):
+            sequence = work.sequence
+            self.starts.append(len(tokens))
+            self.lengths.append(len(sequence))
+            tokens += sequence
+            positions += range(len(sequence))
+            last = i + 1 == len(works)
+            if last or works[i + 1].row != work.row:
+                least = MIN_ROWS if last else 0
+                padding = max(round_up(len(tokens), ROWS_PER_BLOCK), least) - len(tokens)
+                tokens += [0] * padding
+                positions += [0] * padding
+                genomes += [work.row] * (len(tokens) // ROWS_PER_BLOCK - len(genomes))
+        self.tokens_T = torch.tensor(tokens, device=device)
+        self.positions_T = torch.tensor(positions, device=device)
+        self.genome_of_block = torch.tensor(genomes, device=device)

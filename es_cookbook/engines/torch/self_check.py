@@ -1,0 +1,312 @@
+"""Which path is right for a model, found by running it: right, or refused.
+
+Transformers has about two hundred causal language models, and any of them may do in its attention,
+its cache or its layers what an engine does not expect. So before a model is used, the engine's own
+code runs it: prompts from a random sequence, then the rest of it token by token, by the centre and
+by a genome. The log-probabilities must be those of the model's own forward, and of its forward with
+the genome's weights merged. Paths are tried from the fastest on (`PATHS`), and a model for which
+none agrees is refused by name, with the difference.
+
+To be quick the check first runs a part of the model, in float32: its first layers up to one of
+every kind there is, and the first tokens of its vocabulary. Only if that does not show one of the
+fast paths to be right, it runs all of it. A sequence of a few tokens does not show how far back a
+layer looks; on the flat path, which has attention of its own, that is compared over the whole
+context (see `cache_size`).
+"""
+
+import copy
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from es_cookbook.checkpoints.linear_weights import named_weights
+from es_cookbook.checkpoints.models import parameter_infos
+from es_cookbook.common.errors import ModelError
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch.cache_size import CacheSize, Unfit, flat_cache_size, own_cache_size
+from es_cookbook.engines.torch.flat_forward import FlatForward
+from es_cookbook.engines.torch.lane import Forward
+from es_cookbook.engines.torch.low_rank_tables import GenomeTables
+from es_cookbook.engines.torch.own_forward import OwnForward
+from es_cookbook.engines.torch.population_layers import (
+    FLAT,
+    ROWS_PER_BLOCK,
+    Path,
+    PopulationModel,
+    set_attention,
+)
+from es_cookbook.engines.torch.slots import SlotTable
+from es_cookbook.engines.torch.work_queue import Work
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.rl.types import Observation, SamplingParams
+
+_OWN = (
+    Path(),
+    Path(padded=False),
+    Path(mixed=False),
+    Path(padded=False, mixed=False),
+    Path(padded=False, elastic=False),
+    Path(padded=False, elastic=False, mixed=False),
+    Path(padded=False, cached=False),
+    Path(padded=False, cached=False, mixed=False),
+)
+PATHS = (FLAT, *_OWN, *(dataclasses.replace(path, eager=True) for path in _OWN))
+"""From the fastest to the one that asks the least of a model."""
+TOLERANCE = 1e-3
+"""Greatest difference of log-probabilities in float32 that still is rounding."""
+
+_SEQUENCE = 12
+_DECODED = 3
+_VOCABULARY = 512
+_SEED = 1
+_SHARE = 0.3
+"""Size of the genome's change, as a share of the weights' own."""
+_FORGETFUL = ("MoshiForCausalLM",)
+"""Models whose cache goes wrong where no short sequence shows it: past the window, for Moshi."""
+_INDICES = ("layer_idx", "layer_id", "layer_number", "training")
+"""Attributes of a layer that differ between layers of one kind, or say nothing."""
+
+
+def right_path(
+    model: PreTrainedModel, space: SearchSpace, context_length: int
+) -> tuple[Path, CacheSize]:
+    """The first of `PATHS` on which the model answers as it does by itself, and what it keeps.
+
+    Raises:
+        ModelError: There is none; says by how much the last of them differs.
+    """
+    why = "it has no forward that takes tokens alone"
+    with torch.inference_mode():
+        for paths, part in ((PATHS[:2], _first_layers), (PATHS, _whole)):
+            try:
+                check = _Check(part(model), _hosting(space))
+            except Exception as error:  # of any kind: this cannot be taken apart, or not be run
+                why = _sentence(error)
+                continue
+            for path in paths:
+                try:
+                    size = cache_size_on(path, model, context_length)
+                    difference = check.difference(path)
+                except Exception as error:  # of any kind: the model is not made for this path
+                    why = _sentence(error)
+                    continue
+                if difference <= TOLERANCE:
+                    if type(model).__name__ in _FORGETFUL:
+                        path = dataclasses.replace(path, cached=False)
+                        size = cache_size_on(path, model, context_length)
+                    return path, size
+                why = f"log-probabilities are off by {difference:.2g}"
+    raise ModelError(
+        f"model_name: the torch engine cannot run {type(model).__name__} as transformers does: "
+        f"{why}; accepted are models with which it agrees to {TOLERANCE}"
+    )
+
+
+def cache_size_on(path: Path, model: PreTrainedModel, context_length: int) -> CacheSize:
+    """What a path keeps of a model's tokens.
+
+    Raises:
+        Unfit: The model cannot run on the flat path.
+    """
+    return flat_cache_size(model, context_length) if path.flat else own_cache_size(model, path)
+
+
+def _sentence(error: Exception) -> str:
+    first = str(error).strip().splitlines()[:1]
+    return first[0] if isinstance(error, Unfit) else ": ".join([type(error).__name__, *first])
+
+
+class _Check:
+    """A model, and what it says by itself: as it is, and with a genome's weights merged."""
+
+    def __init__(self, model: PreTrainedModel, weights: Collection[str] | None) -> None:
+        """`weights` host low-rank genomes; None where genomes are dense."""
+        # What transformers does without it may leave out a part, such as Gemma 2's capped scores.
+        self._attention = model.config._attn_implementation
+        set_attention(model, "eager")
+        self._model = model
+        infos = [info for info in parameter_infos(model) if weights is None or info.name in weights]
+        # What a weight is made of does not matter here.
+        linear = [dataclasses.replace(info, bits=None) for info in infos if info.kind == "linear"]
+        self._genomes_G = [Genome()]
+        moved = model
+        if weights is not None and linear:
+            space = LowRank()(linear)
+            values = {n: w for n, w in named_weights(model) if n in space.shapes}
+            self._space, self._centre = space, Centre(values, space)
+            rms = float(np.mean([float(w.square().mean().sqrt()) for w in values.values()]))
+            self._genomes_G = [Genome((Term(_SEED, _SHARE * rms),)), Genome()]
+            moved = copy.deepcopy(model)
+            for name, weight in named_weights(moved):
+                if name in values:
+                    weight.copy_(self._centre.perturbed(self._genomes_G[0], name))
+        embedding = model.get_input_embeddings()
+        if not isinstance(embedding, nn.Embedding):
+            raise Unfit("it does not take tokens of one vocabulary")
+        size = embedding.weight.shape[0]
+        rng = np.random.default_rng(_SEED)
+        # Not the first tokens: some models see padding in them.
+        self._tokens_T = tuple(rng.integers(min(4, size - 1), size, _SEQUENCE).tolist())
+        models = [moved, model][-len(self._genomes_G) :]
+        self._expected_G_T_V = [self._own_logprobs(each) for each in models]
+
+    def _own_logprobs(self, model: PreTrainedModel) -> torch.Tensor:
+        tokens = torch.tensor([self._tokens_T], device=model.device)
+        return model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+
+    def difference(self, path: Path) -> float:
+        """Greatest difference of any log-probability on this path; NaN if anything is."""
+        module = copy.deepcopy(self._model)
+        set_attention(module, self._attention)
+        model = PopulationModel(module, path)
+        if len(self._genomes_G) > 1:
+            model.tables = GenomeTables(model, self._space, self._centre, 1).fill(
+                self._genomes_G[:1]
+            )
+        device = self._model.device
+        forward: Forward = OwnForward(path, device, prefill_tokens=1)
+        if path.flat:
+            forward = FlatForward(device, prefill_tokens=_SEQUENCE)
+        rows = range(len(self._genomes_G))
+        cohorts = [rows] if path.mixed else [[row] for row in rows]
+        return float(np.max([self._of_cohort(model, path, forward, own) for own in cohorts]))
+
+    def _of_cohort(
+        self, model: PopulationModel, path: Path, forward: Forward, rows: Sequence[int]
+    ) -> float:
+        """Prefill, decode, move some rows together, decode on, and score."""
+        # A cohort of one genome has to have two blocks, too, for its parts to be joined.
+        lengths = [_SEQUENCE - _DECODED] * (2 if len(rows) > 1 else ROWS_PER_BLOCK + 1)
+        if path.padded:
+            lengths[1::2] = [length - _DECODED for length in lengths[1::2]]
+        works = [self._request(model, row, length) for row in rows for length in lengths]
+        table = SlotTable(len(rows) * 2 * ROWS_PER_BLOCK, 64)
+        forward.fit(table.num_slots, table.slot_length)
+        forward.turn_to(model)
+        placed = list(zip(works, table.place(works), strict=True))
+        differences: list[float] = []
+        for slots, logits in forward.prefill(table, placed):
+            differences.append(self._force(table, slots, logits))
+        for step in range(1, _DECODED):
+            if step == 1 and forward.elastic:
+                blocks = np.arange(table.num_rows).reshape(-1, ROWS_PER_BLOCK)[::-1]
+                forward.keep(blocks.flatten())
+                table.reorder(blocks.flatten())
+            slots = table.active.nonzero()[0]
+            differences.append(self._force(table, slots, forward.decode(table)[slots]))
+        scored = [self._request(model, work.row, len(work.sequence), True) for work in works]
+        for work, logprobs_T in zip(scored, forward.score(scored), strict=True):
+            request = cast(LogprobsRequest, work.request)
+            first = len(request.prompt_T)
+            expected = self._expected_G_T_V[work.row][first - 1 : first - 1 + len(logprobs_T)]
+            targets = torch.tensor(request.continuation_T, device=expected.device)[:, None]
+            differences.append(_most(logprobs_T - expected.gather(1, targets)[:, 0]))
+        return float(np.max(differences))
+
+    def _request(self, model: PopulationModel, row: int, length: int, score: bool = False) -> Work:
+        prompt_T = self._tokens_T[:length]
+        if score:
+            continuation_T = self._tokens_T[length : length + _DECODED]
+            return Work(LogprobsRequest(row, prompt_T, continuation_T), model, row, 0)
+        params = SamplingParams(max_tokens=_DECODED)
+        return Work(SampleRequest(row, Observation(prompt_T), params), model, row, _DECODED)
+
+    def _force(self, table: SlotTable, slots: np.ndarray, logits: torch.Tensor) -> float:
+        """Compare with what these slots should say, and let them say what the sequence does."""
+        differences: list[float] = []
+        tokens: list[int] = []
+        for slot, own in zip(slots.tolist(), logits.float().log_softmax(-1), strict=True):
+            work = table.works[slot]
+            assert work is not None
+            at = len(work.sequence) + int(table.count[slot])
+            differences.append(_most(own - self._expected_G_T_V[work.row][at - 1]))
+            tokens.append(self._tokens_T[at])
+        table.accept(slots, np.array(tokens), None)
+        return float(np.max(differences))
+
+
+def _most(differences: torch.Tensor) -> float:
+    return float(differences.abs().max())
+
+
+def _hosting(space: SearchSpace) -> Collection[str] | None:
+    """Weights that host low-rank genomes; None if genomes are dense."""
+    if space.adapter is not None:
+        return space.adapter.targets
+    return None if space.low_rank is None else space.shapes
+
+
+def _whole(model: PreTrainedModel) -> PreTrainedModel:
+    """All of a model, in float32."""
+    return copy.deepcopy(model, _float32(model.state_dict(keep_vars=True).values(), {}))
+
+
+def _first_layers(model: PreTrainedModel) -> PreTrainedModel:
+    """Some layers and tokens of a model, in float32.
+
+    Raises:
+        ValueError: Its layers cannot be told.
+    """
+    text = model.config.get_text_config()
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers
+    ]
+    if len(lists) != 1:
+        raise ValueError("its layers are in no list, or in more than one")
+    kinds = [_kind(layer) for layer in lists[0]]
+    number = max(2, *(kinds.index(kind) + 1 for kind in kinds))
+    memo: dict[int, object] = {}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for module in (embedding, head):
+        for tensor in () if module is None else module.parameters():
+            memo[id(tensor)] = nn.Parameter(tensor[:_VOCABULARY].float(), False)
+    rest = list(lists[0][number:])
+    dropped = {id(tensor) for layer in rest for tensor in layer.parameters()}
+    dropped -= {id(tensor) for layer in lists[0][:number] for tensor in layer.parameters()}
+    tensors = [*model.parameters(), *model.buffers()]
+    _float32([tensor for tensor in tensors if id(tensor) not in dropped], memo)
+    memo[id(lists[0])] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in lists[0][:number])
+    part = copy.deepcopy(model, memo)
+    config = part.config.get_text_config()
+    config.num_hidden_layers = number
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:number]
+    return part
+
+
+def _float32(tensors: Iterable[torch.Tensor], memo: dict[int, object]) -> dict[int, object]:
+    """For `copy.deepcopy`: what to make of each of these that `memo` does not have yet."""
+    for tensor in tensors:
+        if tensor.is_floating_point() and id(tensor) not in memo:
+            as_float = tensor.float() if tensor.dtype != torch.float32 else tensor
+            memo[id(tensor)] = (
+                nn.Parameter(as_float, False) if isinstance(tensor, nn.Parameter) else as_float
+            )
+    return memo
+
+
+def _kind(layer: nn.Module) -> object:
+    """Equal for layers that do the same with weights of their own."""
+    return [
+        (
+            name,
+            type(module),
+            {key: value for key, value in vars(module).items() if _is_setting(key, value)},
+            [tuple(parameter.shape) for parameter in module.parameters(recurse=False)],
+        )
+        for name, module in layer.named_modules()
+    ]
+
+
+def _is_setting(key: str, value: object) -> bool:
+    return key not in _INDICES and isinstance(value, bool | int | float | str | tuple | None)

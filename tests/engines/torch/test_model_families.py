@@ -1,0 +1,111 @@
+"""Every causal LM class of transformers is right on the torch engine, or refused with a sentence.
+
+Held against transformers itself, by other code than the engine's own check: a genome's weights are
+merged, and the model's own forward says what it would say.
+"""
+
+import copy
+import random
+from collections.abc import Mapping
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from es_cookbook.checkpoints.linear_weights import named_weights
+from es_cookbook.checkpoints.models import parameter_infos
+from es_cookbook.common.errors import ModelError
+from es_cookbook.engines.base import LogprobsRequest, Target
+from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.self_check import right_path
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, VARIANTS, VOCABULARY, build
+from tests.engines.torch.reference import request, sample_all, score_all
+from tests.tiny_models import character_tokenizer
+
+pytestmark = pytest.mark.anyio
+
+REFUSED: Mapping[str, str] = {
+    "MusicgenForCausalLM": "it does not take tokens of one vocabulary",
+    "MusicgenMelodyForCausalLM": "it does not take tokens of one vocabulary",
+}
+GENOMES_G = [Genome((Term(11, 0.05),)), Genome((Term(12, -0.03), Term(11, 0.02)))]
+STEP = Step((Term(21, 0.03),))
+LENGTHS = (1, 2, 5, 11)
+"""Of prompts: from fewer tokens than the tiny models' windows to more."""
+TOLERANCE = 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CAUSAL_LM_CLASSES, *VARIANTS])
+async def test_a_class_of_transformers_is_right_or_refused(name: str) -> None:
+    model = build(name)
+    space = LowRank()(parameter_infos(model))
+    try:
+        path, size = right_path(model, space, CONTEXT)
+    except ModelError as error:
+        assert f"cannot run {type(model).__name__} " in str(error)
+        assert REFUSED[name] in str(error)
+        return
+    assert name not in REFUSED
+    options = TorchEngineBuilder(num_lanes=2, max_model_len=CONTEXT, max_batch_size=64)
+    device = torch.device("cpu")
+    engine = TorchEngine(model, character_tokenizer(), space, options, device, path, size)
+    try:
+        await _check(engine, model)
+    finally:
+        await engine.close()
+
+
+async def _check(engine: TorchEngine, model: PreTrainedModel) -> None:
+    rng = random.Random(1)
+    prompts = [rng.choices(range(3, VOCABULARY), k=length) for length in LENGTHS]
+    centre = Centre(dict(named_weights(model)), engine.space)
+    assert await engine.apply(STEP) == centre.apply(STEP)
+    await engine.load(GENOMES_G)
+    targets: dict[Target, Genome | None] = {0: GENOMES_G[0], 1: GENOMES_G[1], "centre": Genome()}
+    requests = [request(who, prompt, max_tokens=8) for prompt in prompts for who in targets]
+    requests += [request("base", prompt, max_tokens=3) for prompt in prompts]
+    scored = [LogprobsRequest(who, (*prompts[2],), (*prompts[3],)) for who in targets]
+    actions = await sample_all(engine, requests)
+    scores = await score_all(engine, scored)
+    for who, genome in {**targets, "base": None}.items():
+        merged = _merged(model, centre, genome)
+        for asked, action in zip(requests, actions, strict=True):
+            if asked.target == who:
+                assert action.logprobs_T is not None
+                _compare(merged, asked.observation.tokens_T, action.tokens_T, action.logprobs_T)
+        for asked, logprobs_T in zip(scored, scores, strict=True):
+            if asked.target == who:
+                _compare(merged, asked.prompt_T, asked.continuation_T, logprobs_T, greedy=False)
+
+
+def _merged(model: PreTrainedModel, centre: Centre, genome: Genome | None) -> PreTrainedModel:
+    """A genome's model, or the base, with the attention that is the model's definition."""
+    merged = copy.deepcopy(model)
+    if merged._can_set_attn_implementation():
+        merged.set_attn_implementation("eager")
+    if genome is not None:
+        with torch.no_grad():
+            for name, weight in named_weights(merged):
+                if name in centre.weights:
+                    weight.copy_(centre.perturbed(genome, name))
+    return merged
+
+
+@torch.no_grad()
+def _compare(
+    model: PreTrainedModel,
+    prompt: tuple[int, ...],
+    tokens: tuple[int, ...],
+    logprobs: tuple[float, ...] | list[float],
+    greedy: bool = True,
+) -> None:
+    sequence = torch.tensor([[*prompt, *tokens]])
+    own_T_V = model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    own = own_T_V.gather(1, torch.tensor(tokens)[:, None]).flatten()
+    torch.testing.assert_close(torch.tensor(logprobs), own, rtol=0, atol=TOLERANCE)
+    if greedy:
+        assert bool((own >= own_T_V.amax(-1) - TOLERANCE).all())

@@ -1,0 +1,88 @@
+"""What tests of many models rely on: they are small, causal, and the same each time."""
+
+from inspect import signature
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE, VARIANTS, VOCABULARY, build
+
+TOKENS = torch.randint(3, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(1))
+MAX_BYTES = 5_000_000
+
+
+def log_probabilities(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Shape (tokens, entries of the vocabulary)."""
+    with torch.no_grad():
+        return model(input_ids=tokens).logits[0].log_softmax(-1)
+
+
+def sees_the_future(model: PreTrainedModel) -> bool:
+    """Whether another last token, or none, changes what is predicted before it."""
+    changed = TOKENS.clone()
+    changed[0, -1] = VOCABULARY - 1
+    full, changed, shorter = (
+        log_probabilities(model, tokens)[: TOKENS.shape[1] - 1]
+        for tokens in (TOKENS, changed, TOKENS[:, :-1])
+    )
+    return not all(torch.allclose(full, other, atol=1e-4) for other in (changed, shorter))
+
+
+def test_every_class_is_built_or_it_is_said_why_not() -> None:
+    classes = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    assert {*CAUSAL_LM_CLASSES, *UNBUILDABLE} == classes
+    assert not set(CAUSAL_LM_CLASSES) & set(UNBUILDABLE)
+    assert {name.split()[0] for name in VARIANTS} <= set(CAUSAL_LM_CLASSES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CAUSAL_LM_CLASSES, *VARIANTS])
+def test_it_is_a_small_causal_language_model(name: str) -> None:
+    model = build(name)
+    parameters = dict(model.named_parameters())
+    assert {parameter.dtype for parameter in parameters.values()} == {torch.float32}
+    assert sum(parameter.nbytes for parameter in parameters.values()) <= MAX_BYTES
+    assert not model.training
+
+    found = log_probabilities(model, TOKENS)
+    assert found.shape[0] == TOKENS.shape[1]
+    assert found.shape[1] >= VOCABULARY
+    assert found.isfinite().all()
+    assert 0.4 < found.std() < 3
+    assert not sees_the_future(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CAUSAL_LM_CLASSES, *VARIANTS])
+def test_it_is_the_same_when_built_again_or_loaded(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float32)
+    expected = log_probabilities(model, TOKENS)
+    for other in (build(name), loaded.eval()):
+        torch.testing.assert_close(log_probabilities(other, TOKENS), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_not_the_class_as_it_is(name: str) -> None:
+    class_name, _, _ = name.partition(" ")
+    found = log_probabilities(build(name), TOKENS)
+    assert not torch.allclose(found, log_probabilities(build(class_name), TOKENS), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", UNBUILDABLE)
+def test_what_is_left_out_cannot_be_built(name: str) -> None:
+    forward = signature(getattr(transformers, name).forward).parameters
+    if "shared_kv_states" in forward:  # Of another model, which no class here passes on.
+        assert "Assistant" in name
+    elif name == "Gemma3nForConditionalGeneration":
+        with pytest.raises(ImportError, match="timm"):
+            build(name)
+    else:
+        assert sees_the_future(build(name))
