@@ -1,11 +1,16 @@
-"""What dense genomes of fused experts share with the base, and what they do not."""
+"""Genomes that move parts of parameters, or transposed ones: all of them, and not the base."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.linear_models import make_linear_model
 
@@ -14,13 +19,15 @@ pytestmark = pytest.mark.anyio
 PROMPTS = ((5, 7, 9), (11,), (3, 4, 20, 21, 22, 8, 6))
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt2"])
-async def test_genomes_that_move_a_part_of_a_parameter_leave_the_base_alone(
-    tmp_path: Path, family: str
+@pytest.mark.parametrize("kind", [FullRank, LowRank, partial(Adapter, rank=2, init="orthogonal")])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt2", "gpt_oss"])
+async def test_every_target_answers_as_its_merged_weights_would(
+    tmp_path: Path, family: str, kind: Callable[..., SearchSpaceBuilder]
 ) -> None:
     path = make_linear_model(family, tmp_path / "model")
-    which = "model.layers.0.mlp.experts.*" if family == "qwen3_moe" else "*.c_fc.weight"
-    space = FullRank(include=(which,))
+    space = kind(
+        include=("*.c_fc.weight",) if family == "gpt2" else ("*.layers.0.mlp.experts.*_proj*]",)
+    )
     reference = Reference(path, space)
     genomes_G = [Genome((Term(1, 0.2),)), Genome((Term(1, -0.2),))]
     step = Step((Term(2, 0.2),))
