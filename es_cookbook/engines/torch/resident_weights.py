@@ -179,12 +179,9 @@ class ResidentWeights:
 
     def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters that differ between genomes: those selected, or made of what is."""
-        for name, _ in named_weights(self._base):
+        for name, parameter in named_weights(module):
             if name in self._space.shapes or name in self._quantised:
-                # By the base's names: a population model's layers are of other classes.
-                parameter, expert = split_member(name)
-                weight = module.get_parameter(parameter).detach()
-                yield name, weight if expert is None else weight[expert]
+                yield name, parameter
 
     def _write(self, model: PopulationModel, value: Callable[[str], torch.Tensor]) -> None:
         with torch.inference_mode():
