@@ -1,7 +1,8 @@
 """Tiny models whose linear weights are not all `nn.Linear`'s, of sizes that vLLM on CPUs takes.
 
 GPT-2's are all transposed (but an untied head). Qwen3-MoE has experts in parameters of three axes,
-which its checkpoint stores one by one; GPT-OSS has transposed ones, stored as they are.
+which its checkpoint stores one by one, Mixtral's under other names; GPT-OSS has transposed ones,
+stored as they are.
 """
 
 from pathlib import Path
@@ -11,6 +12,8 @@ from transformers import (
     GPT2LMHeadModel,
     GptOssConfig,
     GptOssForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -18,7 +21,7 @@ from transformers import (
 
 from tests.tiny_models import BOS, EOS, PAD, VOCABULARY, save_with_tokenizer
 
-LINEAR_FAMILIES = ("gpt2", "gpt2, untied", "qwen3_moe", "gpt_oss")
+LINEAR_FAMILIES = ("gpt2", "gpt2, untied", "qwen3_moe", "mixtral", "gpt_oss")
 NUM_EXPERTS = 4
 CONTEXT = 96
 
@@ -54,6 +57,9 @@ def _build(family: str) -> PreTrainedModel:
         case "qwen3_moe":
             experts = {"num_experts": NUM_EXPERTS, "moe_intermediate_size": 96}
             return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES, **experts))
+        case "mixtral":
+            experts = {"num_local_experts": NUM_EXPERTS, "intermediate_size": 96}
+            return MixtralForCausalLM(MixtralConfig(**_SIZES, **experts))
         case "gpt_oss":
             experts = {"num_local_experts": NUM_EXPERTS, "intermediate_size": 96}
             return GptOssForCausalLM(GptOssConfig(**_SIZES, **experts, sliding_window=8))

@@ -45,7 +45,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert loaded_by("import es_cookbook") & heavy == set()
 
 
-IN_VLLM = {"es_cookbook.engines.vllm.worker", "es_cookbook.engines.vllm.cpu"}
+IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu", "cpu_experts")}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from transformers import (
@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 from transformers.utils.logging import (
     disable_progress_bar,
     enable_progress_bar,
@@ -49,6 +51,9 @@ from es_cookbook.checkpoints.tensors import (
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+
+AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
+"""From a parameter's name and value to the names and values that stand for it."""
 
 _VOCABULARY = "tokenizer.json"
 """The whole vocabulary; where it is, the older files beside it are not read."""
@@ -275,11 +280,12 @@ class BaseParameters(ReadTensors):
         stored_as = {first: name for name, first in tied if name in files}
         needed = {parameter for parameter, _ in map(split_member, names)}
 
-        def read(name: str) -> torch.Tensor:
+        def read_stored(name: str) -> torch.Tensor:
             parameter, expert = split_member(name)
             tensor = files[stored_as[parameter]]
             return tensor if expert is None else tensor[expert]
 
+        read: Callable[[str], torch.Tensor] = read_stored
         if not all(
             name in stored_as and files[stored_as[name]].shape == parameters[name].shape
             for name in needed
@@ -294,6 +300,19 @@ def first_names(model: PreTrainedModel) -> dict[str, str]:
     first: dict[int, str] = {}
     parameters = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
+
+
+def stored_form(model: PreTrainedModel) -> AsStored:
+    """What a checkpoint of the model's architecture stores in place of a parameter.
+
+    transformers fuses and renames parameters of some architectures when it loads them (experts,
+    for example), and other libraries know the checkpoints' names only.
+    """
+    found = get_model_conversion_mapping(model, add_legacy=False)
+    conversions = [one for one in found if not isinstance(one, PrefixChange)]
+    vars(model)["_weight_conversions"] = conversions or None  # asked for once, not each time
+    revert = cast("Callable[..., dict[str, torch.Tensor]]", revert_weight_conversion)
+    return lambda name, tensor: revert(model, {name: tensor})
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:

@@ -1,8 +1,13 @@
 """Which weights of real Hugging Face classes are linear, under which name, and stored which way."""
 
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -23,6 +28,13 @@ from es_cookbook.checkpoints.linear_weights import (
     named_weights,
     split_member,
 )
+from es_cookbook.checkpoints.models import parameter_infos
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.linear_models import LINEAR_FAMILIES, NUM_EXPERTS, make_linear_model
 
 _SIZES = {
     "vocab_size": 40,
@@ -123,3 +135,57 @@ def test_a_parameter_of_three_axes_in_another_class_stays_whole() -> None:
     assert not is_transposed(Other())
     assert [name for name, _ in named_weights(Other())] == ["down_proj"]
     assert linear_weights(Other()) == {}
+
+
+@pytest.mark.parametrize("family", LINEAR_FAMILIES)
+def test_a_genomes_weights_are_the_formula_over_rows_and_columns_as_stored(
+    tmp_path: Path, family: str
+) -> None:
+    path = make_linear_model(family, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    base = {name: weight.detach().numpy().copy() for name, weight in named_weights(model)}
+    space = LowRank(rank=2)(parameter_infos(model))
+    assert space.shapes.keys() == linear_weights(model).keys()
+    centre = Centre(dict(named_weights(model)), space)
+    centre.apply(Step((Term(3, 0.5),)))
+    genome = Genome((Term(7, 0.25),))
+    with torch.no_grad():
+        space.merge_(
+            dict(named_weights(model)),
+            {name: centre.perturbed(genome, name) for name in space.shapes},
+        )
+    parameters = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    for name, (rows, columns) in space.shapes.items():
+        expected = base[name].astype(np.float64)
+        for term in (Term(3, 0.5), *genome.terms):
+            a = noise(term.seed, f"{name}.A", (rows, 2)).astype(np.float64)
+            b = noise(term.seed, f"{name}.B", (columns, 2)).astype(np.float64)
+            expected += term.coefficient / math.sqrt(2) * a @ b.T
+        parameter, expert = split_member(name)
+        found = parameters[parameter] if expert is None else parameters[parameter][expert]
+        assert found.shape == (rows, columns)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    others = parameters.keys() - {split_member(name)[0] for name in space.shapes}
+    assert all(np.array_equal(parameters[name], base[name]) for name in others)
+
+
+def test_dense_noise_of_an_expert_is_its_own(tmp_path: Path) -> None:
+    path = make_linear_model("qwen3_moe", tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    space = FullRank(include=("*.experts.*",))(parameter_infos(model))
+    centre = Centre(dict(named_weights(model)), space)
+    before = {name: weight.numpy().copy() for name, weight in centre.weights.items()}
+    centre.apply(Step((Term(7, 0.25),)))
+    assert len(space.shapes) == 2 * 2 * NUM_EXPERTS
+    for name, shape in space.shapes.items():
+        expected = before[name] + np.float32(0.25) * noise(7, name, shape)
+        assert np.array_equal(centre.weights[name].numpy(), expected), name
+
+
+def test_a_full_name_selects_one_expert(tmp_path: Path) -> None:
+    path = make_linear_model("qwen3_moe", tmp_path / "model")
+    infos = parameter_infos(AutoModelForCausalLM.from_pretrained(path))
+    name = "model.layers.0.mlp.experts.down_proj[2]"
+    assert list(LowRank(include=(name,))(infos).shapes) == [name]
+    assert name not in LowRank(exclude=(name,))(infos).shapes
+    assert len(LowRank(include=("*.down_proj*",))(infos).shapes) == 2 * NUM_EXPERTS

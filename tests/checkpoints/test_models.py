@@ -11,14 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import (
+    BaseParameters,
     base_identity,
     end_of_sequence_ids,
+    load_architecture,
     load_causal_lm,
     load_tokenizer,
     parameter_infos,
+    stored_form,
 )
 from es_cookbook.common.errors import ModelError
+from tests.linear_models import make_linear_model
 from tests.tiny_models import EOS, FAMILIES, VOCABULARY
 
 CPU = torch.device("cpu")
@@ -193,3 +198,36 @@ def test_what_has_no_weights_or_no_tokenizer_is_no_base(
         base_identity(str(path))
     with pytest.raises(ModelError, match="'no/such' has no weights"):
         base_identity("no/such")
+
+
+def test_an_expert_is_read_as_a_part_of_its_parameter_where_that_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(make_linear_model("gpt_oss", tmp_path / "model"))
+    model = load_causal_lm(path, "auto", CPU)
+    expected = dict(named_weights(model))
+
+    def load(*_: object) -> None:
+        raise AssertionError("all of it was loaded")
+
+    monkeypatch.setattr("es_cookbook.checkpoints.models.load_causal_lm", load)
+    found = BaseParameters(path, load_architecture(path), expected.keys(), "auto")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    monkeypatch.undo()
+    path = str(make_linear_model("qwen3_moe", tmp_path / "one by one"))
+    name = "model.layers.1.mlp.experts.gate_up_proj[3]"
+    expected = dict(named_weights(load_causal_lm(path, "auto", CPU)))
+    found = BaseParameters(path, load_architecture(path), [name], "bfloat16")
+    assert torch.equal(found[name], expected[name].bfloat16())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt2", "qwen3_moe"])
+def test_the_form_that_checkpoints_store_is_what_they_hold(tmp_path: Path, family: str) -> None:
+    path = make_linear_model(family, tmp_path / "model")
+    parameters = load_causal_lm(str(path), "auto", CPU).named_parameters()
+    as_stored = stored_form(load_architecture(str(path)))
+    found = {n: t for name, p in parameters for n, t in as_stored(name, p.detach()).items()}
+    stored = _weights(path)
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(found[name], stored[name]) for name in stored)

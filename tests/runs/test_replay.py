@@ -27,6 +27,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from tests.adapters import make_adapter
+from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.quantised_models import How, quantise
 from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits
 
@@ -92,6 +93,23 @@ def test_parameters_are_found_in_every_architectures_checkpoint(
 ) -> None:
     recorded = record_run(tmp_path / "run", tiny_model(family), FullRank())
     assert same_bits(dict(open_replay(recorded.path).centre_tensors()), recorded.weights[-1])
+
+
+@pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "dense"])
+@pytest.mark.parametrize("family", LINEAR_FAMILIES)
+def test_transposed_weights_and_experts_come_back_too(
+    tmp_path: Path, family: str, space: SearchSpaceBuilder
+) -> None:
+    model = make_linear_model(family, tmp_path / "float32")
+    model = as_bfloat16(model, tmp_path / "model")
+    recorded = record_run(tmp_path / "run", model, space)
+    replay = open_replay(recorded.path)
+    assert replay.fingerprint == recorded.fingerprints[-1]
+    assert same_bits(dict(replay.centre_tensors()), recorded.weights[-1])
+    assert take_snapshot(recorded.path, 2).exists()
+    replay = open_replay(recorded.path)
+    assert replay.snapshot is not None
+    assert same_bits(dict(replay.centre_tensors()), recorded.weights[-1])
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -9,7 +9,7 @@ CPUs have not. No genome has slots of experts (`engine` refuses it), so experts 
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
@@ -18,28 +18,43 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.vllm.cpu import num_weight_changes
 
-_Experts = cast(Any, CPUUnquantizedExperts)  # its methods are replaced, and some are private
-_pack: Callable[[Any, torch.nn.Module], None] = _Experts.process_weights_after_loading
-_multiply: Callable[..., None] = _Experts.apply
-_select_backend = unquantized_fused_moe_method.select_unquantized_moe_backend
+_class = cast(Any, CPUUnquantizedExperts)
+_pack: "Callable[[_Experts, torch.nn.Module], None]" = _class.process_weights_after_loading
+_multiply: Callable[..., None] = _class.apply
+_methods = cast(Any, unquantized_fused_moe_method)
+_select_backend: "Callable[[_Config], object]" = _methods.select_unquantized_moe_backend
+
+
+class _Config(Protocol):
+    """What is used of vLLM's `FusedMoEConfig`."""
+
+    is_lora_enabled: bool
+    intermediate_size_per_partition: int
+
+
+class _Experts(Protocol):
+    """What is used of `CPUUnquantizedExperts`."""
+
+    moe_config: _Config
 
 
 def prepare() -> None:
     """Replace all of it in this process, before a model is loaded."""
-    _Experts.process_weights_after_loading = _keep_weights
-    _Experts.apply = _pack_and_multiply
-    unquantized_fused_moe_method.select_unquantized_moe_backend = _select_backend_without_lora
+    _class.process_weights_after_loading = _keep_weights
+    _class.apply = _pack_and_multiply
+    _methods.select_unquantized_moe_backend = _select_without_lora
 
 
-def _select_backend_without_lora(moe_config: Any) -> Any:
+def _select_without_lora(moe_config: _Config) -> object:
     moe_config.is_lora_enabled = False
     return _select_backend(moe_config)
 
 
-def _keep_weights(self: Any, layer: torch.nn.Module) -> None:
+def _keep_weights(self: _Experts, layer: torch.nn.Module) -> None:
     """In place of packing, which is done at the first use."""
     size = self.moe_config.intermediate_size_per_partition
-    if hasattr(layer, "w13_bias") and self._padded_intermediate_size(self.moe_config) != size:
+    padded = cast(Any, self)._padded_intermediate_size(self.moe_config)
+    if hasattr(layer, "w13_bias") and padded != size:
         raise ModelError(
             f"vLLM pads experts of {size} intermediate features with biases for its CPU kernels, "
             "in a way that es_cookbook does not know; use engine=torch"
@@ -47,7 +62,7 @@ def _keep_weights(self: Any, layer: torch.nn.Module) -> None:
 
 
 def _pack_and_multiply(
-    self: Any,
+    self: _Experts,
     output: torch.Tensor,
     hidden_states: torch.Tensor,
     w1: torch.Tensor,
@@ -55,7 +70,7 @@ def _pack_and_multiply(
     *others: object,
     **more: object,
 ) -> None:
-    """`CPUUnquantizedExperts.apply` with weights as they are loaded: w1 (E, 2I, H), w2 (E, H, I)."""
+    """`CPUUnquantizedExperts.apply` of weights as they were loaded: w1 (E, 2I, H), w2 (E, H, I)."""
     own = vars(self)
     if own.get("_packed_at") != num_weight_changes():
         packed = torch.nn.Module()

@@ -7,7 +7,7 @@ import asyncio
 import math
 import os
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from es_cookbook.checkpoints.linear_weights import split_member
+from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
 from es_cookbook.checkpoints.models import (
     end_of_sequence_ids,
     load_architecture,
@@ -32,7 +32,7 @@ from es_cookbook.engines.vllm.host import VLLMEngine
 from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
 from es_cookbook.engines.vllm.output import Output
 from es_cookbook.evolution.devices import on_gpu
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -106,7 +106,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         model = load_architecture(model_name)
         infos = parameter_infos(model)
         space = search_space(infos, read_adapter)
-        slots = self._slots_for(space, infos)
+        slots = self._slots_for(space)
         context_length = self.context_length(model)
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
         own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
@@ -190,6 +190,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             "use_tqdm_on_load": False,
             "worker_extension_cls": "es_cookbook.engines.vllm.worker.GenomeWorker",
             **({"enable_lora": True} | dict(slots) if slots else {}),
+            **_for_experts(model, space, on_cpu),
             **self.extra,
         }
         known = AsyncEngineArgs.__dataclass_fields__
@@ -245,7 +246,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             more_slots=slots["max_loras"] - self.max_genomes if slots else 0,
         )
 
-    def _slots_for(self, space: SearchSpace, infos: Sequence[ParameterInfo]) -> dict[str, object]:
+    def _slots_for(self, space: SearchSpace) -> dict[str, int]:
         """Arguments for the LoRA slots that genomes need; none for dense genomes.
 
         Raises:
@@ -257,23 +258,41 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             rank, more_slots = space.adapter.lora.rank, 2
         else:
             return {}
-        perturbed = space.shapes if space.adapter is None else space.adapter.targets
-        for name in perturbed:
-            parameter, expert = split_member(name)
-            if expert is not None:
-                experts = parameter.split(".")[-2]
-                raise ConfigError(
-                    f"engine=vllm has no LoRA slots for fused experts, and the search space "
-                    f"perturbs {name}; leave them out (search_space.exclude='*.{experts}.*'), or "
-                    "use engine=torch, or search_space=full_rank"
-                )
+        _refuse_experts(_perturbed(space))
         slots = self.max_genomes + more_slots
-        of_slots = {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
-        if any(split_member(info.name)[1] is not None for info in infos):
-            # vLLM would make slots of experts too, and its kernels for them are not everywhere.
-            layers = {name.removesuffix(".weight").rpartition(".")[2] for name in perturbed}
-            of_slots["lora_target_modules"] = sorted(layers)
-        return of_slots
+        return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
+
+
+def _perturbed(space: SearchSpace) -> Collection[str]:
+    """Names of the model's weights that genomes change, by themselves or through an adapter."""
+    return space.shapes.keys() if space.adapter is None else space.adapter.targets.keys()
+
+
+def _refuse_experts(weights: Collection[str]) -> None:
+    for name in weights:
+        parameter, expert = split_member(name)
+        if expert is not None:
+            experts = parameter.split(".")[-2]
+            raise ConfigError(
+                f"engine=vllm has no LoRA slots for fused experts, and the search space perturbs "
+                f"{name}; leave them out (search_space.exclude='*.{experts}.*'), or use "
+                "engine=torch, or search_space=full_rank"
+            )
+
+
+def _for_experts(model: PreTrainedModel, space: SearchSpace, on_cpu: bool) -> dict[str, object]:
+    """Arguments for a model with fused experts: no slots for them, and weights as they are loaded.
+
+    vLLM makes slots of all that it can, and has kernels for experts' slots not everywhere; some of
+    its kernels for GPUs want experts' weights shuffled.
+    """
+    if not any(split_member(name)[1] is not None for name in linear_weights(model)):
+        return {}
+    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in _perturbed(space)}
+    arguments: dict[str, object] = {} if on_cpu else {"moe_backend": "triton"}
+    if space.low_rank is not None or space.adapter is not None:
+        arguments["lora_target_modules"] = sorted(layers)
+    return arguments
 
 
 @contextmanager

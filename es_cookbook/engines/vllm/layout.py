@@ -19,9 +19,14 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from es_cookbook.checkpoints.linear_weights import split_member
+from es_cookbook.checkpoints.models import AsStored
+from es_cookbook.checkpoints.tensors import first_line
 from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo
+
+_BACKENDS_AS_LOADED = ("CPU", "TRITON", "BATCHED_TRITON")
+"""vLLM's kernels of experts that take weights as its loader leaves them."""
 
 _BASE = 256
 """Places are told digit by digit: bfloat16 is exact for whole numbers up to 256."""
@@ -89,7 +94,10 @@ class Slots:
 
 
 def find_placements(
-    model: torch.nn.Module, infos: Sequence[ParameterInfo], wanted: Collection[str]
+    model: torch.nn.Module,
+    infos: Sequence[ParameterInfo],
+    wanted: Collection[str],
+    as_stored: AsStored,
 ) -> dict[str, Placement]:
     """Ask the model's loader where it puts parameters; leaves every bit as it was.
 
@@ -97,6 +105,7 @@ def find_placements(
         model: vLLM's, loaded, not quantised, its linear weights not repacked.
         infos: the Hugging Face model's parameters, tied ones once.
         wanted: names of those that are looked for.
+        as_stored: what a checkpoint has in place of a parameter; the loader knows checkpoints.
 
     Returns:
         What this rank has of them, by name, in the order of `infos`.
@@ -106,7 +115,7 @@ def find_placements(
     """
     is_t = [info.transposed for info in infos]
     with _without_lora(model):
-        probe = _Probe(model, infos)
+        probe = _Probe(model, infos, as_stored)
         saved = [parameter.cpu().clone() for parameter in probe.parameters]
         try:
             probe.ask_where()
@@ -124,7 +133,7 @@ def find_placements(
         for i in cast(list[int], names[p][here_R].unique().tolist()):
             if infos[i].name not in wanted:
                 continue
-            if i in found or p in probe.not_a_grid:
+            if i in found or p in probe.not_a_grid or p in probe.not_computed_with:
                 raise _unknown(infos[i])
             own_R = here_R[names[p][here_R] == i]
             own_R, row_range = _in_order(infos[i], own_R, rows[p][own_R])
@@ -146,8 +155,11 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
     """
     packed = cast(dict[str, list[str]], getattr(model, "packed_modules_mapping", None) or {})
     found: list[Slots] = []
+    unused = _not_computed_with(model)
     for name, module in model.named_modules():
         if not hasattr(module, "lora_a_stacked"):
+            continue
+        if any(id(parameter) in unused for parameter in module.parameters()):
             continue
         layer = cast(Any, module)  # vLLM's LoRA layers have no common type
         if isinstance(layer.lora_a_stacked, torch.Tensor):
@@ -197,15 +209,21 @@ class _Probe:
         here_C: for each, columns that it fills.
         not_a_grid: those in which it fills anything but all these rows and columns, or not in the
             same order all along.
+        not_computed_with: those that the model has made something else of.
     """
 
-    def __init__(self, model: torch.nn.Module, infos: Sequence[ParameterInfo]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, infos: Sequence[ParameterInfo], as_stored: AsStored
+    ) -> None:
         self.parameters = [_matrix(parameter) for parameter in model.parameters()]
         self.here_R: list[torch.Tensor] = []
         self.here_C: list[torch.Tensor] = []
         self.not_a_grid: set[int] = set()
+        unused = _not_computed_with(model)
+        self.not_computed_with = {i for i, p in enumerate(model.parameters()) if id(p) in unused}
         self._model = model
         self._infos = infos
+        self._as_stored = as_stored
         self._most = max(max(*Part.whole(i.shape).rows, Part.whole(i.shape).width) for i in infos)
 
     def ask_where(self) -> None:
@@ -246,12 +264,37 @@ class _Probe:
             members = [(i, *split_member(info.name)) for i, info in enumerate(self._infos)]
             for parameter, group in itertools.groupby(members, lambda member: member[1]):
                 found = [(tensor(i), expert) for i, _, expert in group]
-                is_expert = found[0][1] is not None
-                yield parameter, torch.stack([t for t, _ in found]) if is_expert else found[0][0]
+                whole, expert = found[0]
+                if expert is not None:
+                    whole = torch.stack([tensor for tensor, _ in found])
+                yield from self._as_stored(parameter, whole).items()
 
         for parameter in self.parameters:
             parameter.zero_()
-        cast(Any, self._model).load_weights(tensors())
+        try:
+            cast(Any, self._model).load_weights(tensors())
+        except Exception as error:  # of many kinds: it expects to run before weights are processed
+            raise ModelError(
+                "vLLM's loader does not take this model's parameters a second time "
+                f"({first_line(error)}); use engine=torch"
+            ) from error
+
+
+def _not_computed_with(model: torch.nn.Module) -> set[int]:
+    """Identities of parameters that vLLM has made something else of, once, and computes with that.
+
+    Latent attention (MLA) absorbs a projection into others, and some kernels want experts shuffled.
+    """
+    found: set[int] = set()
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        backend = getattr(method, "unquantized_backend", None)
+        if hasattr(module, "is_amx_bmm_enabled"):
+            absorbed = cast(torch.nn.Module, module.kv_b_proj)
+            found |= {id(parameter) for parameter in absorbed.parameters()}
+        elif backend is not None and backend.name not in _BACKENDS_AS_LOADED:
+            found |= {id(parameter) for parameter in module.parameters(recurse=False)}
+    return found
 
 
 def _matrix(parameter: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.attention import round_up
@@ -28,7 +29,7 @@ CENTRE_WORK_BYTES = GIB // 2
 """Temporaries while the centre moves on a GPU: pieces of it, and factors of terms."""
 _VOCABULARY_STEP = 64
 """vLLM pads vocabularies to a multiple of this."""
-_SPLIT_BY_COLUMNS = ("o_proj", "out_proj", "dense", "down_proj", "dense_4h_to_h", "fc2")
+_SPLIT_BY_COLUMNS = ("o_proj", "out_proj", "c_proj", "dense", "down_proj", "dense_4h_to_h", "fc2")
 
 
 class Shards:
@@ -72,7 +73,10 @@ class Shards:
         with fewer key and value heads than GPUs, k_proj and v_proj have out / kv heads.
         """
         rows, columns = info.shape[0], math.prod(info.shape[1:])
-        layer = info.name.removesuffix(".weight").rpartition(".")[2]
+        if info.kind == "linear":
+            rows, columns = info.out_in
+        parameter, _ = split_member(info.name)
+        layer = parameter.removesuffix(".weight").rpartition(".")[2]
         if info.kind == "other":
             return rows, columns
         if info.kind == "embedding" or info.name == self.head:
@@ -87,8 +91,9 @@ class Shards:
         return sum(math.prod(self.shape(info)) for info in infos)
 
     def slot_elements(self) -> int:
-        """Of a LoRA slot of rank 1 for each linear weight but the head: Σ (out + in)."""
-        return sum(sum(self.shape(info)) for info in self.body)
+        """Of a LoRA slot of rank 1 for each linear weight but head and experts: Σ (out + in)."""
+        slots = [info for info in self.body if split_member(info.name)[1] is None]
+        return sum(sum(self.shape(info)) for info in slots)
 
     def centre_elements(self, space: SearchSpace) -> int:
         """Of the selected parameters; an adapter's factors are whole on every GPU."""

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import torch
 from typing_extensions import override
 
+from es_cookbook.checkpoints.models import AsStored
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.engines.genome_terms import GenomeTerms
@@ -79,9 +80,13 @@ class DenseGenomes(RankGenomes):
     """Genomes whose weights take the place of the model's, one at a time."""
 
     def __init__(
-        self, model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
+        self,
+        model: torch.nn.Module,
+        space: SearchSpace,
+        infos: Sequence[ParameterInfo],
+        as_stored: AsStored,
     ) -> None:
-        found = find_placements(model, infos, space.shapes.keys())
+        found = find_placements(model, infos, space.shapes.keys(), as_stored)
         self._placements = _find(found, space.shapes, "parameter")
         self._base: dict[str, torch.Tensor] = {}
         for name, place in self._placements.items():
@@ -113,9 +118,13 @@ class LowRankGenomes(DenseGenomes):
     """Genomes in LoRA slots beside the centre's weights; the last slot stays zero."""
 
     def __init__(
-        self, model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
+        self,
+        model: torch.nn.Module,
+        space: SearchSpace,
+        infos: Sequence[ParameterInfo],
+        as_stored: AsStored,
     ) -> None:
-        super().__init__(model, space, infos)
+        super().__init__(model, space, infos, as_stored)
         self._space = space
         self._slots = _slots_for(model, space.shapes)
         self._transposed = {info.name for info in infos if info.transposed}
@@ -164,7 +173,10 @@ class AdapterGenomes(RankGenomes):
 
 
 def host_genomes(
-    model: torch.nn.Module, space: SearchSpace, infos: Sequence[ParameterInfo]
+    model: torch.nn.Module,
+    space: SearchSpace,
+    infos: Sequence[ParameterInfo],
+    as_stored: AsStored,
 ) -> RankGenomes:
     """Get ready to host a space's genomes on vLLM's model, with LoRA slots if it needs them.
 
@@ -174,8 +186,8 @@ def host_genomes(
     if space.adapter is not None:
         return AdapterGenomes(model, space, space.adapter)
     if space.low_rank is not None:
-        return LowRankGenomes(model, space, infos)
-    return DenseGenomes(model, space, infos)
+        return LowRankGenomes(model, space, infos, as_stored)
+    return DenseGenomes(model, space, infos, as_stored)
 
 
 def _noise_device(model: torch.nn.Module) -> torch.device:

@@ -17,6 +17,7 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
 from vllm.platforms import current_platform
 
+from es_cookbook.checkpoints.models import load_architecture, stored_form
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.engines.vllm import cpu, cpu_experts
 from es_cookbook.engines.vllm.answers import FingerprintPiece
@@ -39,7 +40,7 @@ _LORA_OF_GPT2: dict[str, object] = {
     "is_non_gated_moe": False,
     "lora_manager": None,
 }
-"""vLLM has LoRA layers for all linear weights of GPT-2, and its model does not say so: this does."""
+"""vLLM has LoRA layers for all linear weights of GPT-2, but its model does not say so."""
 
 for _name, _value in _LORA_OF_GPT2.items():
     setattr(GPT2LMHeadModel, _name, _value)
@@ -83,8 +84,9 @@ class GenomeWorker:
         if num_slots:
             self._take_slots(num_slots)
         model = cast(torch.nn.Module, self.model_runner.model)
+        as_stored = stored_form(load_architecture(self.model_runner.model_config.model))
         with _writing_weights():
-            self._genomes = host_genomes(model, space, infos)
+            self._genomes = host_genomes(model, space, infos, as_stored)
             if num_slots:
                 self._genomes.load([])
         return self._genomes.fingerprint()

@@ -8,12 +8,12 @@ the centre's tensors come, one at a time, and none of them outlives its turn.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from es_cookbook.checkpoints.linear_weights import named_weights
+from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.models import (
     BaseParameters,
     load_architecture,
@@ -23,6 +23,7 @@ from es_cookbook.checkpoints.models import (
 from es_cookbook.checkpoints.peft import location, write_adapter
 from es_cookbook.checkpoints.quantised import quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
+from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
 from es_cookbook.runs.export.low_rank_fit import fit, relative_error
 from es_cookbook.runs.export.model_directory import BaseFiles
@@ -42,7 +43,8 @@ llm = LLM("this directory", dtype="{dtype}")  # vLLM's own choice may be another
 _LOAD_ADAPTER = """\
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained("this directory")  # with PEFT installed
+model = AutoModelForCausalLM.from_pretrained("this directory")  # with PEFT installed"""
+_LOAD_ADAPTER_IN_VLLM = """
 
 from vllm import LLM
 from vllm.lora.request import LoRARequest
@@ -140,9 +142,10 @@ def _save_whole(
 def write_own_adapter(directory: Path, replay: Replay, adapter: AdapterFactors) -> Written:
     """The adapter of a run whose space is one."""
     factors, rank = _factors(replay, adapter), adapter.lora.rank
-    weights = {info.name: info.out_in for info in replay.infos if info.name in adapter.targets}
+    adapted = [info for info in replay.infos if info.name in adapter.targets]
+    weights = {info.name: info.out_in for info in adapted}
     write_adapter(directory, adapter.lora, weights, factors, replay.model_name)
-    return _adapter(f"a PEFT adapter of rank {rank}", rank, replay)
+    return _adapter(f"a PEFT adapter of rank {rank}", rank, replay, adapted)
 
 
 def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
@@ -164,7 +167,7 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
     said = [f"{name}: relative error {error:.4g}" for name, error in errors.items()]
     said += [f"over all: relative error {over_all:.4g}", _rank_of_change(rank, replay)]
     return dataclasses.replace(
-        _adapter(f"a PEFT adapter of rank {rank}, the nearest to it", rank, replay),
+        _adapter(f"a PEFT adapter of rank {rank}, the nearest to it", rank, replay, infos.values()),
         said=tuple(said),
         errors=errors | {"over all": over_all},
     )
@@ -187,10 +190,13 @@ def _model(kind: str, replay: Replay, *said: str) -> Written:
     return Written(kind, "transformers", "finetune", loading, said)
 
 
-def _adapter(kind: str, rank: int, replay: Replay) -> Written:
-    loading = _LOAD_ADAPTER.format(
-        base=location(replay.model_name),
-        rank=next((accepted for accepted in _VLLM_RANKS if accepted >= rank), rank),
-        dtype=dtype_name(replay.dtype),
-    )
+def _adapter(kind: str, rank: int, replay: Replay, adapted: Collection[ParameterInfo]) -> Written:
+    loading = _LOAD_ADAPTER
+    # vLLM itself takes no adapters of GPT-2, nor PEFT's of experts.
+    if not any(info.transposed or split_member(info.name)[1] is not None for info in adapted):
+        loading += _LOAD_ADAPTER_IN_VLLM.format(
+            base=location(replay.model_name),
+            rank=next((accepted for accepted in _VLLM_RANKS if accepted >= rank), rank),
+            dtype=dtype_name(replay.dtype),
+        )
     return Written(kind, "peft", "adapter", loading)

@@ -220,6 +220,7 @@ async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(
     assert "as a PEFT adapter of rank 3" in write(run, tmp_path / "out")
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert 'LoRARequest("adapter"' in (tmp_path / "out" / "README.md").read_text()
     async with engine_at(run, model, space) as engine:
         actions = await greedy(engine)
     base = AutoModelForCausalLM.from_pretrained(model)

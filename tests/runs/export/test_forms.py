@@ -80,6 +80,7 @@ def test_an_adapter_answers_in_peft_as_it_does_merged(tmp_path: Path, family: st
     expected = logits(load(export(run.path, tmp_path / "whole", merge=True)))
     out = export(run.path, tmp_path / "adapter")
     assert (logits(load(model)) - expected).abs().max() > 0.01
+    assert "vllm" not in (out / "README.md").read_text(), "which takes no such adapters"
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["fan_in_fan_out"] == family.startswith("gpt2")
     assert bool(config.get("target_parameters")) == (not family.startswith("gpt2"))
