@@ -77,7 +77,7 @@ class PopulationSampler:
         self.engine = engine
         self.sampling = sampling
         self.attempts = attempts
-        self.rollout_timeout = rollout_timeout
+        self._watch = Watch(rollout_timeout)
         self.max_failed_fraction = max_failed_fraction
         self.run_seed = run_seed
         self.seconds = Seconds()
@@ -143,7 +143,6 @@ class PopulationSampler:
     ) -> list[TrajectoryGroup]:
         began = time.perf_counter()
         load_time = _LoadTime()
-        watch = Watch(self.rollout_timeout)
         num_genomes = blocks[-1].range_G.stop
         groups_P = [
             RolloutGroup(
@@ -154,27 +153,26 @@ class PopulationSampler:
                 # The same functions for every genome: common random numbers. Cached: each seed is
                 # derived once.
                 [functools.cache(functools.partial(seed_of, p, k)) for k in range(num_attempts)],
-                watch,
+                self._watch,
             )
             for p, builder in enumerate(env_group_builders_P)
         ]
         try:
-            async with anyio.create_task_group() as watching:
-                watching.start_soon(watch.run)
-                async with anyio.create_task_group() as running:
-                    for block in blocks:
-                        running.start_soon(self._run_block, block, groups_P, load_time)
-                watching.cancel_scope.cancel()
+            with self._watch:
+                try:
+                    async with anyio.create_task_group() as running:
+                        for block in blocks:
+                            running.start_soon(self._run_block, block, groups_P, load_time)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        async with anyio.create_task_group() as closing:
+                            for group in groups_P:
+                                closing.start_soon(group.close)
         except BaseExceptionGroup as errors:
             # Task groups wrap whatever stops them; the user reads the one sentence inside.
             raise cause_of(errors) from None
-        finally:
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as closing:
-                    for group in groups_P:
-                        closing.start_soon(group.close)
         total = time.perf_counter() - began
-        self.seconds = Seconds(load_time.seconds, total - load_time.seconds, watch.seconds)
+        self.seconds = Seconds(load_time.seconds, total - load_time.seconds, self._watch.seconds)
         trajectory_groups_P = [group.result() for group in groups_P]
         self._check_lost(what, trajectory_groups_P, len(groups_P) * num_genomes * num_attempts)
         return trajectory_groups_P

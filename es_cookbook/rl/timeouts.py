@@ -2,18 +2,21 @@
 
 A rollout waits for the engine most of the time, and how long depends on the population, not on its
 Env. So its clock is stopped while it waits, and only an Env that keeps control too long (a hung
-grader, a judge that never answers) is overdue. One task checks all clocks periodically, at a
+grader, a judge that never answers) is overdue. One timer checks all clocks periodically, at a
 thousandth of the cost of one timer per rollout.
 
-Left out: interrupting an Env that never awaits. Nothing on the event loop can; CPU-heavy grading
-belongs in a worker process.
+An Env that awaits is cancelled when it is overdue. One that does not is the business of the
+watchdog (`es_cookbook.rl.watchdog`), which each turn of the watch puts off.
 """
 
+import asyncio
 import time
 import traceback
 from types import TracebackType
 
 import anyio
+
+from es_cookbook.rl.watchdog import GUEST, WARN_AFTER, Guest, Interrupted, Watchdog
 
 CHECKS_PER_TIMEOUT = 8
 """How often the watch checks: an Env is stopped at most an eighth of the time-out late."""
@@ -22,20 +25,39 @@ CHECKS_PER_TIMEOUT = 8
 class Watch:
     """All clocks of a generation, overdue after `timeout` seconds of one of them.
 
+    Checks them from `with watch:` on, in which it may be used again and again. A warning names what
+    holds the event loop for more than `warn_after` seconds.
+
     `seconds` is the time during which at least one was running; `clocks` have not ended.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, warn_after: float = WARN_AFTER) -> None:
         self.timeout = timeout
         self.seconds = 0.0
         self.clocks: set[Clock] = set()
+        self.watchdog = Watchdog(timeout, warn_after)
         self._num_running = 0
         self._since = 0.0
+        self._check_at = 0.0
 
-    async def run(self) -> None:
-        """Check until cancelled."""
-        while True:
-            await anyio.sleep(self.timeout / CHECKS_PER_TIMEOUT)
+    def __enter__(self) -> "Watch":
+        self.seconds = 0.0
+        self._check_at = time.perf_counter() + self.timeout / CHECKS_PER_TIMEOUT
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self.watchdog.interval, self._turn)
+        self.watchdog.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.watchdog.stop()
+        self._timer.cancel()
+
+    def _turn(self) -> None:
+        self._timer = self._loop.call_later(self.watchdog.interval, self._turn)
+        self.watchdog.turn()
+        now = time.perf_counter()
+        if now >= self._check_at:
+            self._check_at = now + self.timeout / CHECKS_PER_TIMEOUT
             for clock in self.clocks:
                 clock.cancel_if_overdue()
 
@@ -55,13 +77,33 @@ class Watch:
 class Clock:
     """Runs while the code inside `with clock:` has control.
 
-    The body is cancelled when the clock is overdue; the `with` statement then ends quietly, and
-    `overdue_at` is the traceback of the place where it was cancelled.
+    The body is cancelled when the clock is overdue, and interrupted when it holds the event loop
+    for as long; the `with` statement then ends quietly, and `overdue_at` is the traceback of the
+    place.
+
+    Attributes:
+        watchdog: the watch's.
+        has_control: whether the clock is running.
+        interrupted: where the body held the event loop, in one line; None if it never did.
+        overdue_at: where the body was when it was stopped.
     """
 
-    __slots__ = ("_num_waiting", "_scope", "_since", "_spent", "_watch", "overdue_at")
+    __slots__ = (
+        "_num_waiting",
+        "_scope",
+        "_since",
+        "_spent",
+        "_watch",
+        "has_control",
+        "interrupted",
+        "overdue_at",
+        "watchdog",
+    )
 
     def __init__(self, watch: Watch) -> None:
+        self.watchdog = watch.watchdog
+        self.has_control = False
+        self.interrupted: str | None = None
         self.overdue_at: str | None = None
         self._watch = watch
         self._scope = anyio.CancelScope()
@@ -72,6 +114,7 @@ class Clock:
     def __enter__(self) -> None:
         self._scope.__enter__()
         self._watch.clocks.add(self)
+        GUEST.set(self)
         self._start()
 
     def __exit__(
@@ -81,20 +124,36 @@ class Clock:
         where: TracebackType | None,
     ) -> bool:
         self._stop()
+        GUEST.set(None)
         self._watch.clocks.discard(self)
-        ended_quietly = self._scope.__exit__(kind, error, where)
-        if self._scope.cancelled_caught and error is not None:
+        ended_quietly = bool(self._scope.__exit__(kind, error, where))
+        if isinstance(error, Interrupted):
+            ended_quietly = True
+        if ended_quietly and error is not None:
             self.overdue_at = "".join(traceback.format_exception(error))
-        return bool(ended_quietly)
+        return ended_quietly
 
-    def wait(self) -> None:
-        """Stop: the engine has control now. Waits may overlap."""
+    @property
+    def reason(self) -> str | None:
+        """Why the body was stopped, in one line; None if it was not, or stopped by others."""
+        if self.interrupted is not None:
+            return f"TimeoutError: {self.interrupted}"
+        if self.overdue_at is not None:
+            return f"TimeoutError: not done after {self._watch.timeout:g} s (rollout_timeout)"
+        return None
+
+    def wait(self) -> Guest | None:
+        """Stop: the engine has control now. Waits may overlap; `go_on` takes what this returns."""
         self._num_waiting += 1
         if self._num_waiting == 1:
             self._stop()
+        guest = GUEST.get()
+        GUEST.set(None)
+        return guest
 
-    def go_on(self) -> None:
+    def go_on(self, guest: Guest | None) -> None:
         """One wait is over."""
+        GUEST.set(guest)
         self._num_waiting -= 1
         if self._num_waiting == 0:
             self._start()
@@ -109,8 +168,10 @@ class Clock:
     def _start(self) -> None:
         self._since = time.perf_counter()
         self._watch.started(self._since)
+        self.has_control = True
 
     def _stop(self) -> None:
+        self.has_control = False
         now = time.perf_counter()
         self._spent += now - self._since
         self._watch.stopped(now)
