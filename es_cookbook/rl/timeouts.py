@@ -6,10 +6,12 @@ grader, a judge that never answers) is overdue. One timer checks all clocks peri
 thousandth of the cost of one timer per rollout.
 
 An Env that awaits is cancelled when it is overdue. One that does not is the business of the
-watchdog (`es_cookbook.rl.watchdog`), which each turn of the watch puts off.
+watchdog (`es_cookbook.rl.watchdog`), which each turn of the watch puts off. Others lose nothing by
+it: clocks stand still while the loop is late.
 """
 
 import asyncio
+import math
 import time
 import traceback
 from types import TracebackType
@@ -38,24 +40,35 @@ class Watch:
         self.watchdog = Watchdog(timeout, warn_after)
         self._num_running = 0
         self._since = 0.0
+        self._late = 0.0
+        self._turn_at = math.inf
         self._check_at = 0.0
 
     def __enter__(self) -> "Watch":
         self.seconds = 0.0
-        self._check_at = time.perf_counter() + self.timeout / CHECKS_PER_TIMEOUT
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(self.watchdog.interval, self._turn)
         self.watchdog.start()
+        self._wait(time.perf_counter())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.watchdog.stop()
         self._timer.cancel()
+        self._turn_at = math.inf
+
+    def time(self, now: float) -> float:
+        """By which clocks go: it stands still while the event loop is late."""
+        return min(now, self._turn_at) - self._late
+
+    def _wait(self, now: float) -> None:
+        self._turn_at = now + self.watchdog.interval
+        self._timer = self._loop.call_later(self.watchdog.interval, self._turn)
 
     def _turn(self) -> None:
-        self._timer = self._loop.call_later(self.watchdog.interval, self._turn)
-        self.watchdog.turn()
         now = time.perf_counter()
+        self._late += max(now - self._turn_at, 0.0)
+        self._wait(now)
+        self.watchdog.turn()
         if now >= self._check_at:
             self._check_at = now + self.timeout / CHECKS_PER_TIMEOUT
             for clock in self.clocks:
@@ -161,17 +174,18 @@ class Clock:
     def cancel_if_overdue(self) -> None:
         """Cancel the body if it has had control for too long."""
         if self._num_waiting == 0:
-            spent = self._spent + time.perf_counter() - self._since
+            spent = self._spent + self._watch.time(time.perf_counter()) - self._since
             if spent >= self._watch.timeout:
                 self._scope.cancel()
 
     def _start(self) -> None:
-        self._since = time.perf_counter()
-        self._watch.started(self._since)
+        now = time.perf_counter()
+        self._since = self._watch.time(now)
+        self._watch.started(now)
         self.has_control = True
 
     def _stop(self) -> None:
         self.has_control = False
         now = time.perf_counter()
-        self._spent += now - self._since
+        self._spent += self._watch.time(now) - self._since
         self._watch.stopped(now)
