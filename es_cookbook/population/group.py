@@ -179,9 +179,13 @@ class RolloutGroup:
 
         Runs in a task of its own, which anyio cancels by a scope and nobody else cancels.
         """
+        task = asyncio.current_task()
+        assert task is not None
         try:
             with clock:
                 result = await call()
+                if task.cancelling():  # By itself, or by us just now.
+                    await asyncio.sleep(0)
                 if clock.interrupted is None:
                     return result
             trace = clock.overdue_at or ""
@@ -190,8 +194,7 @@ class RolloutGroup:
                 raise
             # Nobody cancelled us: the user's code awaited something that was cancelled, or
             # cancelled its own task.
-            task = asyncio.current_task()
-            while task is not None and task.uncancel():
+            while task.uncancel():
                 pass
             return _lost(error)
         except BaseException as error:

@@ -8,17 +8,17 @@ what a run opens and closes, `recorder` what it writes.
 """
 
 import asyncio
-import signal
-import sys
 from pathlib import Path
 
 import anyio
 
+from es_cookbook.common.errors import EnvError
 from es_cookbook.common.terminal import command
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import opened
+from es_cookbook.train.signals import end_on_signals
 
 
 async def main(config: Config) -> None:
@@ -47,7 +47,17 @@ def run(config: Config) -> None:
         KeyboardInterrupt: It was stopped; says how to go on.
         ESCookbookError: As `main`.
     """
-    if anyio.run(_interrupted, config):
+    try:
+        interrupted = anyio.run(_interrupted, config)
+    except KeyboardInterrupt:
+        interrupted = True
+    except SystemExit as error:
+        # Out of a task that an Env has started, past everything that guards the Env.
+        raise EnvError(
+            f"a task called sys.exit({error.code}), which ends the event loop: raise another "
+            "exception, which costs a rollout"
+        ) from error
+    if interrupted:
         recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
@@ -59,15 +69,9 @@ def run(config: Config) -> None:
 async def _interrupted(config: Config) -> bool:
     """Run `main` until it ends (False) or a signal comes (True)."""
     loop = asyncio.get_running_loop()
-    signals = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM)
-
-    def stop() -> None:
-        scope.cancel()
-        for number in signals:  # A second Ctrl-C does not wait for what is being closed.
-            loop.remove_signal_handler(number)
-
-    with anyio.CancelScope() as scope:
-        for number in signals:
-            loop.add_signal_handler(number, stop)
+    with (
+        anyio.CancelScope() as scope,
+        end_on_signals(lambda: loop.call_soon_threadsafe(scope.cancel)),
+    ):
         await main(config)
     return scope.cancelled_caught

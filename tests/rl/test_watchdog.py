@@ -65,3 +65,44 @@ def test_an_env_that_blocks_loses_its_own_rollout_as_one_that_raises(
     blocked, seconds = anyio.run(history, model, tmp_path / "run", where, kind)
     assert TIMEOUT <= seconds < TIMEOUT + 2
     assert blocked == failed(where)
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("initial_observation", "sleep"),
+        ("task", "sleep"),
+        ("make_envs", "sleep"),
+        ("group_rewards", "sleep"),
+        ("close", "sleep"),
+        ("sync", "empty_queue"),
+        ("sync", "program"),
+        ("sync", "swallow_everything"),
+        ("task", "swallow_everything"),
+    ],
+)
+def test_wherever_it_blocks_and_whatever_it_swallows(
+    model: Path, tmp_path: Path, failed: Callable[[str], bytes], where: str, kind: str
+) -> None:
+    blocked, seconds = anyio.run(history, model, tmp_path / "run", where, kind)
+    assert TIMEOUT <= seconds < TIMEOUT + 2
+    assert blocked == failed(where)
+
+
+@pytest.mark.parametrize(
+    "kind", ["leave", "give_up", "stop_iteration", "cancelled", "cancelled_in_a_group"]
+)
+def test_what_an_env_raises_to_end_things_ends_its_own_rollout(
+    model: Path, tmp_path: Path, failed: Callable[[str], bytes], kind: str
+) -> None:
+    for where in ("sync", "async", "group_rewards"):
+        ended, _ = anyio.run(history, model, tmp_path / where, where, kind)
+        assert ended == failed(where)
+
+
+@pytest.mark.parametrize("where", ["initial_observation", "sync", "async", "group_rewards"])
+def test_an_env_that_cancels_its_own_task_loses_its_own_rollout(
+    model: Path, tmp_path: Path, failed: Callable[[str], bytes], where: str
+) -> None:
+    ended, _ = anyio.run(history, model, tmp_path / where, where, "cancel_itself")
+    assert ended == failed(where)
