@@ -1,11 +1,21 @@
-"""Envs that never give the event loop back, and runs in which one rollout does that."""
+"""Envs that never give the event loop back, and runs in which one rollout does that.
+
+    python -m tests.blocking
+
+imports everything and then forks a run for every line of JSON that it reads: the run's options, and
+the file for what it writes to stderr. It prints the run's process id, and its exit code.
+"""
 
 import asyncio
+import ctypes
 import dataclasses
+import json
+import os
 import queue
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +24,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 import chz
+import transformers  # noqa: F401 - before the forks, so that no child has to
 
+from es_cookbook.checkpoints import models  # noqa: F401 - for the same reason
 from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
@@ -94,6 +106,14 @@ def swallow_everything() -> None:
             pass
 
 
+def deaf() -> None:
+    """Deadlocks in C code that no signal reaches; other threads run."""
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
 def fail() -> None:
     raise ValueError("it failed")
 
@@ -136,6 +156,7 @@ KINDS: Mapping[str, Callable[[], None]] = {
         empty_queue,
         program,
         swallow_everything,
+        deaf,
         fail,
         leave,
         interrupt,
@@ -226,6 +247,8 @@ class Dataset(RLDataset):
         self.where, self.kind = where, kind
 
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        if self.where == "get_batch" and generation == 1:
+            KINDS[self.kind]()
         return [
             Problem(3 * generation + i, self.where if (generation, i) == (1, 0) else "", self.kind)
             for i in range(3)
@@ -267,11 +290,18 @@ class BlockingConfig(TinyConfig):
     max_failed_fraction: float = chz.field(default=0.5, doc="a whole group may be lost")
 
 
-def wait_for(path: Path, lines: int) -> None:
-    """Wait until a file has so many lines."""
-    while not path.exists() or path.read_bytes().count(b"\n") < lines:
-        time.sleep(0.01)
+def serve() -> None:
+    """Fork a run for every line of standard input."""
+    for line in sys.stdin:
+        options, errors = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+            run_cli(run, BlockingConfig, options)
+            return
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":
-    run_cli(run, BlockingConfig)
+    serve()
