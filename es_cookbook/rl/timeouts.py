@@ -11,9 +11,11 @@ it: clocks stand still while the loop is late.
 """
 
 import asyncio
+import contextlib
 import math
 import time
 import traceback
+from collections.abc import Generator
 from types import TracebackType
 
 import anyio
@@ -22,6 +24,20 @@ from es_cookbook.rl.watchdog import GUEST, WARN_AFTER, Guest, Interrupted, Watch
 
 CHECKS_PER_TIMEOUT = 8
 """How often the watch checks: an Env is stopped at most an eighth of the time-out late."""
+
+
+@contextlib.contextmanager
+def nobody_has_control() -> Generator[None]:
+    """Inside, the clock of the rollout that this is called in, if any, stands still."""
+    guest = GUEST.get()
+    if not isinstance(guest, Clock):
+        yield
+        return
+    guest.wait()
+    try:
+        yield
+    finally:
+        guest.go_on(guest)
 
 
 class Watch:
