@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -72,7 +71,7 @@ def regular_expression() -> None:
 
 def swallow_exceptions() -> None:
     while True:
-        try:
+        try:  # noqa: SIM105 - as an Env would
             time.sleep(FOR_EVER)
         except Exception:
             pass
@@ -100,7 +99,7 @@ def program() -> None:
 
 def swallow_everything() -> None:
     while True:
-        try:
+        try:  # noqa: SIM105 - as an Env would
             sum(range(1000))
         except:  # noqa: E722
             pass

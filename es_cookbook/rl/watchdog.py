@@ -27,12 +27,12 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from es_cookbook.rl.types import Env, EnvGroup, EnvGroupBuilder
 
-ALARMS_PER_TIMEOUT = 8
-"""How often the watchdog looks: code is interrupted at most half of the time-out late."""
+LOOKS = 8
+"""How often the watchdog looks within a time-out: code is interrupted at most half of it late."""
 LONGEST_INTERVAL = 0.5
 """Seconds between two looks, at most."""
 WARN_AFTER = 5.0
@@ -61,9 +61,7 @@ class Guest(Protocol):
         interrupted: where it was, in one line; None if it never was.
     """
 
-    @property
-    def watchdog(self) -> "Watchdog": ...
-
+    watchdog: "Watchdog"
     has_control: bool
     interrupted: str | None
 
@@ -82,11 +80,11 @@ class Watchdog:
 
     in_main_thread: ClassVar[set["Watchdog"]] = set()
     """Those in the main thread, which share the signal's handler."""
-    _former_handler: ClassVar[object] = None
+    _former_handlers: ClassVar[list[Any]] = []
 
     def __init__(self, timeout: float, warn_after: float = WARN_AFTER) -> None:
         self.timeout = timeout
-        self.interval = min(timeout / ALARMS_PER_TIMEOUT, LONGEST_INTERVAL)
+        self.interval = min(timeout / LOOKS, warn_after / LOOKS, LONGEST_INTERVAL)
         self._warn_after = warn_after
         self._places: set[str] = set()
         self._num_turns = 0
@@ -103,7 +101,7 @@ class Watchdog:
             self._alarm = _ThreadAlarm(self._only_warn)
         else:
             if not self.in_main_thread:
-                Watchdog._former_handler = signal.signal(signal.SIGURG, _on_alarm)
+                self._former_handlers.append(signal.signal(signal.SIGURG, _on_alarm))
             self.in_main_thread.add(self)
             self._alarm = _alarm_of_main_thread()
         self.turn()
@@ -119,8 +117,8 @@ class Watchdog:
         if self in self.in_main_thread:
             self.in_main_thread.remove(self)
             if not self.in_main_thread:
-                former = self._former_handler  # None if it is not Python's to put back.
-                signal.signal(signal.SIGURG, former or signal.SIG_DFL)  # pyright: ignore
+                former = self._former_handlers.pop()  # None if it is not Python's to put back.
+                signal.signal(signal.SIGURG, former or signal.SIG_DFL)
 
     @classmethod
     def hurry_all(cls) -> None:
@@ -195,9 +193,9 @@ def place_of(frame: FrameType) -> str | None:
     """The innermost method of an Env, its group or its builder: `Slow.grade (env.py:12)`."""
     at: FrameType | None = frame
     while at is not None:
-        names = at.f_code.co_varnames[: at.f_code.co_argcount][:1] or at.f_code.co_freevars
-        for name in names:
-            if isinstance(at.f_locals.get(name), Env | EnvGroup | EnvGroupBuilder):
+        code = at.f_code
+        for name in (*code.co_varnames[: min(code.co_argcount, 1)], *code.co_freevars):
+            if issubclass(type(at.f_locals.get(name)), Env | EnvGroup | EnvGroupBuilder):
                 return _shown(at)
         at = at.f_back
     return None
@@ -255,9 +253,7 @@ class _KernelAlarm:
         self._timer = ctypes.c_void_p()
         thread = threading.get_native_id()
         event = self._Event(None, signal.SIGURG, self._SIGEV_THREAD_ID, thread)
-        if libc.timer_create(
-            time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer)
-        ):
+        if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer)):
             raise OSError(ctypes.get_errno(), "timer_create")
 
     def put_off(self, first: float, every: float) -> None:

@@ -69,9 +69,10 @@ def run(config: Config) -> None:
 async def _interrupted(config: Config) -> bool:
     """Run `main` until it ends (False) or a signal comes (True)."""
     loop = asyncio.get_running_loop()
-    with (
-        anyio.CancelScope() as scope,
-        end_on_signals(lambda: loop.call_soon_threadsafe(scope.cancel)),
-    ):
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(scope.cancel)
+
+    with anyio.CancelScope() as scope, end_on_signals(stop):
         await main(config)
     return scope.cancelled_caught

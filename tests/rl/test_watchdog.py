@@ -1,20 +1,29 @@
 """Code that holds the event loop is interrupted where it stands, and loses its own rollout."""
 
+import asyncio
+import ctypes
 import functools
-import logging
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from es_cookbook import train
+from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.rollouts import lost_rollouts
+from es_cookbook.rl.timeouts import Clock, Watch
+from es_cookbook.rl.types import Action, EnvGroup, LostRollout, SamplingParams, StepResult
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.blocking import SIX_KINDS, BlockingConfig, DatasetBuilder
+from tests.blocking import SIX_KINDS, Awaiting, BlockingConfig, DatasetBuilder, Problem
+from tests.fakes import FakeEngine
 from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -106,3 +115,157 @@ def test_an_env_that_cancels_its_own_task_loses_its_own_rollout(
 ) -> None:
     ended, _ = anyio.run(history, model, tmp_path / where, where, "cancel_itself")
     assert ended == failed(where)
+
+
+class Sleepy(Awaiting):
+    """Sleeps so many seconds in a step, once; gives what it gives whatever happens."""
+
+    seconds = 0.0
+    swallows = False
+
+    async def step(self, action: Action) -> StepResult:
+        if self.blocks:
+            try:
+                self.nap()
+            except BaseException:
+                if not self.swallows:
+                    raise
+        return StepResult(1.0, done=True)
+
+    def nap(self) -> None:
+        time.sleep(self.seconds)
+
+
+class SleepyProblem(Problem):
+    """A problem of which the second Env sleeps."""
+
+    env: type[Sleepy] = Sleepy
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return EnvGroup([self.env(self, i == 1) for i in range(num_envs)])
+
+
+def sleepy(**attributes: Any) -> SleepyProblem:
+    problem = SleepyProblem(0, "", "")
+    object.__setattr__(problem, "env", type("Sleepy", (Sleepy,), attributes))
+    return problem
+
+
+async def lost_by(
+    problem: Problem, *, engine: FakeEngine | None = None, genomes: int = 4, **settings: Any
+) -> list[LostRollout]:
+    sampling = SamplingParams(max_tokens=4)
+    sampler = PopulationSampler(
+        engine or FakeEngine(), sampling=sampling, max_failed_fraction=1, **settings
+    )
+    genomes_G = [Genome((Term(seed, 0.5),)) for seed in range(genomes)]
+    return lost_rollouts(await sampler.rollout(0, [problem], genomes_G))
+
+
+async def test_a_rollout_that_was_interrupted_names_file_and_line() -> None:
+    line = Sleepy.nap.__code__.co_firstlineno + 1
+    (lost,) = await lost_by(sleepy(seconds=100), rollout_timeout=TIMEOUT)
+    assert lost.reason == (
+        f"TimeoutError: Sleepy.nap ({__file__}:{line}) held the event loop for more than 0.3 s "
+        "without a break (rollout_timeout)"
+    )
+    assert f'File "{__file__}", line {line}, in nap\n    time.sleep(self.seconds)' in lost.traceback
+
+
+async def test_who_swallows_the_interruption_and_goes_on_is_lost_all_the_same() -> None:
+    (lost,) = await lost_by(sleepy(seconds=100, swallows=True), rollout_timeout=TIMEOUT)
+    assert "Sleepy.nap" in lost.reason
+
+
+async def test_who_lets_go_in_time_is_not_lost() -> None:
+    assert await lost_by(sleepy(seconds=0.4), rollout_timeout=1.0) == []
+
+
+@pytest.mark.parametrize("kind", ["sleep", "loop", "swallow_everything"])
+async def test_without_a_timer_of_the_kernel_a_thread_does_it(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def no_timers(*_: object, **__: object) -> None:
+        raise AttributeError("timer_create")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_timers)
+    (lost,) = await lost_by(Problem(0, "sync", kind), rollout_timeout=TIMEOUT)
+    assert "held the event loop" in lost.reason
+
+
+async def test_an_engine_that_holds_the_loop_is_not_interrupted() -> None:
+    class Slow(FakeEngine):
+        async def sample(self, request: SampleRequest) -> Action:
+            time.sleep(0.3)
+            return await super().sample(request)
+
+    assert await lost_by(sleepy(), engine=Slow(), rollout_timeout=0.1) == []
+
+
+async def test_many_that_hold_it_for_a_moment_each_are_not_interrupted() -> None:
+    class Busy(Problem):
+        async def make_envs(self, num_envs: int) -> EnvGroup:
+            every = type("Sleepy", (Sleepy,), {"seconds": 0.001})
+            return EnvGroup([every(self, True) for _ in range(num_envs)])
+
+    busy = Busy(0, "", "")
+    assert await lost_by(busy, genomes=1000, rollout_timeout=0.2) == []
+
+
+async def test_a_warning_names_who_holds_the_loop_once_a_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env = sleepy(seconds=0.4).env(Problem(0, "", ""), True)
+    watch = Watch(10, warn_after=0.2)
+    for _ in range(2):
+        with watch:
+            clock = Clock(watch)
+            with clock:
+                await env.step(Action((1,), "1", "stop"))
+            assert clock.reason is None
+    line = Sleepy.nap.__code__.co_firstlineno + 1
+    assert caplog.messages == [
+        f"Sleepy.nap ({__file__}:{line}) has held the event loop for 0.2 s, and with it the whole "
+        "population: what takes long belongs in a worker process "
+        "(es_cookbook.rl.grading.workers.in_worker)"
+    ]
+
+
+@pytest.mark.slow
+async def test_the_warning_comes_after_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    assert await lost_by(sleepy(seconds=4.5)) == []
+    assert caplog.messages == []
+    assert await lost_by(sleepy(seconds=6.5)) == []
+    assert "has held the event loop for 5 s" in caplog.text
+
+
+async def test_outside_the_main_thread_it_only_warns_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> str | None:
+        env = sleepy(seconds=0.7).env(Problem(0, "", ""), True)
+        watch = Watch(0.4, warn_after=0.2)
+        clock = Clock(watch)
+        with watch, clock:
+            await env.step(Action((1,), "1", "stop"))
+        return clock.reason
+
+    assert await anyio.to_thread.run_sync(asyncio.run, work()) is None
+    (message,) = caplog.messages
+    assert "it cannot be interrupted, because the loop is not in the main thread" in message
+
+
+async def test_the_signals_handler_is_as_before_afterwards() -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    former = signal.signal(signal.SIGURG, mine)
+    try:
+        outer, inner = Watch(60), Watch(60)
+        with outer:
+            inner.__enter__()
+            assert signal.getsignal(signal.SIGURG) is not mine
+        assert signal.getsignal(signal.SIGURG) is not mine
+        inner.__exit__()
+        assert signal.getsignal(signal.SIGURG) is mine
+    finally:
+        signal.signal(signal.SIGURG, former)

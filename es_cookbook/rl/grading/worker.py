@@ -111,8 +111,8 @@ def _load_main(main: tuple[str, str] | None) -> None:
     with open(path, "rb") as file:
         if b"__main__" not in file.read():
             raise ImportError(
-                f"it is defined in {path}, which would run as a whole when it is imported: put what "
-                "runs there under if __name__ == '__main__', or the function into a module"
+                f"it is defined in {path}, which would run as a whole when it is imported: put "
+                "what runs there under if __name__ == '__main__', or the function into a module"
             )
     if module_name:
         namespace = runpy.run_module(module_name, run_name="__mp_main__", alter_sys=True)

@@ -117,21 +117,20 @@ async def _answer(name: str, request: bytes, timeout: float) -> bytes:
             raise WorkerTimeoutError(
                 f"a worker process could not import {name} within {SECONDS_TO_START:g} s"
             )
-        with anyio.move_on_after(timeout) as working:
+        with anyio.move_on_after(timeout):
             (length,) = worker.LENGTH.unpack(await own.read(worker.LENGTH.size))
             answer = await own.read(length)
-        if working.cancelled_caught:
-            raise WorkerTimeoutError(
-                f"{name} was not done after {timeout:g} s in a worker process, which was killed"
-            )
+            own.idle_since = time.monotonic()
+            _idle.append(own)
+            return answer
+        raise WorkerTimeoutError(
+            f"{name} was not done after {timeout:g} s in a worker process, which was killed"
+        )
     except ConnectionError:
         raise WorkerError(f"{name} ended its worker process, {own.how_it_ended()}") from None
     except BaseException:
         own.kill()
         raise
-    own.idle_since = time.monotonic()
-    _idle.append(own)
-    return answer
 
 
 class _Worker:

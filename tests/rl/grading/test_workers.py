@@ -1,4 +1,4 @@
-"""A call in a worker process comes back, or is told in a sentence; the pool goes on and leaks nothing."""
+"""A call in a worker process comes back or is told in a sentence, and the pool leaks nothing."""
 
 import functools
 import gc
