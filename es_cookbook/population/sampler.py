@@ -77,10 +77,11 @@ class PopulationSampler:
         self.engine = engine
         self.sampling = sampling
         self.attempts = attempts
-        self._watch = Watch(rollout_timeout)
+        self.rollout_timeout = rollout_timeout
         self.max_failed_fraction = max_failed_fraction
         self.run_seed = run_seed
         self.seconds = Seconds()
+        self._warned: set[str] = set()
 
     async def rollout(
         self,
@@ -143,6 +144,7 @@ class PopulationSampler:
     ) -> list[TrajectoryGroup]:
         began = time.perf_counter()
         load_time = _LoadTime()
+        watch = Watch(self.rollout_timeout, warned=self._warned)
         num_genomes = blocks[-1].range_G.stop
         groups_P = [
             RolloutGroup(
@@ -153,12 +155,12 @@ class PopulationSampler:
                 # The same functions for every genome: common random numbers. Cached: each seed is
                 # derived once.
                 [functools.cache(functools.partial(seed_of, p, k)) for k in range(num_attempts)],
-                self._watch,
+                watch,
             )
             for p, builder in enumerate(env_group_builders_P)
         ]
         try:
-            with self._watch:
+            with watch:
                 try:
                     async with anyio.create_task_group() as running:
                         for block in blocks:
@@ -172,7 +174,7 @@ class PopulationSampler:
             # Task groups wrap whatever stops them; the user reads the one sentence inside.
             raise cause_of(errors) from None
         total = time.perf_counter() - began
-        self.seconds = Seconds(load_time.seconds, total - load_time.seconds, self._watch.seconds)
+        self.seconds = Seconds(load_time.seconds, total - load_time.seconds, watch.seconds)
         trajectory_groups_P = [group.result() for group in groups_P]
         self._check_lost(what, trajectory_groups_P, len(groups_P) * num_genomes * num_attempts)
         return trajectory_groups_P

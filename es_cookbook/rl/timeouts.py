@@ -43,17 +43,19 @@ def nobody_has_control() -> Generator[None]:
 class Watch:
     """All clocks of a generation, overdue after `timeout` seconds of one of them.
 
-    Checks them from `with watch:` on, in which it may be used again and again. A warning names what
-    holds the event loop for more than `warn_after` seconds.
+    Checks them inside `with watch:`. A warning names what holds the event loop for more than
+    `warn_after` seconds, unless it is in `warned` already, to which it is then added.
 
     `seconds` is the time during which at least one was running; `clocks` have not ended.
     """
 
-    def __init__(self, timeout: float, warn_after: float = WARN_AFTER) -> None:
+    def __init__(
+        self, timeout: float, warn_after: float = WARN_AFTER, warned: set[str] | None = None
+    ) -> None:
         self.timeout = timeout
         self.seconds = 0.0
         self.clocks: set[Clock] = set()
-        self.watchdog = Watchdog(timeout, warn_after)
+        self.watchdog = Watchdog(timeout, warn_after, set() if warned is None else warned)
         self._num_running = 0
         self._since = 0.0
         self._late = 0.0
@@ -61,7 +63,6 @@ class Watch:
         self._check_at = 0.0
 
     def __enter__(self) -> "Watch":
-        self.seconds = 0.0
         self._loop = asyncio.get_running_loop()
         self.watchdog.start()
         self._wait(time.perf_counter())
@@ -70,11 +71,6 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.watchdog.stop()
         self._timer.cancel()
-        self._turn_at = math.inf
-
-    def time(self, now: float) -> float:
-        """By which clocks go: it stands still while the event loop is late."""
-        return min(now, self._turn_at) - self._late
 
     def _wait(self, now: float) -> None:
         self._turn_at = now + self.watchdog.interval
@@ -90,17 +86,25 @@ class Watch:
             for clock in self.clocks:
                 clock.cancel_if_overdue()
 
-    def started(self, now: float) -> None:
-        """A clock started."""
+    def time(self) -> float:
+        """The time by which clocks go: it stands still while the event loop is late."""
+        return min(time.perf_counter(), self._turn_at) - self._late
+
+    def started(self) -> float:
+        """A clock started; gives its time."""
+        now = time.perf_counter()
         if self._num_running == 0:
             self._since = now
         self._num_running += 1
+        return (now if now < self._turn_at else self._turn_at) - self._late
 
-    def stopped(self, now: float) -> None:
-        """A clock stopped."""
+    def stopped(self) -> float:
+        """A clock stopped; gives its time."""
+        now = time.perf_counter()
         self._num_running -= 1
         if self._num_running == 0:
             self.seconds += now - self._since
+        return (now if now < self._turn_at else self._turn_at) - self._late
 
 
 class Clock:
@@ -190,18 +194,14 @@ class Clock:
     def cancel_if_overdue(self) -> None:
         """Cancel the body if it has had control for too long."""
         if self._num_waiting == 0:
-            spent = self._spent + self._watch.time(time.perf_counter()) - self._since
+            spent = self._spent + self._watch.time() - self._since
             if spent >= self._watch.timeout:
                 self._scope.cancel()
 
     def _start(self) -> None:
-        now = time.perf_counter()
-        self._since = self._watch.time(now)
-        self._watch.started(now)
+        self._since = self._watch.started()
         self.has_control = True
 
     def _stop(self) -> None:
         self.has_control = False
-        now = time.perf_counter()
-        self._spent += self._watch.time(now) - self._since
-        self._watch.stopped(now)
+        self._spent += self._watch.stopped() - self._since

@@ -76,19 +76,21 @@ class Watchdog:
     Args:
         timeout: seconds for which code may hold the loop without a break.
         warn_after: seconds after which a warning says who does.
+        warned: places of which it has been said; grows.
     """
 
     in_main_thread: ClassVar[set["Watchdog"]] = set()
     """Those in the main thread, which share the signal's handler."""
     _former_handlers: ClassVar[list[Any]] = []
 
-    def __init__(self, timeout: float, warn_after: float = WARN_AFTER) -> None:
+    def __init__(self, timeout: float, warn_after: float, warned: set[str]) -> None:
         self.timeout = timeout
         self.interval = min(timeout / LOOKS, warn_after / LOOKS, LONGEST_INTERVAL)
         self._warn_after = warn_after
-        self._places: set[str] = set()
+        self._warned = warned
         self._num_turns = 0
         self._holding: tuple[object, int] = (None, 0)
+        self._told = self._holding
         self._since = 0.0
         self._patience = timeout
 
@@ -144,9 +146,10 @@ class Watchdog:
         if seconds >= self._patience:
             if guest.interrupted is not None:
                 self._alarm.put_off(_RELENTLESS, _RELENTLESS)
-            guest.interrupted = (
+            why = " (rollout_timeout)" if self._patience == self.timeout else ""
+            guest.interrupted = guest.interrupted or (
                 f"{place_of(frame) or _shown(frame)} held the event loop for more than "
-                f"{self._patience:g} s without a break (rollout_timeout)"
+                f"{self._patience:g} s without a break{why}"
             )
             raise Interrupted(guest.interrupted)
         if seconds >= self._warn_after:
@@ -169,8 +172,9 @@ class Watchdog:
             )
 
     def _warn(self, place: str, more: str) -> None:
-        if place not in self._places:
-            self._places.add(place)
+        told, self._told = self._told, self._holding
+        if told != self._holding and place not in self._warned:
+            self._warned.add(place)
             _logger.warning(
                 "%s has held the event loop for %g s, and with it the whole population%s: what "
                 "takes long belongs in a worker process (es_cookbook.rl.grading.workers.in_worker)",

@@ -216,13 +216,13 @@ async def test_a_warning_names_who_holds_the_loop_once_a_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     env = sleepy(seconds=0.4).env(Problem(0, "", ""), True)
-    watch = Watch(10, warn_after=0.2)
+    warned: set[str] = set()
     for _ in range(2):
-        with watch:
-            clock = Clock(watch)
-            with clock:
-                await env.step(Action((1,), "1", "stop"))
-            assert clock.reason is None
+        watch = Watch(10, warn_after=0.2, warned=warned)
+        clock = Clock(watch)
+        with watch, clock:
+            await env.step(Action((1,), "1", "stop"))
+        assert clock.reason is None
     line = Sleepy.nap.__code__.co_firstlineno + 1
     assert caplog.messages == [
         f"Sleepy.nap ({__file__}:{line}) has held the event loop for 0.2 s, and with it the whole "
