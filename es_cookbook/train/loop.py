@@ -8,11 +8,11 @@ what a run opens and closes, `recorder` what it writes.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 
 import anyio
 
-from es_cookbook.common.errors import EnvError
 from es_cookbook.common.terminal import command
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
@@ -48,15 +48,9 @@ def run(config: Config) -> None:
         ESCookbookError: As `main`.
     """
     try:
-        interrupted = anyio.run(_interrupted, config)
+        interrupted = _run(_interrupted(config))
     except KeyboardInterrupt:
         interrupted = True
-    except SystemExit as error:
-        # Out of a task that an Env has started, past everything that guards the Env.
-        raise EnvError(
-            f"a task called sys.exit({error.code}), which ends the event loop: raise another "
-            "exception, which costs a rollout"
-        ) from error
     if interrupted:
         recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
@@ -64,6 +58,20 @@ def run(config: Config) -> None:
             f"interrupted {when}; to go on, run the same command with "
             f"behavior_if_log_dir_exists=resume, or {command('resume')} log_path={config.log_path}"
         )
+
+
+def _run(main: Coroutine[object, object, bool]) -> bool:
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except SystemExit:
+                # asyncio lets one of any task out of the loop. An Env's own task is the Env's
+                # business, which is told as well and loses its rollout: go on.
+                if task.done():
+                    raise
 
 
 async def _interrupted(config: Config) -> bool:

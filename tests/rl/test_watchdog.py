@@ -68,6 +68,7 @@ def failed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 @pytest.mark.parametrize("where", ["sync", "async"])
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in SIX_KINDS])
+@pytest.mark.slow
 def test_an_env_that_blocks_loses_its_own_rollout_as_one_that_raises(
     model: Path, tmp_path: Path, failed: Callable[[str], bytes], where: str, kind: str
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_env_that_blocks_loses_its_own_rollout_as_one_that_raises(
         ("task", "swallow_everything"),
     ],
 )
+@pytest.mark.slow
 def test_wherever_it_blocks_and_whatever_it_swallows(
     model: Path, tmp_path: Path, failed: Callable[[str], bytes], where: str, kind: str
 ) -> None:
@@ -101,6 +103,7 @@ def test_wherever_it_blocks_and_whatever_it_swallows(
 @pytest.mark.parametrize(
     "kind", ["leave", "give_up", "stop_iteration", "cancelled", "cancelled_in_a_group"]
 )
+@pytest.mark.slow
 def test_what_an_env_raises_to_end_things_ends_its_own_rollout(
     model: Path, tmp_path: Path, failed: Callable[[str], bytes], kind: str
 ) -> None:
@@ -110,6 +113,7 @@ def test_what_an_env_raises_to_end_things_ends_its_own_rollout(
 
 
 @pytest.mark.parametrize("where", ["initial_observation", "sync", "async", "group_rewards"])
+@pytest.mark.slow
 def test_an_env_that_cancels_its_own_task_loses_its_own_rollout(
     model: Path, tmp_path: Path, failed: Callable[[str], bytes], where: str
 ) -> None:

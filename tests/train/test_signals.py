@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests/data/base"
 pytestmark = pytest.mark.slow
@@ -128,7 +130,8 @@ def test_sigterm_is_enough_where_no_signal_reaches_the_env(runs: Runs) -> None:
     assert runs.ended(within=10).startswith("interrupted; it did not end by itself")
 
 
-def test_a_task_that_exits_ends_the_run_with_a_sentence(runs: Runs) -> None:
+def test_a_task_of_an_env_that_exits_costs_its_rollout_only(runs: Runs) -> None:
     runs.blocked("task", "leave")
-    said = runs.ended(within=5, code=1)
-    assert said.startswith("a task called sys.exit(3), which ends the event loop: ")
+    assert "SystemExit" not in runs.ended(within=10, code=0)
+    rows = read_metrics(runs.directory / "run/metrics.jsonl")
+    assert [row["rollouts/failed"] for row in rows if "rollouts/failed" in row] == [0, 1, 0]
