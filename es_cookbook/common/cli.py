@@ -6,7 +6,7 @@ is wrong with an option and what would be right, and prints a help page that sho
 its value and its one line of documentation.
 
 Exit codes: 0 done, 1 a mistake that the run found (one sentence on stderr), 2 an option that is not
-one, 130 Ctrl-C. An error nobody foresaw keeps its traceback: that is a bug.
+one, 130 Ctrl-C or SIGTERM. An error nobody foresaw keeps its traceback: that is a bug.
 """
 
 import dataclasses

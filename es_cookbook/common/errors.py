@@ -45,6 +45,14 @@ class EnvError(ESCookbookError, RuntimeError):
     """An Env or a group builder that broke the Env contract, by a NaN reward for example."""
 
 
+class WorkerError(ESCookbookError, RuntimeError):
+    """A function that crashed in a worker process, or that cannot be sent there."""
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """A function that was not done in time in a worker process."""
+
+
 class TooManyLostError(ESCookbookError, RuntimeError):
     """More rollouts were lost than `max_failed_fraction` allows; carries the first traceback."""
 

@@ -4,12 +4,15 @@ A group belongs to no engine. Its attempts come from all blocks of the populatio
 on any engine; the first makes the Envs, and the last has the group scored, while the block to which
 it belongs is still resident, and closed.
 
-The user's code is guarded here: what an Env or a group reward raises, or does not finish in time,
-is a `LostRollout`. What no other rollout would survive either goes through and stops the run.
+The user's code is guarded here: what an Env or a group reward raises (`SystemExit` too), or does
+not finish in time, is a `LostRollout`. What no other rollout would survive either goes through and
+stops the run; so does a `KeyboardInterrupt`, which is the user's wish whoever raises it.
 """
 
+import asyncio
 import functools
 import logging
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar, cast
@@ -101,13 +104,14 @@ class RolloutGroup:
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        with anyio.move_on_after(self._watch.timeout, shield=True) as scope:
-            try:
+        clock = Clock(self._watch)
+        try:
+            with anyio.CancelScope(shield=True), clock:
                 await handle.close()
-            except Exception:
-                _logger.warning("closing a group of %s failed", self._name, exc_info=True)
-        if scope.cancelled_caught:
-            _logger.warning("closing a group of %s hung; left behind", self._name)
+        except (Exception, SystemExit, GeneratorExit):
+            _logger.warning("closing a group of %s failed", self._name, exc_info=True)
+        if clock.reason is not None:
+            _logger.warning("closing a group of %s failed: %s", self._name, clock.reason)
 
     def result(self) -> TrajectoryGroup:
         """The group as an array of genomes x attempts."""
@@ -171,22 +175,36 @@ class RolloutGroup:
         return checked_group_rewards(self._name, found, self._trajectories)
 
     async def _guarded(self, clock: Clock, call: Callable[[], Awaitable[_T]]) -> _T | LostRollout:
-        """What the user's code returns, or how it was lost; what stops the run goes through."""
+        """What the user's code returns, or how it was lost; what stops the run goes through.
+
+        Runs in a task of its own, which anyio cancels by a scope and nobody else cancels.
+        """
+        task = asyncio.current_task()
+        assert task is not None
         try:
             with clock:
-                return await call()
+                result = await call()
+                if task.cancelling():  # By itself, or by us just now.
+                    await asyncio.sleep(0)
+                if clock.interrupted is None:
+                    return result
+            trace = clock.overdue_at or ""
         except anyio.get_cancelled_exc_class() as error:
-            if anyio.get_current_task().has_pending_cancellation():
+            if anyio.current_effective_deadline() == -math.inf:
                 raise
-            # Nobody cancelled us: the user's code awaited something that was cancelled.
+            # Nobody cancelled us: the user's code awaited something that was cancelled, or
+            # cancelled its own task.
+            while task.uncancel():
+                pass
             return _lost(error)
-        except Exception as error:
+        except BaseException as error:
             stop = _what_stops(error)
             if stop is not None:
                 raise stop from None
-            return _lost(error)
-        reason = f"TimeoutError: not done after {self._watch.timeout:g} s (rollout_timeout)"
-        return LostRollout(reason, clock.overdue_at or "")
+            if clock.interrupted is None:
+                return _lost(error)
+            trace = _lost(error).traceback
+        return LostRollout(clock.reason or "", trace)
 
 
 def _lost(error: BaseException) -> LostRollout:
@@ -197,11 +215,21 @@ def _lost(error: BaseException) -> LostRollout:
     )
 
 
-def _what_stops(error: BaseException) -> RequestError | EngineError | None:
+class _CtrlC(BaseException):
+    """Carries a `KeyboardInterrupt` through task groups; bare, it would break the event loop."""
+
+
+def _what_stops(error: BaseException) -> BaseException | None:
     """What no other rollout would survive either, if it is in there."""
-    return next((e for e in leaves(error) if isinstance(e, RequestError | EngineError)), None)
+    for each in leaves(error):
+        if isinstance(each, KeyboardInterrupt):
+            return _CtrlC(each)
+        if isinstance(each, RequestError | EngineError | _CtrlC):
+            return each
+    return None
 
 
 def cause_of(errors: BaseException) -> BaseException:
     """The one error that the user should read, out of a group of them."""
-    return _what_stops(errors) or next(leaves(errors))
+    cause = _what_stops(errors) or next(leaves(errors))
+    return cause.args[0] if isinstance(cause, _CtrlC) else cause

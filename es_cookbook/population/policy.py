@@ -88,22 +88,22 @@ class EnginePolicy(Policy):
         seed = attempt.seed_of_call(attempt.num_calls)
         attempt.num_calls += 1
         request = SampleRequest(self.target, observation, params or attempt.sampling, seed)
-        attempt.clock.wait()
+        waiting = attempt.clock.wait()
         try:
             return await host.sample(request)
         finally:
-            attempt.clock.go_on()
+            attempt.clock.go_on(waiting)
 
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
         """Log-probability of each continuation token."""
         attempt = self.attempt
         host = attempt.answering(self.target)
         request = LogprobsRequest(self.target, tuple(prompt_T), tuple(continuation_T))
-        attempt.clock.wait()
+        waiting = attempt.clock.wait()
         try:
             return await host.logprobs(request)
         finally:
-            attempt.clock.go_on()
+            attempt.clock.go_on(waiting)
 
     @property
     def centre(self) -> "EnginePolicy":

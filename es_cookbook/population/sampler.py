@@ -81,6 +81,7 @@ class PopulationSampler:
         self.max_failed_fraction = max_failed_fraction
         self.run_seed = run_seed
         self.seconds = Seconds()
+        self._warned: set[str] = set()
 
     async def rollout(
         self,
@@ -143,7 +144,7 @@ class PopulationSampler:
     ) -> list[TrajectoryGroup]:
         began = time.perf_counter()
         load_time = _LoadTime()
-        watch = Watch(self.rollout_timeout)
+        watch = Watch(self.rollout_timeout, warned=self._warned)
         num_genomes = blocks[-1].range_G.stop
         groups_P = [
             RolloutGroup(
@@ -159,20 +160,19 @@ class PopulationSampler:
             for p, builder in enumerate(env_group_builders_P)
         ]
         try:
-            async with anyio.create_task_group() as watching:
-                watching.start_soon(watch.run)
-                async with anyio.create_task_group() as running:
-                    for block in blocks:
-                        running.start_soon(self._run_block, block, groups_P, load_time)
-                watching.cancel_scope.cancel()
+            with watch:
+                try:
+                    async with anyio.create_task_group() as running:
+                        for block in blocks:
+                            running.start_soon(self._run_block, block, groups_P, load_time)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        async with anyio.create_task_group() as closing:
+                            for group in groups_P:
+                                closing.start_soon(group.close)
         except BaseExceptionGroup as errors:
             # Task groups wrap whatever stops them; the user reads the one sentence inside.
             raise cause_of(errors) from None
-        finally:
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as closing:
-                    for group in groups_P:
-                        closing.start_soon(group.close)
         total = time.perf_counter() - began
         self.seconds = Seconds(load_time.seconds, total - load_time.seconds, watch.seconds)
         trajectory_groups_P = [group.result() for group in groups_P]

@@ -47,7 +47,10 @@ class ProblemEnv(Env):
 
     @abstractmethod
     def grade(self, text: str) -> Grade:
-        """Grade an answer, in microseconds: it runs on the event loop, once per rollout."""
+        """Grade an answer, in microseconds: it runs on the event loop, once per rollout.
+
+        What takes longer overrides `step` and awaits `es_cookbook.rl.grading.workers.in_worker`.
+        """
 
     async def initial_observation(self) -> Observation:
         """The question."""

@@ -2,66 +2,141 @@
 
 A rollout waits for the engine most of the time, and how long depends on the population, not on its
 Env. So its clock is stopped while it waits, and only an Env that keeps control too long (a hung
-grader, a judge that never answers) is overdue. One task checks all clocks periodically, at a
+grader, a judge that never answers) is overdue. One timer checks all clocks periodically, at a
 thousandth of the cost of one timer per rollout.
 
-Left out: interrupting an Env that never awaits. Nothing on the event loop can; CPU-heavy grading
-belongs in a worker process.
+An Env that awaits is cancelled when it is overdue. One that does not is the business of the
+watchdog (`es_cookbook.rl.watchdog`), which each turn of the watch puts off. Others lose nothing by
+it: clocks stand still while the loop is late.
 """
 
+import asyncio
+import contextlib
+import math
 import time
 import traceback
+from collections.abc import Generator
 from types import TracebackType
 
 import anyio
+
+from es_cookbook.rl.watchdog import GUEST, WARN_AFTER, Guest, Interrupted, Watchdog
 
 CHECKS_PER_TIMEOUT = 8
 """How often the watch checks: an Env is stopped at most an eighth of the time-out late."""
 
 
+@contextlib.contextmanager
+def nobody_has_control() -> Generator[None]:
+    """Inside, the clock of the rollout that this is called in, if any, stands still."""
+    guest = GUEST.get()
+    if not isinstance(guest, Clock):
+        yield
+        return
+    guest.wait()
+    try:
+        yield
+    finally:
+        guest.go_on(guest)
+
+
 class Watch:
     """All clocks of a generation, overdue after `timeout` seconds of one of them.
+
+    Checks them inside `with watch:`. A warning names what holds the event loop for more than
+    `warn_after` seconds, unless it is in `warned` already, to which it is then added.
 
     `seconds` is the time during which at least one was running; `clocks` have not ended.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(
+        self, timeout: float, warn_after: float = WARN_AFTER, warned: set[str] | None = None
+    ) -> None:
         self.timeout = timeout
         self.seconds = 0.0
         self.clocks: set[Clock] = set()
+        self.watchdog = Watchdog(timeout, warn_after, set() if warned is None else warned)
         self._num_running = 0
         self._since = 0.0
+        self._late = 0.0
+        self._turn_at = math.inf
+        self._check_at = 0.0
 
-    async def run(self) -> None:
-        """Check until cancelled."""
-        while True:
-            await anyio.sleep(self.timeout / CHECKS_PER_TIMEOUT)
+    def __enter__(self) -> "Watch":
+        self._loop = asyncio.get_running_loop()
+        self.watchdog.start()
+        self._wait(time.perf_counter())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.watchdog.stop()
+        self._timer.cancel()
+
+    def _wait(self, now: float) -> None:
+        self._turn_at = now + self.watchdog.interval
+        self._timer = self._loop.call_later(self.watchdog.interval, self._turn)
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        self._late += max(now - self._turn_at, 0.0)
+        self._wait(now)
+        self.watchdog.turn()
+        if now >= self._check_at:
+            self._check_at = now + self.timeout / CHECKS_PER_TIMEOUT
             for clock in self.clocks:
                 clock.cancel_if_overdue()
 
-    def started(self, now: float) -> None:
-        """A clock started."""
+    def time(self) -> float:
+        """The time by which clocks go: it stands still while the event loop is late."""
+        return min(time.perf_counter(), self._turn_at) - self._late
+
+    def started(self) -> float:
+        """A clock started; gives its time."""
+        now = time.perf_counter()
         if self._num_running == 0:
             self._since = now
         self._num_running += 1
+        return (now if now < self._turn_at else self._turn_at) - self._late
 
-    def stopped(self, now: float) -> None:
-        """A clock stopped."""
+    def stopped(self) -> float:
+        """A clock stopped; gives its time."""
+        now = time.perf_counter()
         self._num_running -= 1
         if self._num_running == 0:
             self.seconds += now - self._since
+        return (now if now < self._turn_at else self._turn_at) - self._late
 
 
 class Clock:
     """Runs while the code inside `with clock:` has control.
 
-    The body is cancelled when the clock is overdue; the `with` statement then ends quietly, and
-    `overdue_at` is the traceback of the place where it was cancelled.
+    The body is cancelled when the clock is overdue, and interrupted when it holds the event loop
+    for as long; the `with` statement then ends quietly, and `overdue_at` is the traceback of the
+    place.
+
+    Attributes:
+        watchdog: the watch's.
+        has_control: whether the clock is running.
+        interrupted: where the body held the event loop, in one line; None if it never did.
+        overdue_at: where the body was when it was stopped.
     """
 
-    __slots__ = ("_num_waiting", "_scope", "_since", "_spent", "_watch", "overdue_at")
+    __slots__ = (
+        "_num_waiting",
+        "_scope",
+        "_since",
+        "_spent",
+        "_watch",
+        "has_control",
+        "interrupted",
+        "overdue_at",
+        "watchdog",
+    )
 
     def __init__(self, watch: Watch) -> None:
+        self.watchdog = watch.watchdog
+        self.has_control = False
+        self.interrupted: str | None = None
         self.overdue_at: str | None = None
         self._watch = watch
         self._scope = anyio.CancelScope()
@@ -72,6 +147,7 @@ class Clock:
     def __enter__(self) -> None:
         self._scope.__enter__()
         self._watch.clocks.add(self)
+        GUEST.set(self)
         self._start()
 
     def __exit__(
@@ -81,20 +157,36 @@ class Clock:
         where: TracebackType | None,
     ) -> bool:
         self._stop()
+        GUEST.set(None)
         self._watch.clocks.discard(self)
-        ended_quietly = self._scope.__exit__(kind, error, where)
-        if self._scope.cancelled_caught and error is not None:
+        ended_quietly = bool(self._scope.__exit__(kind, error, where))
+        if isinstance(error, Interrupted):
+            ended_quietly = True
+        if ended_quietly and error is not None:
             self.overdue_at = "".join(traceback.format_exception(error))
-        return bool(ended_quietly)
+        return ended_quietly
 
-    def wait(self) -> None:
-        """Stop: the engine has control now. Waits may overlap."""
+    @property
+    def reason(self) -> str | None:
+        """Why the body was stopped, in one line; None if it was not, or stopped by others."""
+        if self.interrupted is not None:
+            return f"TimeoutError: {self.interrupted}"
+        if self.overdue_at is not None:
+            return f"TimeoutError: not done after {self._watch.timeout:g} s (rollout_timeout)"
+        return None
+
+    def wait(self) -> Guest | None:
+        """Stop: the engine has control now. Waits may overlap; `go_on` takes what this returns."""
         self._num_waiting += 1
         if self._num_waiting == 1:
             self._stop()
+        guest = GUEST.get()
+        GUEST.set(None)
+        return guest
 
-    def go_on(self) -> None:
+    def go_on(self, guest: Guest | None) -> None:
         """One wait is over."""
+        GUEST.set(guest)
         self._num_waiting -= 1
         if self._num_waiting == 0:
             self._start()
@@ -102,15 +194,14 @@ class Clock:
     def cancel_if_overdue(self) -> None:
         """Cancel the body if it has had control for too long."""
         if self._num_waiting == 0:
-            spent = self._spent + time.perf_counter() - self._since
+            spent = self._spent + self._watch.time() - self._since
             if spent >= self._watch.timeout:
                 self._scope.cancel()
 
     def _start(self) -> None:
-        self._since = time.perf_counter()
-        self._watch.started(self._since)
+        self._since = self._watch.started()
+        self.has_control = True
 
     def _stop(self) -> None:
-        now = time.perf_counter()
-        self._spent += now - self._since
-        self._watch.stopped(now)
+        self.has_control = False
+        self._spent += self._watch.stopped() - self._since

@@ -136,6 +136,9 @@ class Policy(ABC):
 class Env(ABC):
     """One attempt at one problem. Lives for one rollout: there is no reset.
 
+    All Envs share the event loop, so what computes for long runs in a worker process
+    (`es_cookbook.rl.grading.workers.in_worker`).
+
     Attributes:
         policy: the policy that makes the attempt, set before `initial_observation`; for Envs that
             query the model themselves.

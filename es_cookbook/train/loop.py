@@ -8,8 +8,7 @@ what a run opens and closes, `recorder` what it writes.
 """
 
 import asyncio
-import signal
-import sys
+from collections.abc import Coroutine
 from pathlib import Path
 
 import anyio
@@ -19,6 +18,7 @@ from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import opened
+from es_cookbook.train.signals import end_on_signals
 
 
 async def main(config: Config) -> None:
@@ -47,7 +47,11 @@ def run(config: Config) -> None:
         KeyboardInterrupt: It was stopped; says how to go on.
         ESCookbookError: As `main`.
     """
-    if anyio.run(_interrupted, config):
+    try:
+        interrupted = _run(_interrupted(config))
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted:
         recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
@@ -56,18 +60,27 @@ def run(config: Config) -> None:
         )
 
 
+def _run(main: Coroutine[object, object, bool]) -> bool:
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except SystemExit:
+                # asyncio lets one of any task out of the loop. An Env's own task is the Env's
+                # business, which is told as well and loses its rollout: go on.
+                if task.done():
+                    raise
+
+
 async def _interrupted(config: Config) -> bool:
     """Run `main` until it ends (False) or a signal comes (True)."""
     loop = asyncio.get_running_loop()
-    signals = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM)
 
     def stop() -> None:
-        scope.cancel()
-        for number in signals:  # A second Ctrl-C does not wait for what is being closed.
-            loop.remove_signal_handler(number)
+        loop.call_soon_threadsafe(scope.cancel)
 
-    with anyio.CancelScope() as scope:
-        for number in signals:
-            loop.add_signal_handler(number, stop)
+    with anyio.CancelScope() as scope, end_on_signals(stop):
         await main(config)
     return scope.cancelled_caught

@@ -263,18 +263,17 @@ class RebuiltRun:
         problem = _Alone(builder) if compares else builder
         group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
         try:
-            async with self._hosted(who) as residents, anyio.create_task_group() as watching:
-                watching.start_soon(watch.run)
-                clock = Clock(watch)
-                attempt = Attempt(self.engine, sampling, residents, seed_of_call, clock)
-                policy = EnginePolicy(attempt, 0 if isinstance(who, int) else who)
-                await group.attempt(policy, 0)
-                watching.cancel_scope.cancel()
+            with watch:
+                try:
+                    async with self._hosted(who) as residents, anyio.create_task_group() as playing:
+                        clock = Clock(watch)
+                        attempt = Attempt(self.engine, sampling, residents, seed_of_call, clock)
+                        policy = EnginePolicy(attempt, 0 if isinstance(who, int) else who)
+                        playing.start_soon(group.attempt, policy, 0)
+                finally:
+                    await group.close()
         except BaseExceptionGroup as errors:
             raise cause_of(errors) from None
-        finally:
-            with anyio.CancelScope(shield=True):
-                await group.close()
         done = group.result()
         name = getattr(builder, "name", "")
         return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)

@@ -23,6 +23,7 @@ from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
+from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import RunDirectory, failures_told, locked, open_run_directory
 from es_cookbook.runs.history.store import header_of
@@ -63,6 +64,7 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
         stack.enter_context(failures_told(log_path))
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
+        stack.callback(end_idle_workers)
         datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.traits.context_length)
         regularisers = (config.kl, config.preference)

@@ -439,17 +439,23 @@ async def test_the_centre_meets_each_problem_once() -> None:
     assert engine.loads == []
 
 
+@pytest.mark.parametrize(
+    ("hangs", "says"), [(False, "sandbox busy"), (True, "TimeoutError: not done after 0.1 s")]
+)
 async def test_a_group_that_fails_to_close_loses_nothing(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, hangs: bool, says: str
 ) -> None:
     class Stuck(EnvGroup):
         async def close(self) -> None:
+            if hangs:
+                await anyio.sleep_forever()
             raise OSError("sandbox busy")
 
     class Sticky(Problem):
         async def make_envs(self, num_envs: int) -> EnvGroup:
             return Stuck([DigitEnv(self, i) for i in range(num_envs)])
 
-    groups = await sampler(FakeEngine()).rollout(0, [Sticky(0)], GENOMES)
-    assert not lost_rollouts(groups)
+    sample = sampler(FakeEngine(), rollout_timeout=0.1)
+    assert not lost_rollouts(await sample.rollout(0, [Sticky(0)], GENOMES))
     assert "closing a group of" in caplog.text
+    assert says in caplog.text

@@ -11,11 +11,8 @@ pytestmark = pytest.mark.anyio
 async def test_what_keeps_control_too_long_is_cancelled_and_says_where() -> None:
     watch = Watch(0.05)
     clock = Clock(watch)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch.run)
-        with clock:
-            await anyio.sleep_forever()
-        tasks.cancel_scope.cancel()
+    with watch, clock:
+        await anyio.sleep_forever()
     assert clock.overdue_at is not None
     assert "sleep_forever" in clock.overdue_at
     assert not watch.clocks
@@ -24,16 +21,13 @@ async def test_what_keeps_control_too_long_is_cancelled_and_says_where() -> None
 async def test_waiting_for_the_engine_does_not_count() -> None:
     watch = Watch(0.05)
     clock = Clock(watch)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch.run)
-        with clock:
-            clock.wait()
-            clock.wait()
-            await anyio.sleep(0.1)
-            clock.go_on()
-            await anyio.sleep(0.1)
-            clock.go_on()
-        tasks.cancel_scope.cancel()
+    with watch, clock:
+        first = clock.wait()
+        second = clock.wait()
+        await anyio.sleep(0.1)
+        clock.go_on(second)
+        await anyio.sleep(0.1)
+        clock.go_on(first)
     assert clock.overdue_at is None
     assert watch.seconds < 0.05
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
@@ -341,6 +343,12 @@ async def test_cancellation_from_outside_goes_through_and_closes(tmp_path: Path)
     assert FakeEngineBuilder.made[-1].closed
     resumed = config(tmp_path, num_generations=100_000, behavior_if_log_dir_exists="resume")
     await cancelled_after_more_than(recorded, resumed)
+
+
+async def test_idle_workers_end_with_the_run(tmp_path: Path) -> None:
+    pid = await in_worker(os.getpid, timeout=10)
+    await train.main(config(tmp_path))
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def command(log_path: Path, *options: str) -> list[str]:

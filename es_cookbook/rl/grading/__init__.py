@@ -1,0 +1,1 @@
+"""Where grading runs that would hold up the event loop: worker processes."""

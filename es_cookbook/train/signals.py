@@ -1,0 +1,100 @@
+"""Ctrl-C and SIGTERM: the first ends a run cleanly, the second at once.
+
+A clean end needs the event loop: rollouts are cancelled, and everything is closed. An Env that
+holds the loop is interrupted first (`es_cookbook.rl.watchdog`). The second signal raises
+`KeyboardInterrupt` wherever the program stands. Where that does not end it either, because
+something swallows it or never comes back to Python, a thread ends the process: seconds after the
+second signal, and after SIGTERM in any case, since whoever sends that kills next. The history
+on the disk is good at any moment.
+
+Left out: an end where code holds the interpreter lock for ever, a C extension that neither checks
+for signals nor lets other threads run. Only SIGKILL ends that.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from types import FrameType
+
+from es_cookbook.rl.watchdog import Watchdog
+
+SECONDS_AFTER_SIGTERM = 8.0
+"""Within which a clean end has to be done."""
+SECONDS_AFTER_SECOND = 2.0
+"""Within which the second signal has to have worked."""
+INTERRUPTED = 130
+"""The exit code."""
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
+    """Inside, the first Ctrl-C or SIGTERM calls `stop`, in the main thread, wherever that stands.
+
+    Signals stay as they are where this is not the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        for number in _NUMBERS:
+            signal.signal(number, _second)
+        Watchdog.hurry_all()
+        stop()
+
+    former = {number: signal.signal(number, first) for number in _NUMBERS}
+    try:
+        with _enforced():
+            yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _second(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _enforced() -> Generator[None]:
+    """Inside, a thread hears of every signal, also while the main thread is not in Python."""
+    ours, pythons = socket.socketpair()
+    pythons.setblocking(False)
+    with ours, pythons:
+        former = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=_enforce, args=[ours], name="signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(former)
+            pythons.shutdown(socket.SHUT_WR)
+            thread.join()
+
+
+def _enforce(signals: socket.socket) -> None:
+    num_heard = 0
+    end_at: float | None = None
+    while True:
+        signals.settimeout(None if end_at is None else max(end_at - time.monotonic(), 0.001))
+        try:
+            numbers = signals.recv(4096)
+        except TimeoutError:
+            os.write(2, b"interrupted; it did not end by itself and was ended\n")
+            os._exit(INTERRUPTED)
+        if not numbers:
+            return
+        for number in numbers:
+            if number not in _NUMBERS:
+                continue
+            num_heard += 1
+            if num_heard == 1 and number == signal.SIGINT:
+                continue
+            seconds = SECONDS_AFTER_SIGTERM if num_heard == 1 else SECONDS_AFTER_SECOND
+            ends_at = time.monotonic() + seconds
+            end_at = ends_at if end_at is None else min(end_at, ends_at)

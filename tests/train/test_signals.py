@@ -1,0 +1,137 @@
+"""Ctrl-C and SIGTERM end a run, whatever an Env does to the event loop."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+ROOT = Path(__file__).parents[2]
+BASE = ROOT / "tests/data/base"
+pytestmark = pytest.mark.slow
+
+
+class Runs:
+    """Runs in other processes, one at a time."""
+
+    def __init__(self, forker: subprocess.Popen[str], directory: Path) -> None:
+        self.forker = forker
+        self.directory = directory
+        self.began = math.inf
+
+    def blocked(self, where: str, kind: str, *options: str) -> int:
+        """Start one and wait until its event loop is held; gives its process id."""
+        assert self.forker.stdin and self.forker.stdout
+        fixed = [
+            *(f"log_path={self.directory / 'run'}", f"model_name={BASE}"),
+            *("engine=tests.fakes:FakeEngineBuilder", "trackers=JsonlTrackerBuilder"),
+            *(f"dataset.where={where}", f"dataset.kind={kind}"),
+        ]
+        what = [[*fixed, *options], str(self.directory / "errors.txt")]
+        self.forker.stdin.write(json.dumps(what) + "\n")
+        self.forker.stdin.flush()
+        pid = int(self.forker.stdout.readline())
+        history = self.directory / "run/history.jsonl"
+        while not history.exists() or history.read_bytes().count(b"\n") < 2:
+            time.sleep(0.01)  # Generation 1 is the one that blocks.
+        time.sleep(0.3)
+        return pid
+
+    def send(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.began = time.monotonic()
+        os.kill(pid, number)
+
+    def ended(self, within: float, code: int = 130) -> str:
+        """Wait for the end of a run; what it said, and all that it printed to stdout is nothing."""
+        assert self.forker.stdout
+        assert self.forker.stdout.readline() == f"{code}\n"
+        assert time.monotonic() - self.began < within
+        return (self.directory / "errors.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def forker() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.blocking"],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def runs(forker: subprocess.Popen[str], tmp_path: Path) -> Runs:
+    return Runs(forker, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("sync", "sleep"),
+        ("async", "swallow_exceptions"),
+        ("sync", "regular_expression"),
+        ("task", "loop"),
+        ("sync", "swallow_everything"),
+        ("close", "lock"),
+    ],
+)
+def test_the_first_signal_ends_cleanly_what_an_env_blocks(
+    runs: Runs, number: signal.Signals, where: str, kind: str
+) -> None:
+    runs.send(runs.blocked(where, kind), number)
+    said = runs.ended(within=10)
+    assert "interrupted after generation 1; to go on, run the same command with " in said
+    assert "Traceback" not in said
+    assert not (runs.directory / "run/lock").exists()
+
+
+@pytest.mark.parametrize("where", ["sync", "async", "group_rewards", "task"])
+def test_a_keyboard_interrupt_that_an_env_raises_is_the_user_s(runs: Runs, where: str) -> None:
+    runs.blocked(where, "interrupt")
+    runs.began = time.monotonic()
+    said = runs.ended(within=10)
+    assert said.startswith("interrupted after generation 1; to go on, run the same command with ")
+    assert not (runs.directory / "run/lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "says"),
+    [
+        ("get_batch", "sleep", "interrupted after generation 1; to go on, run the same command "),
+        ("get_batch", "swallow_everything", "interrupted; it did not end by itself"),
+        ("sync", "deaf", "interrupted; it did not end by itself"),
+    ],
+)
+def test_the_second_signal_ends_at_once_what_the_first_does_not(
+    runs: Runs, where: str, kind: str, says: str
+) -> None:
+    pid = runs.blocked(where, kind)
+    os.kill(pid, signal.SIGINT)
+    time.sleep(1)
+    os.kill(pid, 0)
+    runs.send(pid, signal.SIGINT)
+    assert runs.ended(within=6).startswith(says)
+
+
+def test_sigterm_is_enough_where_no_signal_reaches_the_env(runs: Runs) -> None:
+    runs.send(runs.blocked("sync", "deaf"), signal.SIGTERM)
+    assert runs.ended(within=10).startswith("interrupted; it did not end by itself")
+
+
+def test_a_task_of_an_env_that_exits_costs_its_rollout_only(runs: Runs) -> None:
+    runs.blocked("task", "leave")
+    assert "SystemExit" not in runs.ended(within=10, code=0)
+    rows = read_metrics(runs.directory / "run/metrics.jsonl")
+    assert [row["rollouts/failed"] for row in rows if "rollouts/failed" in row] == [0, 1, 0]
