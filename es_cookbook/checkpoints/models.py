@@ -87,7 +87,7 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
             f"{', '.join(_TOKENIZER_FILES)})"
         )
     try:
-        return AutoTokenizer.from_pretrained(model_name)
+        return AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds; to the user it is one mistake
         raise ModelError(
             f"model_name: cannot load the tokenizer of {model_name!r}: {first_line(error)}"
@@ -113,7 +113,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
             if checkpoint is None:
                 held = dtype if dtype == "auto" else getattr(torch, dtype)
                 loaded = AutoModelForCausalLM.from_pretrained(
-                    model_name, dtype=held, output_loading_info=True
+                    model_name, dtype=held, output_loading_info=True, trust_remote_code=False
                 )
             else:
                 quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
@@ -144,7 +144,8 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
     _check_model_directory(model_name, weights)
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_name))
+            config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {first_line(error)}") from error
 
@@ -168,7 +169,7 @@ def _load_quantised(
 ) -> tuple[object, object]:
     """As `from_pretrained` returns it, the quantised weights as what they stand for."""
     model_name = checkpoint.model_name
-    config = AutoConfig.from_pretrained(model_name)
+    config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
     # transformers would want its own quantisers for it.
     vars(config).pop("quantization_config", None)
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
@@ -263,7 +264,7 @@ class BaseParameters(ReadTensors):
         self, model_name: str, architecture: PreTrainedModel, names: Collection[str], dtype: str
     ) -> None:
         files = WeightFiles(weight_paths(model_name))
-        self.dtype = _held_dtype(architecture, files) if dtype == "auto" else getattr(torch, dtype)
+        self.dtype = _held_dtype(architecture, files) if dtype == "auto" else _dtype_of(dtype)
         source: Mapping[str, torch.Tensor] = files
         parameters = dict(architecture.named_parameters())
         tied = reversed(first_names(architecture).items())
@@ -328,6 +329,13 @@ def _held_dtype(architecture: PreTrainedModel, files: WeightFiles) -> torch.dtyp
         return configured
     dtypes = (tensor.dtype for tensor in files.values())
     return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"a dtype is float32, bfloat16 or float16, found {name!r:.60}")
+    return found
 
 
 def _tokenizer_digest(model_name: str) -> str:

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import re
 import shutil
 import sys
 import textwrap
@@ -35,7 +34,7 @@ from es_cookbook.common.chz_fields import (
     cast_text,
     default_of,
     doc_of,
-    type_repr,
+    type_name,
 )
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, leaves, nearest
@@ -154,7 +153,7 @@ class _Option:
             return "|".join(literals)
         if self.field.x_type is bool:
             return "True|False"
-        return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(self.field.x_type))  # Without its modules.
+        return type_name(self.field.x_type)
 
 
 def _parse(arguments: Sequence[str]) -> dict[str, str]:

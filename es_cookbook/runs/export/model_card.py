@@ -1,5 +1,6 @@
 """The README.md of an export: where the weights come from, how they did, how to load them."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import es_cookbook
 from es_cookbook.checkpoints.models import BaseIdentity
 from es_cookbook.checkpoints.tensors import dtype_name
-from es_cookbook.common.configs import config_to_json
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import Written
 from es_cookbook.runs.replay import Replay
@@ -48,7 +48,8 @@ def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written)
         rows = [(f"`{name}`", f"{error:.4g}") for name, error in written.errors.items()]
         head = "Frobenius norm of what the adapter leaves out, over that of what the run changed."
         parts.append(f"## Error of each weight\n\n{head}\n\n{_table(('weight', 'error'), rows)}")
-    parts.append(f"## Config\n\n```json\n{config_to_json(replay.config).strip()}\n```")
+    config = json.dumps(replay.config.plain, indent=2, ensure_ascii=False)
+    parts.append(f"## Config\n\n```json\n{config}\n```")
     return "\n\n".join(parts) + "\n"
 
 
