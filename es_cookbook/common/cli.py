@@ -38,7 +38,7 @@ from es_cookbook.common.chz_fields import (
 )
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, leaves, nearest
-from es_cookbook.common.terminal import program, until_stdout_closes
+from es_cookbook.common.terminal import printable, program, until_stdout_closes
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -323,5 +323,5 @@ def _text(value: object) -> str:
 
 
 def _exit(sentence: str, code: int) -> NoReturn:
-    print(sentence, file=sys.stderr)
+    print(printable(sentence), file=sys.stderr)
     raise SystemExit(code)

@@ -36,6 +36,7 @@ from es_cookbook.common.declared_types import (
 )
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.references import belongs_to, check_trust, reference, resolve
+from es_cookbook.common.terminal import printable
 
 _Loaded = TypeVar("_Loaded")
 _Given = TypeVar("_Given")
@@ -168,7 +169,7 @@ def _guarded(function: Callable[[], _Found]) -> _Found:
 
 def _trusted_in(plain: object) -> set[str]:
     """The modules that a config names, and what some of its values need."""
-    found = set(_RUN_CODE)
+    found: set[str] = {*_RUN_CODE}
     waiting = [plain]
     while waiting:
         item = waiting.pop()
@@ -466,9 +467,8 @@ def _shown(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What a class said of values that may hold anything, without line ends and control codes."""
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    """What a class said of values that may hold anything."""
+    return printable(" ".join(text.split()))
 
 
 def _is_pair(found: object) -> bool:

@@ -18,7 +18,7 @@ import chz
 from es_cookbook.common.chz_fields import is_subtype, is_subtype_instance
 from es_cookbook.common.errors import ConfigError
 
-_ANYTHING = (object, Any)
+_ANYTHING: tuple[object, ...] = (object, Any)
 
 
 def fits(value: object, declared: object) -> bool:

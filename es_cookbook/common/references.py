@@ -92,7 +92,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{text} cannot be imported: {said}") from error
     found = _defined(module, qualname, text)
-    home = cast(str, found.__module__)
+    home = found.__module__
     if not (is_main and home == "__main__" and _module_that_was_run() != _OWN_MAIN):
         _check_trusted(home, packages, text)
     return found

@@ -22,10 +22,10 @@ from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from es_cookbook.common.config_differences import differences
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
 from es_cookbook.common.terminal import choose, command
+from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
@@ -212,7 +212,7 @@ def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[b
         for line in file:
             try:
                 is_earlier = json.loads(line)[generation_key] < generation
-            except (ValueError, KeyError, TypeError):  # Torn or damaged.
+            except (ValueError, KeyError, TypeError, RecursionError):  # Torn or damaged.
                 continue
             if is_earlier and line.endswith(b"\n"):
                 yield line
@@ -282,7 +282,7 @@ def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) 
     allowed = set(may_differ) - (set() if _names_its_base(log_path) else {"model_name"})
     try:
         return differences((log_path / CONFIG).read_text("utf-8"), config_json, allowed)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return [f"{CONFIG} cannot be read ({error})"]
 
 

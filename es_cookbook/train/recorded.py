@@ -21,6 +21,7 @@ from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import one_line
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -134,8 +135,9 @@ class RecordedRun:
         first = fork.generation if fork else 0
         if fork and generation < first:
             raise ConfigError(
-                f"generation {generation} was not this run's but that of log_path={fork.log_path}, "
-                f"from which it was forked; genomes of generations {first} and later are here"
+                f"generation {generation} was not this run's but that of log_path="
+                f"{one_line(fork.log_path)}, from which it was forked; genomes of generations "
+                f"{first} and later are here"
             )
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=self._space

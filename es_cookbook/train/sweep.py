@@ -60,7 +60,7 @@ def is_complete(config: train.Config) -> bool:
     """Whether this very run, and not another one in its place, was recorded to its end."""
     log_path = Path(config.log_path)
     rows = read_metrics(log_path / METRICS)
-    if not rows or rows[-1][GENERATION] != config.num_generations:
+    if not rows or rows[-1].get(GENERATION) != config.num_generations:
         return False
     recorded = sum(1 for _ in read_history(log_path / HISTORY))
     return recorded == config.num_generations and _is_same(config, log_path)

@@ -24,8 +24,8 @@ from es_cookbook import train
 from es_cookbook.commands.play import PlayConfig, main
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.types import Observation, SamplingParams
-from es_cookbook.runs.plain_text import one_line
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder

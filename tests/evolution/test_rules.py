@@ -49,7 +49,7 @@ def test_offsets_come_back_to_the_bit(values: list[float]) -> None:
         ({"kind": "muon", "scale": 0.5}, "has the fields scale, iterations"),
         ({"kind": "muon", "scale": "0.5", "iterations": 5}, "scale must be"),
         ({"kind": "muon", "scale": 0.5, "iterations": 5.0}, "iterations must be"),
-        ({"kind": "muon", "scale": 0.5, "iterations": 0}, "iterations 1 or more"),
+        ({"kind": "muon", "scale": 0.5, "iterations": 0}, "iterations 1 to 100"),
         ({"kind": "offsets", "offsets": "no base64!", "moved": 0.1}, "offsets must be base64"),
         ({"kind": "offsets", "offsets": "AAA=", "moved": 0.1}, "float32 numbers, found 2 bytes"),
     ],

@@ -11,6 +11,7 @@ from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import Written
 from es_cookbook.runs.replay import Replay
+from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 _CURVE_ROWS = 12
@@ -63,7 +64,7 @@ def _front_matter(model_name: str, written: Written) -> str:
 
 def _curve(metrics_path: Path, generation: int) -> str:
     """A dozen rows of the run's metrics, evenly spread; held-out measurements before others."""
-    rows = [r for r in read_metrics(metrics_path) if r["progress/generation"] <= generation]
+    rows = [r for r in read_metrics(metrics_path) if r.get(GENERATION, math.nan) <= generation]
     measured = {key for row in rows for key in row}
     keys = [key for key in _REWARDS if key in measured]
     keys += sorted(key for key in measured if key.startswith(_HELD_OUT))
@@ -75,7 +76,7 @@ def _curve(metrics_path: Path, generation: int) -> str:
     table = _table(
         ("generation", *(f"`{key}`" for key in keys)),
         [
-            (f"{rows[i]['progress/generation']:.0f}", *(_cell(rows[i].get(k)) for k in keys))
+            (f"{rows[i][GENERATION]:.0f}", *(_cell(rows[i].get(k)) for k in keys))
             for i in sorted(chosen)
         ],
     )
