@@ -140,7 +140,7 @@ def _defined(module: object, qualname: str, text: str) -> type | FunctionType | 
     found = module
     for depth, piece in enumerate(qualname.split(".")):
         if depth and not isinstance(found, type):
-            raise ConfigError(f"{text} must be a class or a function, found what is inside of one")
+            raise ConfigError(f"{text} leads through something that is not a class")
         if piece not in vars(found):
             hint = did_you_mean(piece, vars(found))
             raise ConfigError(f"{text.partition(':')[0]} has nothing called {qualname}{hint}")

@@ -256,7 +256,7 @@ def _value(name: str, of_type: object, found: object) -> object:
             raise ValueError(f"a rule's {name} must be base64: {error}") from error
     if of_type in (int, float) and _is_number(found, of_type):
         return found
-    if isinstance(found, list):
+    if isinstance(found, list) and of_type in (tuple[int, ...], tuple[float, ...]):
         values = tuple(cast("list[object]", found))
         element = int if of_type == tuple[int, ...] else float
         if all(_is_number(value, element) for value in values):

@@ -177,6 +177,12 @@ def _checked_names(log_path: Path) -> set[str]:
         raise RunDirectoryError(
             f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
         ) from error
+    for name in (CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK):
+        if (log_path / name).is_symlink():
+            raise RunDirectoryError(
+                f"log_path {log_path}: {name} is a link, and a run writes no files but its "
+                "directory's own; put the file itself there"
+            )
     names = {name for name in names if not name.endswith(PARTIAL_SUFFIX) and name != LOCK}
     if names and CONFIG not in names:
         raise RunDirectoryError(

@@ -36,14 +36,14 @@ def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written)
         "sampled in": dtype_name(replay.dtype),
         "es_cookbook": es_cookbook.__version__,
     }
-    curve = _curve(replay.history.with_name(METRICS), replay.generation)
+    how = curve(replay.history.with_name(METRICS), replay.generation)
     parts = [
         _front_matter(replay.model_name, written),
         f"# {title}",
         what + (", and has the fingerprint that the run recorded." if replay.steps else "."),
         _table(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
         f"## How to load it\n\n```python\n{written.loading}\n```",
-        f"## How it did\n\n{curve}",
+        f"## How it did\n\n{how}",
     ]
     if written.errors:
         rows = [(f"`{name}`", f"{error:.4g}") for name, error in written.errors.items()]
@@ -62,7 +62,7 @@ def _front_matter(model_name: str, written: Written) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _curve(metrics_path: Path, generation: int) -> str:
+def curve(metrics_path: Path, generation: int) -> str:
     """A dozen rows of the run's metrics, evenly spread; held-out measurements before others."""
     rows = [r for r in read_metrics(metrics_path) if r.get(GENERATION, math.nan) <= generation]
     measured = {key for row in rows for key in row}
