@@ -179,7 +179,7 @@ def _load_quantised(
     for layer, weight in quantised.items():
         weights[f"{layer}.weight"] = weight.dequantised().to(held)
     with torch.device("meta"):
-        model_class = type(AutoModelForCausalLM.from_config(config))
+        model_class = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
     model, loading = model_class.from_pretrained(
         None, config=config, state_dict=weights, dtype=held, output_loading_info=True
     )

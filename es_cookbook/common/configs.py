@@ -45,6 +45,7 @@ _Found = TypeVar("_Found")
 _NEEDS_TRUST = "needs_trust"
 _RUN_CODE = ("ray", "vllm")
 """Packages that some values of fields, marked by `needs_trust`, make run anything."""
+_LONGEST_LINE = 500
 _REFERENCES = ("$class", "$partial", "$import")
 
 
@@ -467,8 +468,9 @@ def _shown(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What a class said of values that may hold anything."""
-    return printable(" ".join(text.split()))
+    """What a class said of values that may hold anything, of any length."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
 
 
 def _is_pair(found: object) -> bool:

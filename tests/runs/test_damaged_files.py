@@ -9,22 +9,27 @@ import json
 import math
 import random
 import resource
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from es_cookbook import train
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.runs.branches import fork_run, rewind_run
 from es_cookbook.runs.directory import lines_before
 from es_cookbook.runs.export.model_card import curve
-from es_cookbook.runs.history.format import CHECKSUM_KEY
+from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
 from es_cookbook.runs.history.store import read_beginning, read_header, read_history
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.report.comparison import summarise, table
+from es_cookbook.runs.snapshots import latest_snapshot, write_snapshot
 from es_cookbook.runs.tracking.jsonl import read_metrics, summary
 
 RECORDED = Path(__file__).parents[1] / "data/recorded"
@@ -156,10 +161,11 @@ def read_all_of_metrics(path: Path) -> None:
     curve(path, 3)
 
 
-READERS: dict[str, Callable[[Path], None]] = {
+READERS: dict[str, Callable[[Path], object]] = {
     "config.json": read_config,
     "history.jsonl": read_all_of_history,
     "metrics.jsonl": read_all_of_metrics,
+    "rollouts.jsonl": lambda path: list(lines_before(path, "generation", 2)),
 }
 
 
@@ -202,3 +208,35 @@ def test_twenty_thousand_damaged_files_take_no_memory(tmp_path: Path) -> None:
     print(counts)
     assert counts["refused"] > 9_000 and counts["read"] > 2_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_a_run_with_a_damaged_file_is_forked_and_rewound_or_refused(tmp_path: Path) -> None:
+    outcomes: set[str] = set()
+    for case in range(36):
+        run = shutil.copytree(RECORDED / "low_rank", tmp_path / str(case))
+        name = ("history.jsonl", "metrics.jsonl", "rollouts.jsonl")[case % 3]
+        data = damaged(random.Random(case), (run / name).read_bytes(), name)
+        (run / name).write_bytes(data)
+        for generation in (1, 3):
+            try:
+                fork_run(run, generation, run / f"fork{generation}", "{}", "model")
+                rewind_run(run, generation)
+                outcomes.add("done")
+            except ESCookbookError as error:
+                assert "\n" not in str(error)
+                outcomes.add("refused")
+    assert outcomes == {"done", "refused"}
+
+
+def test_a_damaged_snapshot_is_left_out(tmp_path: Path) -> None:
+    centre = torch.linspace(-1, 1, 60).view(3, 20)
+    fingerprint = fingerprint_span("weight", centre.view(-1), 0) % MODULUS
+    write_snapshot(tmp_path, 2, fingerprint, [("weight", (3, 20))], [("weight", centre)])
+    path = tmp_path / "snapshots/000002.safetensors"
+    whole, header = path.read_bytes(), Header("model", "ab", "cd", "float32")
+    assert latest_snapshot(tmp_path, [0, fingerprint], header) is not None
+    for case in range(500):
+        path.write_bytes(of_bytes(random.Random(case), whole))
+        found = latest_snapshot(tmp_path, [0, fingerprint], header)
+        if found is not None:  # Damaged where nothing is read from.
+            assert torch.equal(found.tensors["weight"], centre)

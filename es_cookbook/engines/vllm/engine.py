@@ -6,6 +6,7 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 import asyncio
 import math
 import os
+import sys
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,11 @@ _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
 _QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """For the engine's own process: what libraries warn each other of is no part of a run's output."""
+_PRIVATE = {
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+}
+"""Where ranks of one machine listen for each other: nobody else has to reach them."""
 _HARMLESS = {
     *("block_size", "cpu_offload_gb", "disable_custom_all_reduce", "enable_chunked_prefill"),
     *("enable_prefix_caching", "max_logprobs", "max_num_batched_tokens", "max_num_seqs"),
@@ -198,6 +204,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                     f"engine.extra: vLLM has no argument {name!r}; {nearest(name, known)}"
                 )
         environment = dict(_QUIET)
+        if "nnodes" not in self.extra:
+            environment |= _PRIVATE
         if on_cpu and self.tensor_parallel_size > 1:
             # A CPU build wants a NUMA node for each rank, unless threads are left to themselves.
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
