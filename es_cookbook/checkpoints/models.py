@@ -43,6 +43,7 @@ from es_cookbook.checkpoints.tensors import (
 )
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import whole_directory
+from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 _VOCABULARY = "tokenizer.json"
@@ -106,6 +107,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
         ModelError: Config or weights are missing or cannot be read; says where.
     """
     _check_model_directory(model_name)
+    _check_kernels(model_name)
     checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
     quantised: dict[str, QuantisedWeight] = {}
     try:
@@ -142,6 +144,7 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
         ModelError: It cannot be read, or is not a causal LM; says where.
     """
     _check_model_directory(model_name, weights)
+    _check_kernels(model_name)
     try:
         with torch.device("meta"):
             config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
@@ -389,6 +392,27 @@ def _check_model_directory(model_name: str, weights: bool = True) -> None:
         raise ModelError(
             f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
         )
+
+
+def _check_kernels(model_name: str) -> None:
+    """Refuse a config that names kernels on the Hub, which transformers would fetch and run."""
+    path = find_file(model_name, "config.json")
+    try:
+        waiting: list[object] = [] if path is None else [json.loads(path.read_text("utf-8"))]
+    except (ValueError, RecursionError):  # Who loads the model says so.
+        return
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            for name, value in cast("dict[str, object]", found).items():
+                waiting.append(value)
+                if name.endswith(("attn_implementation", "experts_implementation")) and (
+                    "/" in str(value)
+                ):
+                    raise ModelError(
+                        f"model_name: the config.json of {model_name!r} has kernels of others run, "
+                        f"as {one_line(name)} {value!r:.60}; take that out of it"
+                    )
 
 
 def _check_directory(model_name: str) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from es_cookbook import train
+from es_cookbook.checkpoints.models import load_architecture, load_causal_lm
 from es_cookbook.commands.export import ExportConfig, export
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.fork import main as fork
@@ -91,6 +93,9 @@ def test_an_export_needs_no_class_of_the_env(tmp_path: Path) -> None:
     assert '"$class": "my_env.data:Builder"' in card
 
 
+CPU = torch.device("cpu")
+
+
 def test_the_code_of_a_model_is_not_run_and_nobody_is_asked(tmp_path: Path) -> None:
     model = shutil.copytree(ROOT / "es_cookbook/recipes/countdown/model", tmp_path / "model")
     (model / "modeling.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
@@ -102,6 +107,25 @@ def test_the_code_of_a_model_is_not_run_and_nobody_is_asked(tmp_path: Path) -> N
     with pytest.raises(ModelError, match="custom code which must be executed"):
         export(ExportConfig(log_path=str(run), output=str(tmp_path / "exported")))
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "evil/kernels"},
+        {"_attn_implementation": {"": "sdpa", "text_config": "evil/kernels@main"}},
+        {"text_config": {"experts_implementation": "evil/kernels:run"}},
+    ],
+)
+def test_kernels_that_a_model_names_are_not_fetched(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    model = shutil.copytree(ROOT / "es_cookbook/recipes/countdown/model", tmp_path / "model")
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(shape | fields))
+    for load in (load_architecture, lambda name: load_causal_lm(name, "auto", CPU)):
+        with pytest.raises(ModelError, match=r"has kernels of others run, as .*_implementation"):
+            load(str(model))
 
 
 SCRIPT = """
