@@ -254,18 +254,23 @@ def _value(name: str, of_type: object, found: object) -> object:
             return Offsets(base64.b64decode(found, validate=True))
         except binascii.Error as error:
             raise ValueError(f"a rule's {name} must be base64: {error}") from error
-    if of_type in (int, float) and _is_number(found, of_type):
+    if _is_number(found, of_type):
         return found
-    if isinstance(found, list) and of_type in (tuple[int, ...], tuple[float, ...]):
+    if isinstance(found, list) and of_type in _ELEMENTS:
         values = tuple(cast("list[object]", found))
-        element = int if of_type == tuple[int, ...] else float
-        if all(_is_number(value, element) for value in values):
+        if all(_is_number(value, _ELEMENTS[of_type]) for value in values):
             return values
     raise ValueError(f"a rule's {name} must be {of_type}, found {found!r:.60}")
 
 
+_NUMBERS: tuple[object, ...] = (int, float)
+_ELEMENTS: Mapping[object, type] = {tuple[int, ...]: int, tuple[float, ...]: float}
+"""Type of a rule's field -> that of the elements of its list."""
+
+
 def _is_number(found: object, of_type: object) -> bool:
-    return type(found) is of_type and abs(cast(float, found)) <= _LARGEST
+    kind = cast(object, type(found))
+    return kind is of_type and kind in _NUMBERS and abs(cast(float, found)) <= _LARGEST
 
 
 def grouped(items: Sequence[_T], counts: Sequence[int]) -> list[Sequence[_T]]:

@@ -160,7 +160,8 @@ def _row(line: bytes, where: str) -> dict[str, float]:
             raise HistoryError(
                 f"{where} is damaged: {key!r:.60} must be a number or null, found {value!r:.60}"
             )
-    return {key: math.nan if v is None else v for key, v in cast("dict[str, float]", row).items()}
+    measured = cast("dict[str, float | None]", row)
+    return {key: math.nan if value is None else value for key, value in measured.items()}
 
 
 def _is_measured(value: object) -> bool:
