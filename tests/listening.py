@@ -1,12 +1,12 @@
 """Where a process and those that it has started can be reached from other machines."""
 
-import psutil
-
 _THIS_MACHINE = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 def listening() -> tuple[int, set[str]]:
     """How many ports are listened on, and on which addresses that are not this machine's alone."""
+    import psutil  # Comes with vLLM.
+
     own = psutil.Process()
     processes = {own.pid, *(child.pid for child in own.children(recursive=True))}
     addresses = [
