@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -209,6 +210,81 @@ def test_console_scripts_exist() -> None:
     for name in project["scripts"]:
         for script in entry_points(group="console_scripts", name=name):
             assert callable(script.load())
+
+
+RUNS_WHAT_IT_READS = {
+    # What is read comes from processes that the run itself has started, and from no file.
+    "es_cookbook.engines.wire": {"pickle.loads"},
+    "es_cookbook.engines.ray.cluster": {"pickle.loads"},
+    "es_cookbook.engines.vllm.worker": {"pickle.loads"},
+    # Names from a config, after they were checked; names that are written in the package.
+    "es_cookbook.common.references": {"importlib.import_module"},
+    "es_cookbook.commands.compare": {"importlib.import_module"},
+    "es_cookbook.commands.play_console": {"importlib.import_module"},
+    "es_cookbook.evolution.optimizers.offsets": {"importlib.import_module"},
+    "es_cookbook.__main__": {"importlib.import_module"},
+}
+"""Module -> calls in it that run what they are given."""
+CAN_RUN = re.compile(
+    r"(pickle|dill|cloudpickle|marshal|joblib|shelve|yaml)\.\w*(load|open)\w*"
+    r"|(pickle\.)?Unpickler|eval|exec|compile|__import__|os\.system|os\.popen"
+    r"|(importlib\.)?import_module|runpy\.\w+|(torch|np|numpy)\.load|torch\.hub\.\w+"
+)
+SAFE = {("weights_only", True), ("allow_pickle", False)}
+
+
+def calls_that_run_what_they_read(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and CAN_RUN.fullmatch(called := ast.unparse(node.func)):
+            values = {(k.arg, k.value.value) for k in node.keywords if is_constant(k.value)}
+            if not values & SAFE:
+                yield called
+        if isinstance(node, ast.ImportFrom) and node.module in ("pickle", "marshal", "importlib"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            given = ast.unparse(node.value)
+            yield from [f"trust_remote_code={given}"] * (given != "False")
+
+
+def is_constant(node: ast.expr) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant)
+
+
+def test_nothing_that_is_read_is_run_but_by_those_who_are_named() -> None:
+    found = {dotted(path): set(calls_that_run_what_they_read(TREES[path])) for path in TREES}
+    assert {module: calls for module, calls in found.items() if calls} == RUNS_WHAT_IT_READS
+
+
+@pytest.mark.parametrize(
+    ("source", "calls"),
+    [
+        ("torch.load(path)", ["torch.load"]),
+        ("torch.load(path, weights_only=False)", ["torch.load"]),
+        ("torch.load(path, weights_only=True)", []),
+        ("np.load(path, allow_pickle=True)", ["np.load"]),
+        ("eval(text)", ["eval"]),
+        ("model.eval()", []),
+        ("re.compile(text)", []),
+        ("from pickle import loads", ["pickle.loads"]),
+        ("f(trust_remote_code=given)", ["trust_remote_code=given"]),
+    ],
+)
+def test_the_rule_finds_what_runs_what_it_reads(source: str, calls: list[str]) -> None:
+    assert list(calls_that_run_what_they_read(ast.parse(source))) == calls
+
+
+AUTO = re.compile(r"Auto\w+\.from_(pretrained|config)")
+
+
+def test_no_model_or_tokenizer_is_read_with_code_of_its_own() -> None:
+    unsure = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and AUTO.fullmatch(ast.unparse(node.func))
+        if "trust_remote_code" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert unsure == []
 
 
 PRIVATE = re.compile(r"(.*\.)?_[A-Za-z]\w*")

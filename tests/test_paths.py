@@ -13,9 +13,9 @@ DOCUMENTS = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "lab_notes.md"),
     *sorted((ROOT / "recipes").rglob("*.py")),
-    *(path for path in (ROOT / "es_cookbook").rglob("*.py") if path.name != "configs.py"),
+    *(path for path in (ROOT / "es_cookbook").rglob("*.py") if path.name != "references.py"),
 ]
-"""The changelog and lab notes say what was there on their day, configs.py where classes were."""
+"""The changelog and lab notes say what was there on their day, references.py where classes were."""
 
 IMPORTED = {
     "es_cookbook.train": "Config main run MAY_DIFFER recorded_config",

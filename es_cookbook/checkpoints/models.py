@@ -50,6 +50,7 @@ from es_cookbook.checkpoints.tensors import (
 )
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import whole_directory
+from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
@@ -97,7 +98,7 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
             f"{', '.join(_TOKENIZER_FILES)})"
         )
     try:
-        return AutoTokenizer.from_pretrained(model_name)
+        return AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds; to the user it is one mistake
         raise ModelError(
             f"model_name: cannot load the tokenizer of {model_name!r}: {first_line(error)}"
@@ -116,6 +117,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
         ModelError: Config or weights are missing or cannot be read; says where.
     """
     _check_model_directory(model_name)
+    _check_kernels(model_name)
     checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
     quantised: dict[str, QuantisedWeight] = {}
     try:
@@ -123,7 +125,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
             if checkpoint is None:
                 held = dtype if dtype == "auto" else getattr(torch, dtype)
                 loaded = AutoModelForCausalLM.from_pretrained(
-                    model_name, dtype=held, output_loading_info=True
+                    model_name, dtype=held, output_loading_info=True, trust_remote_code=False
                 )
             else:
                 quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
@@ -152,9 +154,11 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
         ModelError: It cannot be read, or is not a causal LM; says where.
     """
     _check_model_directory(model_name, weights)
+    _check_kernels(model_name)
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_name))
+            config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {first_line(error)}") from error
 
@@ -178,7 +182,7 @@ def _load_quantised(
 ) -> tuple[object, object]:
     """As `from_pretrained` returns it, the quantised weights as what they stand for."""
     model_name = checkpoint.model_name
-    config = AutoConfig.from_pretrained(model_name)
+    config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
     # transformers would want its own quantisers for it.
     vars(config).pop("quantization_config", None)
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
@@ -188,7 +192,7 @@ def _load_quantised(
     for layer, weight in quantised.items():
         weights[f"{layer}.weight"] = weight.dequantised().to(held)
     with torch.device("meta"):
-        model_class = type(AutoModelForCausalLM.from_config(config))
+        model_class = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
     model, loading = model_class.from_pretrained(
         None, config=config, state_dict=weights, dtype=held, output_loading_info=True
     )
@@ -274,7 +278,7 @@ class BaseParameters(ReadTensors):
         self, model_name: str, architecture: PreTrainedModel, names: Collection[str], dtype: str
     ) -> None:
         files = WeightFiles(weight_paths(model_name))
-        self.dtype = _held_dtype(architecture, files) if dtype == "auto" else getattr(torch, dtype)
+        self.dtype = _held_dtype(architecture, files) if dtype == "auto" else _dtype_of(dtype)
         parameters = dict(architecture.named_parameters())
         tied = reversed(first_names(architecture).items())
         stored_as = {first: name for name, first in tied if name in files}
@@ -366,6 +370,13 @@ def _held_dtype(architecture: PreTrainedModel, files: WeightFiles) -> torch.dtyp
     return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
 
 
+def _dtype_of(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"a dtype is float32, bfloat16 or float16, found {name!r:.60}")
+    return found
+
+
 def _tokenizer_digest(model_name: str) -> str:
     def present(names: Iterable[str]) -> list[tuple[str, Path]]:
         return [(name, path) for name in names if (path := find_file(model_name, name))]
@@ -417,6 +428,27 @@ def _check_model_directory(model_name: str, weights: bool = True) -> None:
         raise ModelError(
             f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
         )
+
+
+def _check_kernels(model_name: str) -> None:
+    """Refuse a config that names kernels on the Hub, which transformers would fetch and run."""
+    path = find_file(model_name, "config.json")
+    try:
+        waiting: list[object] = [] if path is None else [json.loads(path.read_text("utf-8"))]
+    except (ValueError, RecursionError):  # Who loads the model says so.
+        return
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            for name, value in cast("dict[str, object]", found).items():
+                waiting.append(value)
+                if name.endswith(("attn_implementation", "experts_implementation")) and (
+                    "/" in str(value)
+                ):
+                    raise ModelError(
+                        f"model_name: the config.json of {model_name!r} has kernels of others run, "
+                        f"as {one_line(name)} {value!r:.60}; take that out of it"
+                    )
 
 
 def _check_directory(model_name: str) -> None:

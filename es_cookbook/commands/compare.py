@@ -27,8 +27,8 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import changed, run_cli, split_options
-from es_cookbook.common.configs import resolve
 from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.references import resolve
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.comparison import is_share, summarise, table

@@ -37,6 +37,9 @@ class ExportConfig:
     model_name: str | None = chz.field(
         default=None, doc="where the base model is now, if not where it was"
     )
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
 
     @chz.validate
     def _ranges(self) -> None:
@@ -58,7 +61,12 @@ def export(config: ExportConfig) -> str:
     if output.exists() or output.is_symlink():
         raise ConfigError(f"output {str(output)!r} is there already; give another one")
     try:
-        replay = open_replay(Path(config.log_path), config.generation, model_name=config.model_name)
+        replay = open_replay(
+            Path(config.log_path),
+            config.generation,
+            model_name=config.model_name,
+            trust=config.trust,
+        )
     except ModelError as error:
         if config.model_name is not None:
             raise

@@ -34,6 +34,9 @@ class Fork:
     generation: int | None = chz.field(
         default=None, doc="how many generations to take, 0 on; None takes all"
     )
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
 
 
 def main(fork: Fork, fields: dict[str, str]) -> None:
@@ -45,7 +48,7 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
                 f"else; what may change: {', '.join(_ALLOWED)}"
             )
     source, output = Path(fork.log_path), Path(fork.output)
-    recorded = train.recorded_config(source)
+    recorded = train.recorded_config(source, fork.trust)
     config = config_to_json(chz.replace(changed(recorded, fields), log_path=fork.output))
     taken = fork_run(source, fork.generation, output, config, recorded.model_name)
     begins = (
@@ -53,7 +56,8 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
         if taken
         else f"like {fork.log_path}, with no generation of it; to start"
     )
-    print(f"{fork.output} begins {begins}: {command('resume')} log_path={fork.output}")
+    trust = f" trust={','.join(fork.trust)}" if fork.trust else ""
+    print(f"{fork.output} begins {begins}: {command('resume')} log_path={fork.output}{trust}")
 
 
 def cli() -> None:

@@ -59,6 +59,9 @@ class PlayConfig:
     model_name: str | None = chz.field(
         default=None, doc="where the run's base model is now; where the run had it if None"
     )
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
     chat: bool = chz.field(
         default=True, doc="put prompts into the tokenizer's chat template, if it has one"
     )
@@ -242,7 +245,7 @@ def _number(what: str, text: str) -> int:
 
 def main(config: PlayConfig) -> None:
     """Rebuild the run and answer."""
-    run = RecordedRun(Path(config.log_path), config.model_name)
+    run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
     generation = len(run.records) if config.generation is None else config.generation
     run.check_generation(generation)
     if isinstance(config.genome, int):

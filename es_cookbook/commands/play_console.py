@@ -1,6 +1,6 @@
 """Where answers are shown: to a person at a terminal, or to a script through a pipe.
 
-What a model, an Env or a dataset wrote is shown as text and never obeyed (`runs.plain_text`).
+What a model, an Env or a dataset wrote is shown as text and never obeyed (`common.terminal`).
 """
 
 import contextlib
@@ -12,8 +12,8 @@ from io import TextIOWrapper
 from typing import TypeAlias
 
 from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.rl.types import Action, LostRollout
-from es_cookbook.runs.plain_text import one_line, printable
 from es_cookbook.train.recorded import Played
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]

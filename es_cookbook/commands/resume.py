@@ -3,7 +3,10 @@
     python -m es_cookbook resume log_path=runs/my-run
     python -m es_cookbook resume log_path=runs/my-run engine=ray engine.num_engines=2
 
+    python -m es_cookbook resume log_path=runs/my-run trust=my_package
+
 The Config is the one in the directory, rebuilt exactly, whichever recipe or script it came from.
+Classes that are not es_cookbook's own are imported from packages in `trust` alone.
 """
 
 import functools
@@ -20,11 +23,15 @@ class Resume:
     """Go on with a run, from its directory alone."""
 
     log_path: str = chz.field(doc="run directory")
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
 
 
 def main(resume: Resume, fields: dict[str, str]) -> None:
     """Train on, with these fields of the run's Config."""
-    config = changed(train.recorded_config(Path(resume.log_path)), fields)
+    recorded = train.recorded_config(Path(resume.log_path), resume.trust)
+    config = changed(recorded, fields)
     train.run(chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume"))
 
 

@@ -1,5 +1,6 @@
-"""What the command line needs of chz 0.4 that chz does not publish; pyproject bounds chz for it."""
+"""What configs need of chz 0.4 that chz does not publish; pyproject bounds chz for it."""
 
+import re
 from typing import cast
 
 from chz.blueprint import (
@@ -10,12 +11,20 @@ from chz.blueprint import (
     Reference,
 )
 from chz.field import Field
-from chz.tiepin import CastError, type_repr
+from chz.tiepin import CastError, is_subtype, is_subtype_instance, type_repr
 from chz.util import MISSING
 
 # pyright: reportPrivateUsage=false
 
-__all__ = ["CHZ_ERRORS", "MISSING", "CastError", "Field", "Reference", "type_repr"]
+__all__ = [
+    "CHZ_ERRORS",
+    "MISSING",
+    "CastError",
+    "Field",
+    "Reference",
+    "is_subtype",
+    "is_subtype_instance",
+]
 
 CHZ_ERRORS = (
     ConstructionException,
@@ -24,6 +33,15 @@ CHZ_ERRORS = (
     MissingBlueprintArg,
 )
 """What chz raises about options."""
+
+
+def type_name(of_type: object) -> str:
+    """A type as its author wrote it, without the modules of its classes.
+
+    >>> type_name(tuple[re.Pattern, ...] | None)
+    'tuple[Pattern, ...] | None'
+    """
+    return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(of_type))
 
 
 def doc_of(field: Field) -> str:

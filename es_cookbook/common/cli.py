@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import re
 import shutil
 import sys
 import textwrap
@@ -35,11 +34,11 @@ from es_cookbook.common.chz_fields import (
     cast_text,
     default_of,
     doc_of,
-    type_repr,
+    type_name,
 )
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, leaves, nearest
-from es_cookbook.common.terminal import program, until_stdout_closes
+from es_cookbook.common.terminal import printable, program, until_stdout_closes
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -154,7 +153,7 @@ class _Option:
             return "|".join(literals)
         if self.field.x_type is bool:
             return "True|False"
-        return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(self.field.x_type))  # Without its modules.
+        return type_name(self.field.x_type)
 
 
 def _parse(arguments: Sequence[str]) -> dict[str, str]:
@@ -324,5 +323,5 @@ def _text(value: object) -> str:
 
 
 def _exit(sentence: str, code: int) -> NoReturn:
-    print(sentence, file=sys.stderr)
+    print(printable(sentence), file=sys.stderr)
     raise SystemExit(code)

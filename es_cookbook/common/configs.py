@@ -4,143 +4,184 @@ A Config is a chz object all the way down: other chz objects, `functools.partial
 importable functions, tuples, lists, dicts, numbers, strings, paths, None. `config_to_json` writes
 it out in full, defaults included, so that a later change of a default does not change an old run;
 `config_from_json` rebuilds the identical object. Classes and functions are written as
-"module:qualname" and imported again; nothing is ever pickled or evaluated.
+"module:qualname" and imported again, if they are trusted (`es_cookbook.common.references`) and the
+field's type asks for them; nothing is ever pickled or evaluated.
 
 `Names` lets a user write `engine=vllm` as well as `engine=VLLMEngineBuilder`, and imports a part
 only when it is chosen. The command line around it is `es_cookbook.common.cli`.
 """
 
+import dataclasses
 import functools
-import importlib
 import json
 import math
-import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
 import chz
 import chz.factories
 
-from es_cookbook.common.chz_fields import CastError
-from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.chz_fields import CastError, Field, type_name
+from es_cookbook.common.declared_types import (
+    argument_types,
+    entry_types,
+    fits,
+    holds_class,
+    item_type,
+    may_be_called,
+    may_hold_object,
+    takes,
+)
+from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.references import belongs_to, check_trust, reference, resolve
+from es_cookbook.common.terminal import printable
 
 _Loaded = TypeVar("_Loaded")
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
 
+_NEEDS_TRUST = "needs_trust"
+_RUN_CODE = ("ray", "vllm")
+"""Packages that some values of fields, marked by `needs_trust`, make run anything."""
+_LONGEST_LINE = 500
+_REFERENCES = ("$class", "$partial", "$import")
+
 
 def config_to_json(config: object) -> str:
-    """The whole config as indented JSON, every default written out.
+    """The whole config as indented JSON, every default written out; it can be read back.
 
     Raises:
-        ConfigError: A value that cannot be rebuilt from text, for example a lambda; names the
-            field.
+        ConfigError: A value that cannot be rebuilt from text, for example a lambda, or that is not
+            of its field's type; names the field.
     """
-    return json.dumps(_to_plain(config, "config"), indent=2, ensure_ascii=False, allow_nan=False)
+    plain = _to_plain(config, "config")
+    _Reader(_trusted_in(plain)).read(plain, "config", object)
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def config_from_json(text: str) -> object:
+def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     """Rebuild the object that `config_to_json` wrote.
+
+    The text may be anybody's. It names classes and functions of es_cookbook, of the packages in
+    `trust` and of the script that was run; every value must be of its field's declared type, and a
+    class or a function itself may stand only where that asks for one. Nothing is called but the
+    chz classes.
 
     A field that a class has gained since takes its default; a field it has lost is refused, unless
     it has the value that is how the class behaves now.
 
     Raises:
-        ConfigError: Not such JSON, an unknown class or function, an unknown or missing field, or a
-            value that the class itself refuses.
+        ConfigError: Not such JSON, a class or function that is unknown or not trusted, an unknown
+            or missing field, or a value that its type or the class itself refuses.
     """
-    try:
-        plain = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
-    return _from_plain(plain, "config")
+    return _read(text, object, trust)
 
 
-_MOVED = {
-    "es_cookbook.engines.ray_pool": "es_cookbook.engines.ray.pool",
-    "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
-    "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",
-    "es_cookbook.evolution.optimizers.genetic": "es_cookbook.evolution.optimizers.genetic.genetic",
-    "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
-}
-"""Where modules are now whose classes recorded configs name by an earlier place."""
 _DROPPED: Mapping[str, Mapping[str, object]] = {
     "es_cookbook.evolution.optimizers.genetic.genetic:Genetic": {"antithetic": False},
 }
 """Fields that a class no longer has, each with the value that is how the class behaves now."""
 
 
-def load_config(path: Path, config_class: type[_Loaded]) -> _Loaded:
+def load_config(path: Path, config_class: type[_Loaded], trust: Collection[str] = ()) -> _Loaded:
     """Read a config file that must hold a `config_class`.
 
     Raises:
-        ConfigError: As `config_from_json`, or another class; names the file.
+        ConfigError: As `config_from_json`, another class, or the file cannot be read; names it.
     """
-    config = _at(path, config_from_json, path.read_text(encoding="utf-8"))
-    if not isinstance(config, config_class):
-        raise ConfigError(
-            f"{path} must hold a {config_class.__name__}, found a {type(config).__name__}"
-        )
-    return config
+    config = _at(path, lambda text: _read(text, config_class, trust), _text_of(path))
+    return cast(_Loaded, config)
 
 
-def reference(thing: Callable[..., object]) -> str:
-    """The "module:qualname" of an importable class or function; also what `resolve` takes.
+def load_fields(
+    path: Path, types: Mapping[str, type], trust: Collection[str] = ()
+) -> tuple[dict[str, object], Mapping[str, object]]:
+    """Read some fields of the object in a config file; classes of others are not imported.
 
-    >>> reference(json.JSONDecoder)
-    'json.decoder:JSONDecoder'
+    Returns:
+        The fields, each of its type, and the whole as JSON values.
 
     Raises:
-        ConfigError: A lambda, a local or anything else that importing does not give back.
+        ConfigError: As `load_config`, or a field is missing.
     """
-    module = getattr(thing, "__module__", None)
-    if module == "__main__":
-        module = _module_that_was_run() or module
-    text = f"{module}:{getattr(thing, '__qualname__', None)}"
+    check_trust(trust)
+    plain = _at(path, _parsed, _text_of(path))
+    entries = cast("dict[str, object]", plain) if isinstance(plain, dict) else {}
+    if missing := [name for name in types if name not in entries]:
+        raise ConfigError(f"{path} must hold a run's Config, which has a {' and a '.join(missing)}")
+
+    def read(name: str) -> object:
+        return _guarded(lambda: _Reader(trust).read(entries[name], f"config.{name}", types[name]))
+
+    return {name: _at(path, read, name) for name in types}, entries
+
+
+def trust_of(text: str) -> frozenset[str]:
+    """All that a config of this process needs trusted to be read back: whoever made it had it.
+
+    Args:
+        text: from `config_to_json`, not from a file.
+    """
+    return frozenset(_trusted_in(json.loads(text)))
+
+
+def needs_trust(package: str, is_harmless: Callable[[object], bool]) -> dict[str, object]:
+    """Metadata of a field of which some values make a package run whatever they say.
+
+    On the command line and in Python they are the user's own word; a file may have them where the
+    package is trusted.
+    """
+    assert package in _RUN_CODE
+    return {_NEEDS_TRUST: (package, is_harmless)}
+
+
+def _read(text: str, declared: type, trust: Collection[str]) -> object:
+    check_trust(trust)
+    plain = _parsed(text)
+    return _guarded(lambda: _Reader(trust).read(plain, "config", declared))
+
+
+def _text_of(path: Path) -> str:
     try:
-        found = resolve(text)
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} must be JSON in UTF-8: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _parsed(text: str) -> object:
+    try:
+        return _guarded(lambda: json.loads(text))
     except ConfigError:
-        found = None
-    if found is not thing:
-        raise ConfigError(
-            f"{thing!r} cannot be written to a config because it cannot be imported again; "
-            "define it by name at the top level of a module"
-        )
-    return text
+        raise
+    except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
+        raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
 
 
-def resolve(text: str) -> Callable[..., object]:
-    """Import what "module:qualname" names.
-
-    Raises:
-        ConfigError: No such module, or nothing callable of that name in it; names the nearest.
-    """
-    module_name, _, qualname = text.partition(":")
-    module_name = _MOVED.get(module_name, module_name)
-    if not module_name or not qualname:
-        raise ConfigError(f"a class or function is written as module:name, found {text!r}")
-    if module_name == _module_that_was_run():  # Importing it again would make second classes.
-        module_name = "__main__"
+def _guarded(function: Callable[[], _Found]) -> _Found:
     try:
-        found: object = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{text} cannot be imported: {error}") from error
-    for part in qualname.split("."):
-        if not hasattr(found, part):
-            hint = did_you_mean(part, dir(found))
-            raise ConfigError(f"{module_name} has nothing called {qualname}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"{text} must be a class or a function, found {type(found).__name__}")
-    return found
+        return function()
+    except RecursionError as error:
+        raise ConfigError("a config must be JSON that is not nested so deeply") from error
 
 
-def _module_that_was_run() -> str | None:
-    """The real name of `__main__`, where it was run with `python -m`."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return None if spec is None else spec.name
+def _trusted_in(plain: object) -> set[str]:
+    """The modules that a config names, and what some of its values need."""
+    found: set[str] = {*_RUN_CODE}
+    waiting = [plain]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            entries = cast("dict[str, object]", item)
+            texts = [text for key in _REFERENCES if isinstance(text := entries.get(key), str)]
+            found.update(text.partition(":")[0] for text in texts)
+            waiting += entries.values()
+        elif isinstance(item, list):
+            waiting += cast("list[object]", item)
+    return {name for name in found if not name.endswith("__main__")}  # which needs no trust
 
 
 class Names(chz.factories.MetaFactory):
@@ -210,7 +251,8 @@ class Names(chz.factories.MetaFactory):
         raise CastError(f"{value!r} is a name")
 
     def _load(self, name: str) -> Callable[..., object]:
-        loaded = resolve(self.accepted[name])
+        target = self.accepted[name]
+        loaded = resolve(target, trust=[target.partition(":")[0]])
         settings = self._settings.get(name)
         return functools.partial(loaded, **settings) if settings else loaded
 
@@ -255,66 +297,191 @@ def _to_plain(value: object, where: str) -> object:
     )
 
 
-def _from_plain(plain: object, where: str) -> object:
-    """Undo `_to_plain`."""
-    if isinstance(plain, list):
-        items = cast("list[object]", plain)
-        return [_from_plain(item, f"{where}[{i}]") for i, item in enumerate(items)]
-    if not isinstance(plain, dict):
-        return plain
-    entries = cast("dict[str, object]", plain)
-    marker = next((key for key in entries if key.startswith("$")), None)
-    match marker, entries.get(marker or ""):
-        case None, _:
-            return {key: _from_plain(item, f"{where}[{key!r}]") for key, item in entries.items()}
-        case "$class", str(text):
-            fields = {key: item for key, item in entries.items() if key != "$class"}
-            return _build(text, fields, where)
-        case "$partial", str(text):
-            args = cast("list[object]", _from_plain(entries.get("args", []), where))
-            keywords = cast("dict[str, object]", _from_plain(entries.get("keywords", {}), where))
-            return functools.partial(_at(where, resolve, text), *args, **keywords)
-        case "$import", str(text):
-            return _at(where, resolve, text)
-        case "$tuple", list(items):
-            return tuple(cast("list[object]", _from_plain(items, where)))
-        case "$dict", list(items):
-            pairs = cast("list[tuple[object, object]]", _from_plain(items, where))
-            return dict(pairs)
-        case "$path", str(text):
-            return Path(text)
-        case "$float", str(text) if text in ("inf", "-inf", "nan"):
-            return float(text)
-        case _:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reader:
+    """Undoes `_to_plain`, as far as declared types and trust allow.
+
+    `trust` are the packages, beside es_cookbook, whose classes and functions may be named.
+    """
+
+    trust: Collection[str]
+
+    def read(self, plain: object, where: str, declared: object) -> object:
+        value = self._value(plain, where, declared)
+        if not fits(value, declared):
+            raise _unfit(where, declared, _shown(value))
+        return value
+
+    def _value(self, plain: object, where: str, declared: object) -> object:
+        if isinstance(plain, list):
+            return self._items(list, cast("list[object]", plain), where, declared)
+        if not isinstance(plain, dict):
+            return plain
+        entries = cast("dict[str, object]", plain)
+        marker = next((key for key in entries if key.startswith("$")), None)
+        match marker, entries.get(marker or ""):
+            case None, _:
+                return dict(self._entries(list(entries.items()), where, declared))
+            case "$class", str(text):
+                fields = {key: item for key, item in entries.items() if key != "$class"}
+                return self._object(text, fields, where, declared)
+            case "$partial", str(text):
+                return self._partial(text, entries, where, declared)
+            case "$import", str(text):
+                return self._callable(text, where, declared, partial=False)
+            case "$tuple", list(items):
+                return tuple(self._items(tuple, cast("list[object]", items), where, declared))
+            case "$dict", list(pairs) if all(map(_is_pair, cast("list[object]", pairs))):
+                found = self._entries(cast("list[list[object]]", pairs), where, declared)
+                return _at(where, _dict, found)
+            case "$path", str(text):
+                return Path(text)
+            case "$float", str(text) if text in ("inf", "-inf", "nan"):
+                return float(text)
+            case _:
+                raise ConfigError(
+                    f"{where}: {marker!r:.60} is not how a config is written; accepted: $class, "
+                    "$partial, $import, $tuple, $dict, $path, $float, each with its own kind of "
+                    "value"
+                )
+
+    def _items(self, kind: type, items: list[object], where: str, declared: object) -> list[object]:
+        types = [item_type(declared, kind, i) for i in range(len(items))]
+        if None in types:
+            raise _unfit(where, declared, f"a {kind.__name__} of {len(items)}")
+        pairs = zip(items, types, strict=True)
+        return [self.read(item, f"{where}[{i}]", of) for i, (item, of) in enumerate(pairs)]
+
+    def _entries(
+        self, pairs: Sequence[Sequence[object]], where: str, declared: object
+    ) -> list[tuple[object, object]]:
+        types = entry_types(declared)
+        if types is None:
+            raise _unfit(where, declared, "a dict")
+        return [
+            (
+                self.read(key, f"{where}[{key!r:.60}]", types[0]),
+                self.read(item, f"{where}[{key!r:.60}]", types[1]),
+            )
+            for key, item in pairs
+        ]
+
+    def _object(
+        self, text: str, plain_fields: Mapping[str, object], where: str, declared: object
+    ) -> object:
+        if not may_hold_object(declared):
+            raise _unfit(where, declared, "an object")
+        config_class = self._resolved(text, where)
+        if not (isinstance(config_class, type) and chz.is_chz(config_class)):
+            raise ConfigError(f"{where}: {text} is not a chz class")
+        if not holds_class(config_class, declared):
+            raise _unfit(where, declared, f"an object of {text}")
+        known = chz.chz_fields(config_class)
+        plain_fields = _without_dropped(config_class, plain_fields, where)
+        values: dict[str, object] = {}
+        for name, plain in plain_fields.items():
+            if name not in known:
+                raise ConfigError(
+                    f"{where}: {config_class.__name__} has no field {name!r:.60}: "
+                    f"{nearest(name[:60], known)}"
+                )
+            values[name] = self.read(plain, f"{where}.{name}", known[name].x_type)
+            self._check_harmless(values[name], known[name], f"{where}.{name}")
+        try:
+            return config_class(**values)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ConfigError(f"{where}: {_one_line(str(error))}") from error
+
+    def _partial(
+        self, text: str, entries: Mapping[str, object], where: str, declared: object
+    ) -> object:
+        args, keywords = entries.get("args", []), entries.get("keywords", {})
+        if not (isinstance(args, list) and isinstance(keywords, dict)):
+            raise ConfigError(f"{where}: args of a $partial must be a list, and keywords a dict")
+        function = self._callable(text, where, declared, partial=True)
+        plain_args, plain_keywords = cast(
+            "tuple[list[object], dict[str, object]]", (args, keywords)
+        )
+        try:
+            arg_types, keyword_types = argument_types(function, plain_args, plain_keywords)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        typed_args = zip(plain_args, arg_types, strict=True)
+        return functools.partial(
+            function,
+            *(self.read(arg, f"{where}({i})", of) for i, (arg, of) in enumerate(typed_args)),
+            **{
+                name: self.read(plain, f"{where}({name})", keyword_types[name])
+                for name, plain in plain_keywords.items()
+            },
+        )
+
+    def _callable(
+        self, text: str, where: str, declared: object, partial: bool
+    ) -> Callable[..., object]:
+        if not may_be_called(declared):
             raise ConfigError(
-                f"{where}: {marker} is not how a config is written; accepted: $class, $partial, "
-                "$import, $tuple, $dict, $path, $float, each with its own kind of value"
+                f"{where}: a class or a function itself may stand only where the type asks for "
+                f"one, and it is {type_name(declared)}"
+            )
+        found = self._resolved(text, where)
+        if not takes(found, declared, partial):
+            raise _unfit(where, declared, text)
+        return found
+
+    def _resolved(self, text: str, where: str) -> Callable[..., object]:
+        return _at(where, functools.partial(resolve, trust=self.trust), text)
+
+    def _check_harmless(self, value: object, field: Field, where: str) -> None:
+        needs = (field.metadata or {}).get(_NEEDS_TRUST)
+        if needs is None:
+            return
+        package, is_harmless = cast("tuple[str, Callable[[object], bool]]", needs)
+        if not is_harmless(value) and not belongs_to(package, self.trust):
+            raise ConfigError(
+                f"{where}: {value!r:.60} can make {package} run code that is not part of "
+                f"es_cookbook; if you trust it, add trust={package}"
             )
 
 
-def _build(text: str, plain_fields: Mapping[str, object], where: str) -> object:
-    config_class = _at(where, resolve, text)
-    if not (isinstance(config_class, type) and chz.is_chz(config_class)):
-        raise ConfigError(f"{where}: {text} is not a chz class")
-    known = chz.chz_fields(config_class)
+def _without_dropped(
+    config_class: type, plain_fields: Mapping[str, object], where: str
+) -> dict[str, object]:
     dropped = _DROPPED.get(f"{config_class.__module__}:{config_class.__qualname__}", {})
     for name in dropped.keys() & plain_fields.keys():
         if plain_fields[name] != dropped[name]:
             raise ConfigError(
                 f"{where}: {config_class.__name__} no longer has the option {name}, so it can only "
-                f"be {dropped[name]!r}; found {plain_fields[name]!r}"
+                f"be {dropped[name]!r}; found {plain_fields[name]!r:.60}"
             )
-    plain_fields = {name: item for name, item in plain_fields.items() if name not in dropped}
-    for name in plain_fields:
-        if name not in known:
-            raise ConfigError(
-                f"{where}: {config_class.__name__} has no field {name!r}: {nearest(name, known)}"
-            )
-    fields = {name: _from_plain(item, f"{where}.{name}") for name, item in plain_fields.items()}
+    return {name: item for name, item in plain_fields.items() if name not in dropped}
+
+
+def _unfit(where: str, declared: object, found: str) -> ConfigError:
+    return ConfigError(f"{where} must be {type_name(declared)}, found {found}")
+
+
+def _shown(value: object) -> str:
+    if chz.is_chz(value):
+        return f"an object of {type(value).__name__}"
+    return f"{value!r:.60}"
+
+
+def _one_line(text: str) -> str:
+    """What a class said of values that may hold anything, of any length."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
+
+
+def _is_pair(found: object) -> bool:
+    return isinstance(found, list) and len(cast("list[object]", found)) == 2
+
+
+def _dict(pairs: list[tuple[object, object]]) -> dict[object, object]:
     try:
-        return config_class(**fields)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        return dict(pairs)
+    except TypeError as error:
+        raise ConfigError(f"a key of a dict: {error}") from error
 
 
 def _at(where: object, function: Callable[[_Given], _Found], given: _Given) -> _Found:

@@ -1,5 +1,9 @@
 """This process as the person at the terminal sees it: what they typed, read and answer.
 
+Text from a model, an Env or a file is data on its way there, never commands: an escape sequence
+could recolour a terminal, rewrite what stands above or worse. So nothing of it goes out but
+characters that can be seen, and newlines where the reader expects them.
+
 Imports nothing heavy: `es-cookbook` alone lists its commands at once.
 """
 
@@ -7,8 +11,12 @@ import contextlib
 import os
 import select
 import sys
+import unicodedata
 from collections.abc import Generator, Sequence
 from pathlib import Path
+
+_LINE_ENDS = "\u2028\u2029"
+"""No control characters, but `str.splitlines` and some terminals end a line at them."""
 
 
 def program() -> str:
@@ -58,3 +66,37 @@ def choose(question: str, answers: Sequence[str], at_end: str) -> str:
             return at_end
         if letter in by_letter:
             return by_letter[letter]
+
+
+def printable(text: str) -> str:
+    r"""Text that a terminal shows and never obeys: control characters are written out.
+
+    >>> printable("\x1b[31mred\n")
+    '\\x1b[31mred\n'
+    """
+    return "".join(
+        character if character == "\n" or not _is_control(character) else _escaped(character)
+        for character in text
+    )
+
+
+def one_line(text: str) -> str:
+    r"""The same on one line: newlines are written out too, and backslashes, so it can be undone.
+
+    >>> one_line("a\\b\n")
+    'a\\\\b\\n'
+    >>> one_line("ä\n→").encode("latin-1", "backslashreplace").decode("unicode_escape")
+    'ä\n→'
+    """
+    return "".join(
+        _escaped(character) if character == "\\" or _is_control(character) else character
+        for character in text
+    )
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character)[0] == "C" or character in _LINE_ENDS
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()

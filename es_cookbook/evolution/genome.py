@@ -15,6 +15,8 @@ import math
 
 from es_cookbook.evolution.rules import Offsets, Rule, grouped
 
+MAX_COEFFICIENT = 3.4028234663852886e38
+"""Largest float32."""
 MAX_SEED = 2**63 - 1
 """Largest seed; 63 bits fit a signed 64-bit integer everywhere (torch, Triton, databases)."""
 
@@ -25,7 +27,7 @@ class Term:
 
     Attributes:
         seed: 0 … 2⁶³ − 1; names one noise tensor set.
-        coefficient: finite; rounded to float32 where it is applied.
+        coefficient: finite as a float32, to which it is rounded where it is applied.
     """
 
     seed: int
@@ -36,9 +38,9 @@ class Term:
             raise ValueError(
                 f"a term's seed must be a 63-bit integer (0 to 2**63 - 1), found {self.seed}"
             )
-        if not math.isfinite(self.coefficient):
+        if not abs(self.coefficient) <= MAX_COEFFICIENT:
             raise ValueError(
-                f"a term's coefficient must be finite, found {self.coefficient} "
+                f"a term's coefficient must be finite as a float32, found {self.coefficient} "
                 f"for seed {self.seed}"
             )
 
@@ -105,5 +107,5 @@ class Step:
     def mean_square(self) -> float:
         """`rms` squared, which is additive over independent updates."""
         if self.rule is not None:
-            return self.rms**2
-        return math.fsum(term.coefficient**2 for term in self.terms)
+            return self.rms * self.rms
+        return math.fsum(term.coefficient * term.coefficient for term in self.terms)

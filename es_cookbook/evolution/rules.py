@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 _T = TypeVar("_T")
 _FLOAT32 = np.dtype("<f4")
+_LARGEST = 1e100
+"""Of a rule's numbers in a history: sums of their squares are numbers too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,8 +102,10 @@ class AdamRule(Rule):
     def __post_init__(self) -> None:
         if not (len(self.counts) == len(self.first) == len(self.second)):
             raise ValueError("an Adam step needs as many weights as generations")
-        if min(self.counts, default=0) < 0 or not self.epsilon > 0:
-            raise ValueError("an Adam step's counts must not be negative, and epsilon above 0")
+        if min((*self.counts, *self.second), default=0) < 0 or not self.epsilon > 0:
+            raise ValueError(
+                "an Adam step's counts and second must not be negative, and epsilon above 0"
+            )
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
         """One group per generation."""
@@ -134,8 +138,8 @@ class MuonRule(Rule):
     iterations: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale >= 0) or self.iterations < 1:
-            raise ValueError("a Muon step's scale must be 0 or more, and iterations 1 or more")
+        if not 0 <= self.scale < math.inf or not 1 <= self.iterations <= 100:
+            raise ValueError("a Muon step's scale must be 0 or more, and iterations 1 to 100")
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
         """One group, of any size."""
@@ -234,9 +238,9 @@ def rule_from_plain(plain: Mapping[str, object]) -> Rule:
         ValueError: An unknown kind, or fields that are not those of the rule.
     """
     kind = plain.get("kind")
-    if kind not in RULES:
-        raise ValueError(f"a rule's kind must be one of {', '.join(RULES)}, found {kind!r}")
-    rule = RULES[cast(str, kind)]
+    if not isinstance(kind, str) or kind not in RULES:
+        raise ValueError(f"a rule's kind must be one of {', '.join(RULES)}, found {kind!r:.60}")
+    rule = RULES[kind]
     types = {field.name: cast(object, field.type) for field in dataclasses.fields(rule)}
     if types.keys() != plain.keys() - {"kind"}:
         raise ValueError(f"a rule of kind {kind} has the fields {', '.join(types)}")
@@ -250,14 +254,23 @@ def _value(name: str, of_type: object, found: object) -> object:
             return Offsets(base64.b64decode(found, validate=True))
         except binascii.Error as error:
             raise ValueError(f"a rule's {name} must be base64: {error}") from error
-    if type(found) in (int, float) and type(found) is of_type:
+    if _is_number(found, of_type):
         return found
-    if isinstance(found, list):
+    if isinstance(found, list) and of_type in _ELEMENTS:
         values = tuple(cast("list[object]", found))
-        element = int if of_type == tuple[int, ...] else float
-        if all(type(value) is element for value in values):
+        if all(_is_number(value, _ELEMENTS[of_type]) for value in values):
             return values
     raise ValueError(f"a rule's {name} must be {of_type}, found {found!r:.60}")
+
+
+_NUMBERS: tuple[object, ...] = (int, float)
+_ELEMENTS: Mapping[object, type] = {tuple[int, ...]: int, tuple[float, ...]: float}
+"""Type of a rule's field -> that of the elements of its list."""
+
+
+def _is_number(found: object, of_type: object) -> bool:
+    kind = cast(object, type(found))
+    return kind is of_type and kind in _NUMBERS and abs(cast(float, found)) <= _LARGEST
 
 
 def grouped(items: Sequence[_T], counts: Sequence[int]) -> list[Sequence[_T]]:

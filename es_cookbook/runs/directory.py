@@ -24,10 +24,10 @@ from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from es_cookbook.common.config_differences import differences
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError, leaves
 from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
 from es_cookbook.common.terminal import choose, command
+from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
@@ -196,6 +196,12 @@ def _checked_names(log_path: Path) -> set[str]:
         raise RunDirectoryError(
             f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
         ) from error
+    for name in (CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, LOG):
+        if (log_path / name).is_symlink():
+            raise RunDirectoryError(
+                f"log_path {log_path}: {name} is a link, and a run writes no files but its "
+                "directory's own; put the file itself there"
+            )
     names = {
         name for name in names if not name.endswith(PARTIAL_SUFFIX) and name not in (LOCK, LOG)
     }
@@ -233,7 +239,7 @@ def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[b
         for line in file:
             try:
                 is_earlier = json.loads(line)[generation_key] < generation
-            except (ValueError, KeyError, TypeError):  # Torn or damaged.
+            except (ValueError, KeyError, TypeError, RecursionError):  # Torn or damaged.
                 continue
             if is_earlier and line.endswith(b"\n"):
                 yield line
@@ -303,7 +309,7 @@ def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) 
     allowed = set(may_differ) - (set() if _names_its_base(log_path) else {"model_name"})
     try:
         return differences((log_path / CONFIG).read_text("utf-8"), config_json, allowed)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return [f"{CONFIG} cannot be read ({error})"]
 
 

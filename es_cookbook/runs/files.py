@@ -26,7 +26,8 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
     needed = 0
     remaining = iter(chunks)
     try:
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)  # Left behind, or a link to somewhere else.
+        with beside.open("xb") as file:
             for chunk in remaining:
                 needed += len(chunk)
                 file.write(chunk)

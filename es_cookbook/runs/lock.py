@@ -185,5 +185,5 @@ def _owner(descriptor: int) -> Owner | None:
         plain = json.loads(os.pread(descriptor, 4096, 0))
         host, boot, pid, since = (str(plain[name]) for name in ("host", "boot", "pid", "since"))
         return Owner(host, boot, int(pid), since)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.rl.rollouts import count_tokens
 from es_cookbook.rl.types import TrajectoryGroup
@@ -18,13 +19,18 @@ class Progress:
 
     Args:
         metrics_path: `metrics.jsonl` of the run that goes on, if it does.
+
+    Raises:
+        HistoryError: It is damaged.
     """
 
     def __init__(self, metrics_path: Path) -> None:
         rows = read_metrics(metrics_path)
         last = rows[-1] if rows else {}
-        self._rollouts = int(last.get("progress/rollouts", 0))
-        self._tokens = int(last.get("progress/tokens", 0))
+        counts = [last.get(key, 0) for key in ("progress/rollouts", "progress/tokens")]
+        if any(math.isnan(count) for count in counts):
+            raise HistoryError(f"{metrics_path} is damaged: its last line does not count rollouts")
+        self._rollouts, self._tokens = map(int, counts)
         self._latest: dict[int, float] = {}
         """What the seeds of the last step have added up to in the centre."""
         self._earlier_squared = 0.0
@@ -34,7 +40,7 @@ class Progress:
         """The centre moved by a step."""
         kept = 1 - step.decay
         earlier = {seed: kept * coefficient for seed, coefficient in self._latest.items()}
-        self._earlier_squared *= kept**2
+        self._earlier_squared *= kept * kept
         self._latest = {}
         if step.rule is None:
             # A seed of the step before as well, of momentum's window, goes on in its direction.
@@ -44,7 +50,7 @@ class Progress:
         else:
             self._earlier_squared += step.mean_square
         # Different seeds are independent: they add up as squares.
-        self._earlier_squared += math.fsum(value**2 for value in earlier.values())
+        self._earlier_squared += math.fsum(value * value for value in earlier.values())
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
         """A generation's rollouts ended."""
@@ -60,7 +66,7 @@ class Progress:
         Steps by a rule (Adam's, Muon's) are taken as independent of each other, so where one goes
         on in the direction of the last the drift is more than this.
         """
-        latest_squared = math.fsum(value**2 for value in self._latest.values())
+        latest_squared = math.fsum(value * value for value in self._latest.values())
         return {
             "progress/rollouts": self._rollouts,
             "progress/tokens": self._tokens,

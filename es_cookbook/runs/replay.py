@@ -10,10 +10,10 @@ The run directory is only read, so the run may be going on.
 
 import dataclasses
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -27,24 +27,30 @@ from es_cookbook.checkpoints.models import (
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import QuantisedParameters
 from es_cookbook.checkpoints.snapshots import Snapshot
-from es_cookbook.common.configs import load_config
+from es_cookbook.common.configs import load_fields
 from es_cookbook.common.cores import num_cores
-from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.runs.directory import CONFIG, HISTORY
+from es_cookbook.runs.directory import CONFIG, HISTORY, check_is_run
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import check_fingerprint, check_same_base, read_beginning
 from es_cookbook.runs.snapshots import latest_snapshot
 
 
-class RunConfig(Protocol):
-    """What a replay needs of a run's Config."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What a replay needs of a run's Config; other classes that it names are not imported.
+
+    Attributes:
+        plain: all of it, as JSON values.
+    """
 
     model_name: str
     search_space: SearchSpaceBuilder
+    plain: Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,11 +139,16 @@ class Replay:
 
 
 def open_replay(
-    log_path: Path, generation: int | None = None, *, model_name: str | None = None
+    log_path: Path,
+    generation: int | None = None,
+    *,
+    model_name: str | None = None,
+    trust: Collection[str] = (),
 ) -> Replay:
     """Find out how the centre of a run's generation, the last recorded if None, is rebuilt.
 
-    `model_name` is where the base model is now; where the run had it if None.
+    `model_name` is where the base model is now; where the run had it if None. `trust` are packages,
+    beside es_cookbook, of which the run's Config may name classes and functions.
 
     Raises:
         RunDirectoryError: There is no run directory.
@@ -145,7 +156,7 @@ def open_replay(
         ConfigError: The run's Config cannot be read any more.
         ModelError: The base model cannot be read.
     """
-    config = _read_config(log_path)
+    config = _read_config(log_path, trust)
     if generation is not None and generation < 0:
         raise HistoryError(f"generation must be 0 or more, found {generation}")
     beginning = read_beginning(log_path / HISTORY, generation)
@@ -174,18 +185,11 @@ def open_replay(
     )
 
 
-def _read_config(log_path: Path) -> RunConfig:
-    path = log_path / CONFIG
-    try:
-        config = load_config(path, object)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"log_path {log_path} must be a run directory, and its {CONFIG} cannot be read: "
-            f"{error.strerror or error}"
-        ) from error
-    if not (hasattr(config, "model_name") and hasattr(config, "search_space")):
-        raise ConfigError(f"{path} must hold a run's Config, found a {type(config).__name__}")
-    return cast(RunConfig, config)
+def _read_config(log_path: Path, trust: Collection[str]) -> RunConfig:
+    check_is_run(log_path)
+    types = {"model_name": str, "search_space": SearchSpaceBuilder}
+    fields, plain = load_fields(log_path / CONFIG, types, trust)
+    return RunConfig(**cast("dict[str, Any]", fields), plain=plain)
 
 
 def _dtype_of(config: RunConfig) -> str:
@@ -193,7 +197,10 @@ def _dtype_of(config: RunConfig) -> str:
 
     A pool's engines are inside it.
     """
-    part: object = getattr(config, "engine", None)
-    while part is not None and not hasattr(part, "dtype"):
-        part = getattr(part, "engine", None)
-    return cast(str, getattr(part, "dtype", "auto"))
+    part = config.plain.get("engine")
+    while isinstance(part, dict):
+        engine = cast("dict[str, object]", part)
+        if isinstance(dtype := engine.get("dtype"), str):
+            return dtype
+        part = engine.get("engine")
+    return "auto"

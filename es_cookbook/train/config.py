@@ -3,6 +3,7 @@
 So the same Config gives the same history, wherever and however often the run is interrupted.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -127,8 +128,10 @@ class Config:
         check_evaluation(self.eval_attempts, self.eval_temperature)
 
 
-def recorded_config(log_path: Path) -> Config:
+def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:
     """The Config of the run in a directory, as it was when the run last began or went on.
+
+    It may name classes and functions of es_cookbook and of the packages in `trust`.
 
     Raises:
         RunDirectoryError: There is no run.
@@ -136,9 +139,9 @@ def recorded_config(log_path: Path) -> Config:
     """
     check_is_run(log_path)
     path = log_path / CONFIG
-    if '"__main__:' in path.read_text(encoding="utf-8"):
+    if b'"__main__:' in path.read_bytes():
         raise ConfigError(
             f"{path} needs classes of the script that wrote it, and only that has them: run it "
             f"again with log_path={log_path} behavior_if_log_dir_exists=resume"
         )
-    return load_config(path, Config)
+    return load_config(path, Config, trust)

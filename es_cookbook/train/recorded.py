@@ -7,7 +7,7 @@ going on, on this machine or another that shares its disk.
 """
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import one_line
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -50,7 +51,8 @@ Split: TypeAlias = Literal["test", "train"]
 class RecordedRun:
     """What a run directory says, read and never written.
 
-    `model_name` is where the run's base model is here; where the run had it if None.
+    `model_name` is where the run's base model is here; where the run had it if None. `trust` are
+    packages, beside es_cookbook, of which its config.json may name classes and functions.
 
     Attributes:
         header: what the run began with; None where that is not recorded.
@@ -62,11 +64,13 @@ class RecordedRun:
         HistoryError: Its history is damaged.
     """
 
-    def __init__(self, log_path: Path, model_name: str | None = None) -> None:
+    def __init__(
+        self, log_path: Path, model_name: str | None = None, trust: Collection[str] = ()
+    ) -> None:
         if not (log_path / CONFIG).is_file():
             raise RunDirectoryError(f"log_path {log_path} holds no run: there is no {CONFIG} in it")
         self.history = log_path / HISTORY
-        self.config = load_config(log_path / CONFIG, Config)
+        self.config = load_config(log_path / CONFIG, Config, trust)
         self.model_name = model_name or self.config.model_name
         self.header = read_header(self.history)
         self.records: Sequence[Record] = ()
@@ -131,8 +135,9 @@ class RecordedRun:
         first = fork.generation if fork else 0
         if fork and generation < first:
             raise ConfigError(
-                f"generation {generation} was not this run's but that of log_path={fork.log_path}, "
-                f"from which it was forked; genomes of generations {first} and later are here"
+                f"generation {generation} was not this run's but that of log_path="
+                f"{one_line(fork.log_path)}, from which it was forked; genomes of generations "
+                f"{first} and later are here"
             )
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=self._space

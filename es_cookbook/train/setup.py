@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.garbage import rare_garbage_collection
 from es_cookbook.common.terminal import command
@@ -151,7 +151,10 @@ def _tracker(config: Config, directory: RunDirectory) -> Tracker:
     start = directory.history.next_generation
     run = RunInfo(directory.path, directory.config_json, config.seed, config.num_generations, start)
     # In this order: a disk that refuses the first leaves no thread of the last behind.
-    trackers = [config.trackers(run), SnapshotWriter(directory.path, config.snapshot_every)]
+    snapshots = SnapshotWriter(
+        directory.path, config.snapshot_every, trust_of(directory.config_json)
+    )
+    trackers = [config.trackers(run), snapshots]
     if config.hub is not None:
         trackers.append(config.hub(run))
     return Trackers(trackers)

@@ -18,6 +18,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
+from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder
@@ -59,7 +60,7 @@ def is_complete(config: train.Config) -> bool:
     """Whether this very run, and not another one in its place, was recorded to its end."""
     log_path = Path(config.log_path)
     rows = read_metrics(log_path / METRICS)
-    if not rows or rows[-1][GENERATION] != config.num_generations:
+    if not rows or rows[-1].get(GENERATION) != config.num_generations:
         return False
     recorded = sum(1 for _ in read_history(log_path / HISTORY))
     return recorded == config.num_generations and _is_same(config, log_path)
@@ -68,7 +69,7 @@ def is_complete(config: train.Config) -> bool:
 def _is_same(config: train.Config, log_path: Path) -> bool:
     """Whether the recorded Config is this one; if not, to resume it says what differs."""
     try:
-        recorded = train.recorded_config(log_path)
+        recorded = train.recorded_config(log_path, trust_of(config_to_json(config)))
     except (ConfigError, RunDirectoryError):  # Of a script's own classes, say; or none.
         return False
     here = {name: getattr(config, name) for name in train.MAY_DIFFER}

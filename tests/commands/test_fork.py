@@ -55,12 +55,14 @@ def do(monkeypatch: pytest.MonkeyPatch, command: Callable[[], None], *options: o
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda *options: do(monkeypatch, fork.cli, *options)
+    return lambda *options: do(monkeypatch, fork.cli, "trust=tests", *options)
 
 
 @pytest.fixture
 def resumes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda log_path, *options: do(monkeypatch, resume.cli, f"log_path={log_path}", *options)
+    return lambda log_path, *options: do(
+        monkeypatch, resume.cli, f"log_path={log_path}", "trust=tests", *options
+    )
 
 
 def rewinds(log_path: Path, generation: int) -> None:
@@ -104,7 +106,7 @@ def test_a_fork_without_changes_becomes_the_run_it_was_forked_from(
     forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}")
     assert capsys.readouterr().out == (
         f"{tmp_path / 'b'} begins with generations 1 to 4 of {recorded}; to go on: python -m "
-        f"es_cookbook resume log_path={tmp_path / 'b'}\n"
+        f"es_cookbook resume log_path={tmp_path / 'b'} trust=tests\n"
     )
     header, parent = (read_header(path / "history.jsonl") for path in (tmp_path / "b", recorded))
     assert header is not None and parent is not None
@@ -130,7 +132,7 @@ def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_
         "engine.capacity=2",
     )
     forks(f"log_path={recorded}", "generation=3", f"output={tmp_path / 'b'}", *changes)
-    forked = load_config(tmp_path / "b/config.json", TinyConfig)
+    forked = load_config(tmp_path / "b/config.json", TinyConfig, ["tests"])
     assert forked == config(
         tmp_path / "b",
         seed=7,
@@ -356,7 +358,8 @@ def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_e
     done = subprocess.run(
         [
             *(sys.executable, "-m", "es_cookbook", "resume"),
-            *(f"log_path={tmp_path / 'run'}", "num_generations=6", "engine.capacity=2"),
+            *(f"log_path={tmp_path / 'run'}", "trust=tests", "num_generations=6"),
+            "engine.capacity=2",
         ],
         cwd=ROOT,
         capture_output=True,
@@ -364,7 +367,7 @@ def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_e
     )
     assert done.returncode == 0, done.stderr
     same_run(tmp_path / "run", recorded)
-    assert load_config(tmp_path / "run/config.json", TinyConfig) == chz.replace(
+    assert load_config(tmp_path / "run/config.json", TinyConfig, ["tests"]) == chz.replace(
         config(tmp_path / "run"),
         engine=FakeEngineBuilder(capacity=2),
         behavior_if_log_dir_exists="resume",

@@ -24,8 +24,8 @@ from es_cookbook import train
 from es_cookbook.commands.play import PlayConfig, main
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.types import Observation, SamplingParams
-from es_cookbook.runs.plain_text import one_line
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder
@@ -61,7 +61,15 @@ def run(config: TinyConfig) -> None:
 
 
 def command(log_path: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "es_cookbook", "play", f"log_path={log_path}", *options]
+    return [
+        sys.executable,
+        "-m",
+        "es_cookbook",
+        "play",
+        f"log_path={log_path}",
+        "trust=tests",
+        *options,
+    ]
 
 
 def piped(
@@ -83,7 +91,7 @@ def piped(
 def fed(log_path: Path, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The same in this process, which has imported everything already."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    arguments = [f"log_path={log_path}", *options]
+    arguments = [f"log_path={log_path}", "trust=tests", *options]
     with (
         mock.patch.object(sys, "stdin", io.StringIO(typed)),
         contextlib.redirect_stdout(out),
@@ -101,7 +109,7 @@ def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> lis
     """What (generation, who) answers to a prompt, asked of an engine directly."""
 
     async def ask() -> list[str]:
-        rebuilt = await rebuild(RecordedRun(log_path))
+        rebuilt = await rebuild(RecordedRun(log_path, trust=["tests"]))
         texts: list[str] = []
         for generation, who, prompt in asked:
             await rebuilt.go_to(generation)

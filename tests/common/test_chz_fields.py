@@ -37,7 +37,7 @@ def test_text_is_cast_as_chz_casts_it() -> None:
     assert cast_text(FIELDS["own"], "four") == 4, "the field's own cast goes first"
     with pytest.raises(CastError):
         cast_text(FIELDS["plain"], "many")
-    assert chz_fields.type_repr(FIELDS["made"].x_type) == "tuple[int, ...]"
+    assert chz_fields.type_name(FIELDS["made"].x_type) == "tuple[int, ...]"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ import functools
 import json
 import math
 import operator
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import chz
@@ -18,13 +20,17 @@ from es_cookbook.common.configs import (
     config_from_json,
     config_to_json,
     load_config,
-    reference,
-    resolve,
+    load_fields,
+    trust_of,
 )
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
 from es_cookbook.evolution.schedules import Cosine, Linear
+
+TRUST = ["tests"]
 
 
 @chz.chz
@@ -84,7 +90,7 @@ def test_a_nested_config_is_rebuilt_with_its_classes_and_values() -> None:
             {"$a": 1},
         ),
     )
-    rebuilt = config_from_json(config_to_json(config))
+    rebuilt = config_from_json(config_to_json(config), TRUST)
     assert rebuilt == config
     assert isinstance(rebuilt, Whole)
     assert type(rebuilt.part) is Small and type(rebuilt.values[5]) is type(Path())
@@ -94,17 +100,37 @@ def test_the_optimizer_of_a_run_is_rebuilt() -> None:
     config = ES(
         population_size=64, sigma_schedule=Cosine(final=0.1), learning_rate_schedule=Linear()
     )
-    assert config_from_json(config_to_json(config)) == config
+    assert config_from_json(config_to_json(config), TRUST) == config
+
+
+def graded(answer: str, weight: float = 1.0, *, part: Part | None = None) -> float:
+    return weight * len(answer)
+
+
+def gone(path: str) -> None:
+    raise AssertionError("never called")
+
+
+@chz.chz
+class WithFunctions:
+    grade: Callable[[str], float] = chz.field(default=graded, doc="grades")
+    made: Callable[..., Part] | None = chz.field(default=None, doc="makes a part")
+    part: type[Part] = chz.field(default=Small, doc="a class of parts")
 
 
 def test_partials_and_functions_are_written_by_name_and_rebuilt() -> None:
-    config = Whole(values=(functools.partial(round, 2.5, ndigits=0), operator.add, Small))
-    rebuilt = config_from_json(config_to_json(config))
-    assert isinstance(rebuilt, Whole)
-    partial, function, cls = rebuilt.values
-    assert isinstance(partial, functools.partial)
-    assert (partial.func, partial.args, partial.keywords) == (round, (2.5,), {"ndigits": 0})
-    assert function is operator.add and cls is Small
+    config = WithFunctions(
+        grade=functools.partial(graded, weight=2.0, part=Small(size=3)),
+        made=functools.partial(Large, weight=0.5),
+        part=Large,
+    )
+    rebuilt = config_from_json(config_to_json(config), TRUST)
+    assert isinstance(rebuilt, WithFunctions)
+    assert rebuilt.part is Large and rebuilt.made is not None
+    assert rebuilt.made() == Large(weight=0.5)
+    assert isinstance(rebuilt.grade, functools.partial) and rebuilt.grade.func is graded
+    assert rebuilt.grade.keywords == {"weight": 2.0, "part": Small(size=3)}
+    assert config_from_json(config_to_json(WithFunctions()), TRUST) == WithFunctions()
 
 
 def test_defaults_are_written_out_so_that_later_defaults_do_not_change_an_old_run() -> None:
@@ -142,6 +168,11 @@ def test_nan_comes_back() -> None:
     ("value", "said"),
     [
         (Whole(values=(lambda: 1,)), r"config\.values\[0\]: .*lambda.*cannot be imported again"),
+        (
+            Whole(values=(operator.add,)),
+            r"config\.values\[0\]: .* only where the type asks for one",
+        ),
+        (Whole(part=3), r"config\.part must be Part, found 3"),  # pyright: ignore
         (Whole(values=(object(),)), r"config\.values\[0\]: a object cannot be written"),
         (functools.partial(lambda: 1), r"config: .*cannot be imported again"),
     ],
@@ -156,28 +187,99 @@ def test_what_cannot_be_rebuilt_is_refused_by_field(value: object, said: str) ->
     [
         ("{", "must be JSON, found a mistake at"),
         (f'{{"$class": "{__name__}:Smal"}}', "nothing called Smal; did you mean 'Small'"),
-        ('{"$class": "no_such_package:X"}', "config: no_such_package:X cannot be imported"),
-        ('{"$class": "X"}', "written as module:name, found 'X'"),
-        ('{"$class": "os:getcwd"}', "os:getcwd is not a chz class"),
+        ('{"$class": "no_such_package:X"}', "no_such_package:X is not part of es_cookbook"),
+        ('{"$class": "tests.nowhere:X"}', "config: tests.nowhere:X cannot be imported: No module"),
+        ('{"$class": "X"}', "written as module:name, .* found 'X'"),
+        ('{"$class": "os:getcwd"}', "os:getcwd is not part of es_cookbook"),
+        ('{"$class": "tests.fakes:digest"}', "tests.fakes:digest is not a chz class"),
         (
             f'{{"$class": "{__name__}:Large", "wieght": 1}}',
             "no field 'wieght': did you mean 'weight'",
         ),
         (f'{{"$class": "{__name__}:Large", "weight": -1}}', "config: weight must be 0 or more"),
-        ('{"$pickle": "gASV"}', r"\$pickle is not how a config is written"),
-        ('{"$import": "sys:path"}', "must be a class or a function, found list"),
-        ('[{"$tuple": 3}]', r"config\[0\]: \$tuple is not how"),
+        ('{"$pickle": "gASV"}', r"'\$pickle' is not how a config is written"),
+        ('{"$import": "sys:exit"}', "a class or a function itself may stand only where"),
+        ('{"$class": "tests.fakes:asyncio"}', "must be a class or a function, found module"),
+        (
+            f'{{"$class": "{__name__}:Large", "weight": "1"}}',
+            "config.weight must be float, found '1'",
+        ),
+        (f'{{"$class": "{__name__}:Large", "size": true}}', "config.size must be int, found True"),
+        (f'{{"$class": "{__name__}:Large", "size": [1]}}', "config.size must be int, found a list"),
+        (
+            f'{{"$class": "{__name__}:Whole", "part": {{"$class": "{__name__}:Whole"}}}}',
+            f"config.part must be Part, found an object of {__name__}:Whole",
+        ),
+        (
+            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$import": "{__name__}:Small"}}}}',
+            f"config.grade must be .*, found {__name__}:Small",
+        ),
+        (
+            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$import": "{__name__}:gone"}}}}',
+            f"config.grade must be .*, found {__name__}:gone",
+        ),
+        (
+            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$partial": "{__name__}:graded", '
+            '"keywords": {"wait": 1}}}',
+            "config.grade: graded: got an unexpected keyword argument 'wait'",
+        ),
+        (
+            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$partial": "{__name__}:graded", '
+            '"keywords": {"weight": "1"}}}',
+            r"config.grade\(weight\) must be float, found '1'",
+        ),
+        ("[" * 100_000, "not nested so deeply"),
+        ("[" * 500 + "]" * 500, "not nested so deeply"),
+        ("9" * 5_000, "must be JSON, found a mistake"),
+        ('[{"$tuple": 3}]', r"config\[0\]: '\$tuple' is not how"),
     ],
 )
 def test_a_damaged_config_is_refused_in_one_sentence(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        config_from_json(text)
+        config_from_json(text, TRUST)
     assert "\n" not in str(caught.value)
 
 
-def test_a_partial_is_rebuilt_but_never_called() -> None:
-    rebuilt = config_from_json('{"$partial": "os:remove", "args": ["/nowhere"], "keywords": {}}')
-    assert isinstance(rebuilt, functools.partial)
+def test_some_fields_are_read_without_the_classes_of_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    part = json.loads(config_to_json(Small(size=2)))
+    path.write_text(json.dumps({"$class": "no_such_package:X", "part": part, "name": "a"}))
+    types = {"name": str, "part": Part}
+    fields, plain = load_fields(path, types, TRUST)
+    assert fields == {"name": "a", "part": Small(size=2)} and plain["part"] == part
+    with pytest.raises(ConfigError, match=r"config\.json: config\.name must be int, found 'a'"):
+        load_fields(path, {"name": int})
+    with pytest.raises(ConfigError, match=r"config\.json: config\.part: tests.* add trust=tests"):
+        load_fields(path, types)
+
+
+def test_what_a_config_of_this_process_names_is_all_that_it_needs_to_be_read_back() -> None:
+    text = config_to_json(WithFunctions(made=functools.partial(Large, weight=0.5)))
+    assert __name__ in trust_of(text) and "tests" not in trust_of(text)
+    assert isinstance(config_from_json(text, trust_of(text)), WithFunctions)
+
+
+def test_some_values_of_a_field_need_trust_in_what_they_make_run() -> None:
+    text = config_to_json(VLLMEngineBuilder(extra={"max_num_seqs": 3}))
+    assert config_from_json(text) == VLLMEngineBuilder(extra={"max_num_seqs": 3})
+    for extra in ({"worker_cls": "os.system"}, {"trust_remote_code": True}, {"max_num_seqs": "x"}):
+        text = config_to_json(VLLMEngineBuilder(extra=extra))
+        with pytest.raises(ConfigError, match=r"config\.extra: .* add trust=vllm"):
+            config_from_json(text, ["ray"])
+        assert config_from_json(text, ["vllm"]) == VLLMEngineBuilder(extra=extra)
+    for changes in ({"address": "10.0.0.1:6379"}, {"env": {"LD_PRELOAD": "x.so"}}):
+        pool = chz.replace(RayPoolBuilder(), **changes)
+        with pytest.raises(ConfigError, match="add trust=ray"):
+            config_from_json(config_to_json(pool))
+        assert config_from_json(config_to_json(pool), ["ray"]) == pool
+
+
+@pytest.mark.parametrize(
+    "name", ["", "*", "a-b", "a..b", "__main__", "x.__init__", "bücher", "a b"]
+)
+def test_only_the_name_of_a_package_can_be_trusted(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"trust={re.escape(name)}: a package is named as in"):
+        config_from_json("1", [name])
 
 
 def test_a_field_that_was_dropped_may_have_the_value_that_holds_now_and_no_other() -> None:
@@ -196,18 +298,11 @@ def test_a_field_that_was_dropped_may_have_the_value_that_holds_now_and_no_other
 def test_a_file_that_holds_another_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(config_to_json(Small()))
-    assert load_config(path, Part) == Small()
-    with pytest.raises(ConfigError, match=r"config\.json must hold a Whole, found a Small"):
-        load_config(path, Whole)
-
-
-def test_local_classes_have_no_reference() -> None:
-    class Local:
-        pass
-
-    assert resolve(reference(Small)) is Small
-    with pytest.raises(ConfigError, match="top level of a module"):
-        reference(Local)
+    assert load_config(path, Part, TRUST) == Small()
+    with pytest.raises(
+        ConfigError, match=r"config\.json: config must be Whole, found an object of"
+    ):
+        load_config(path, Whole, TRUST)
 
 
 @pytest.mark.parametrize("word", ["small", "Small", f"{__name__}:Small"])

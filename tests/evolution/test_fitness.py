@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from es_cookbook.common.configs import resolve
 from es_cookbook.common.errors import EnvError
+from es_cookbook.common.references import resolve
 from es_cookbook.evolution.fitness import (
     FITNESS_NAMES,
     Added,

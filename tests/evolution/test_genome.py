@@ -27,7 +27,9 @@ def test_a_seed_that_does_not_fit_63_bits_is_refused(seed: int) -> None:
 
 @pytest.mark.parametrize("coefficient", [math.nan, math.inf, -math.inf])
 def test_a_coefficient_that_is_not_finite_is_refused(coefficient: float) -> None:
-    with pytest.raises(ValueError, match=r"coefficient must be finite, found .* for seed 7"):
+    with pytest.raises(
+        ValueError, match=r"coefficient must be finite as a float32, found .* for seed 7"
+    ):
         Term(7, coefficient)
 
 

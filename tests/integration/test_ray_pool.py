@@ -351,6 +351,7 @@ from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
+from tests.listening import listening
 from tests.ray_fakes import LightEngineBuilder
 
 async def use(**settings):
@@ -366,6 +367,8 @@ for settings in ({"address": "127.0.0.1:1"}, {"address": "auto"}, {"num_gpus": 1
         print(error)
 pools = [asyncio.run(use()), asyncio.run(use())]
 print([pool.num_engines for pool in pools])
+ports, elsewhere = listening()
+print(ports > 0, elsewhere)
 raise RuntimeError("none of them is closed")
 """
 
@@ -376,7 +379,7 @@ def test_in_a_process_of_its_own_a_pool_says_what_is_missing_and_starts_and_ends
     said = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
-    given, from_environment, no_gpus, at_last = said.stdout.splitlines()
+    given, from_environment, no_gpus, at_last, reached = said.stdout.splitlines()
     assert given.startswith(
         "engine.address=127.0.0.1:1: no Ray cluster can be used there ([Errno 111] Connection "
         "refused); start one with `ray start --head`, "
@@ -389,4 +392,5 @@ def test_in_a_process_of_its_own_a_pool_says_what_is_missing_and_starts_and_ends
         no_gpus,
     )
     assert at_last == "[2, 2]", "the Ray outlives the event loop in which it was started"
+    assert reached == "True set()", "a Ray of one's own listens on this machine alone"
     assert said.stderr.endswith("RuntimeError: none of them is closed\n")

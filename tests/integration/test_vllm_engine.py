@@ -29,6 +29,7 @@ from tests.adapters import make_adapter
 from tests.engines.running import Running
 from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
+from tests.listening import listening
 
 psutil = pytest.importorskip("psutil")  # comes with vLLM
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
@@ -289,6 +290,11 @@ def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running
     with pytest.raises(RequestError, match=r"vLLM refuses a request: temperature .* got 3\.0"):
         low_rank.sample([request(0, (5,), temperature=3.0)])
     assert low_rank.sample([request(0, (5,), max_tokens=1)])
+
+
+def test_nobody_on_another_machine_can_reach_an_engine(low_rank: Running) -> None:
+    ports, elsewhere = listening()
+    assert ports > 0 and elsewhere == set()
 
 
 def test_a_closed_engine_says_so(low_rank: Running) -> None:

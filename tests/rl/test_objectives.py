@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.common.configs import resolve
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.references import resolve
 from es_cookbook.rl.objectives import (
     OBJECTIVE_NAMES,
     LengthPenalty,

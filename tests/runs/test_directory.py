@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
-from es_cookbook.runs.directory import Behavior, failures_told, open_run_directory
+from es_cookbook.runs.directory import Behavior, failures_told, locked, open_run_directory
+from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from tests.runs.records import HEADER, make_record
 
@@ -273,3 +274,23 @@ def test_an_unreadable_config_cannot_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
         opened(tmp_path, CONFIG, "resume")
+
+
+@pytest.mark.parametrize("name", ["config.json", "history.jsonl", "metrics.jsonl", "lock"])
+def test_a_link_to_another_file_is_not_written_through(tmp_path: Path, name: str) -> None:
+    record_run(tmp_path / "run", 1).history.close()
+    (tmp_path / "precious").write_text("one line")
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    refused = pytest.raises(RunDirectoryError, match=f"{name} is a link, and a run writes no files")
+    with refused, locked(tmp_path / "run"):
+        opened(tmp_path / "run", CONFIG, "resume")
+    assert (tmp_path / "precious").read_text() == "one line"
+
+
+def test_a_link_in_place_of_a_temporary_file_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("one line")
+    (tmp_path / "config.json.partial").symlink_to(tmp_path / "precious")
+    replace_file(tmp_path / "config.json", [b"{}"])
+    assert (tmp_path / "config.json").read_text() == "{}"
+    assert (tmp_path / "precious").read_text() == "one line"

@@ -107,11 +107,11 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
 async def test_the_config_in_the_run_directory_rebuilds_the_run(tmp_path: Path) -> None:
     made = config(tmp_path, num_generations=1)
     await train.main(made)
-    again = load_config(tmp_path / "config.json", train.Config)
+    again = load_config(tmp_path / "config.json", train.Config, ["tests"])
     assert type(again) is TinyConfig
     assert again == made
     whole = chz.replace(made, trackers=StandardTrackersBuilder(), seed=5)
-    assert config_from_json(config_to_json(whole)) == whole
+    assert config_from_json(config_to_json(whole), ["tests"]) == whole
 
 
 @chz.chz
@@ -205,7 +205,7 @@ async def test_a_run_with_every_objective_goes_on_exactly_and_says_what_it_measu
     assert measured | {"env/preference/preferred", "reward/mean"} <= set(first)
     assert {"test/pass@1", "test/pass@2", "test/pass@4"} <= set(first) & set(last)
     assert first["progress/rollouts"] == 4 * 3 * (2 + 1 + 2)
-    again = load_config(tmp_path / "unbroken" / "config.json", train.Config)
+    again = load_config(tmp_path / "unbroken" / "config.json", train.Config, ["tests"])
     assert again == unbroken
 
 
@@ -393,7 +393,8 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     assert out == ""
     assert not (tmp_path / "lock").exists()
     resumed = chz.replace(
-        load_config(tmp_path / "config.json", TinyConfig), behavior_if_log_dir_exists="resume"
+        load_config(tmp_path / "config.json", TinyConfig, ["tests"]),
+        behavior_if_log_dir_exists="resume",
     )
     await cancelled_after_more_than(recorded, resumed)
 
@@ -415,7 +416,7 @@ async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_m
     run.send_signal(signal.SIGKILL)
     run.communicate()
     recorded = (tmp_path / "history.jsonl").read_bytes()
-    again = load_config(tmp_path / "config.json", TinyConfig)
+    again = load_config(tmp_path / "config.json", TinyConfig, ["tests"])
     with anyio.move_on_after(0.2):
         await train.main(chz.replace(again, behavior_if_log_dir_exists="resume"))
     assert (tmp_path / "history.jsonl").read_bytes().startswith(recorded)
@@ -430,7 +431,7 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
     killed.communicate()
     recorded = len(list(read_history(tmp_path / "killed" / "history.jsonl")))
     assert 3 <= recorded < 12, "killed on its way"
-    recorded_config = load_config(tmp_path / "killed" / "config.json", TinyConfig)
+    recorded_config = load_config(tmp_path / "killed" / "config.json", TinyConfig, ["tests"])
     await train.main(chz.replace(recorded_config, behavior_if_log_dir_exists="resume"))
     await train.main(chz.replace(recorded_config, log_path=str(tmp_path / "unbroken")))
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
@@ -552,7 +553,7 @@ async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_anothe
     assert histories[0] == histories[1]
     rows = [untimed(tmp_path / directory / "metrics.jsonl") for directory in ("moved", "unbroken")]
     assert rows[0] == rows[1]
-    assert load_config(tmp_path / "moved" / "config.json", TinyConfig) == again
+    assert load_config(tmp_path / "moved" / "config.json", TinyConfig, ["tests"]) == again
 
 
 async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_begins(
@@ -664,7 +665,7 @@ async def test_a_run_of_an_older_version_goes_on_to_what_it_would_have_become(
     shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
     shutil.copytree(BASE, tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    old = load_config(Path("run_v1/config.json"), TinyConfig)
+    old = load_config(Path("run_v1/config.json"), TinyConfig, ["tests"])
     with pytest.raises(RunDirectoryError, match='model_name was "model", is'):
         await train.main(
             chz.replace(old, model_name=str(BASE), behavior_if_log_dir_exists="resume")

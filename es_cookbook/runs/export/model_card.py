@@ -1,5 +1,6 @@
 """The README.md of an export: where the weights come from, how they did, how to load them."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +8,10 @@ from pathlib import Path
 import es_cookbook
 from es_cookbook.checkpoints.models import BaseIdentity
 from es_cookbook.checkpoints.tensors import dtype_name
-from es_cookbook.common.configs import config_to_json
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import Written
 from es_cookbook.runs.replay import Replay
+from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 _CURVE_ROWS = 12
@@ -35,20 +36,21 @@ def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written)
         "sampled in": dtype_name(replay.dtype),
         "es_cookbook": es_cookbook.__version__,
     }
-    curve = _curve(replay.history.with_name(METRICS), replay.generation)
+    how = curve(replay.history.with_name(METRICS), replay.generation)
     parts = [
         _front_matter(replay.model_name, written),
         f"# {title}",
         what + (", and has the fingerprint that the run recorded." if replay.steps else "."),
         _table(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
         f"## How to load it\n\n```python\n{written.loading}\n```",
-        f"## How it did\n\n{curve}",
+        f"## How it did\n\n{how}",
     ]
     if written.errors:
         rows = [(f"`{name}`", f"{error:.4g}") for name, error in written.errors.items()]
         head = "Frobenius norm of what the adapter leaves out, over that of what the run changed."
         parts.append(f"## Error of each weight\n\n{head}\n\n{_table(('weight', 'error'), rows)}")
-    parts.append(f"## Config\n\n```json\n{config_to_json(replay.config).strip()}\n```")
+    config = json.dumps(replay.config.plain, indent=2, ensure_ascii=False)
+    parts.append(f"## Config\n\n```json\n{config}\n```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -60,9 +62,9 @@ def _front_matter(model_name: str, written: Written) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _curve(metrics_path: Path, generation: int) -> str:
+def curve(metrics_path: Path, generation: int) -> str:
     """A dozen rows of the run's metrics, evenly spread; held-out measurements before others."""
-    rows = [r for r in read_metrics(metrics_path) if r["progress/generation"] <= generation]
+    rows = [r for r in read_metrics(metrics_path) if r.get(GENERATION, math.nan) <= generation]
     measured = {key for row in rows for key in row}
     keys = [key for key in _REWARDS if key in measured]
     keys += sorted(key for key in measured if key.startswith(_HELD_OUT))
@@ -74,7 +76,7 @@ def _curve(metrics_path: Path, generation: int) -> str:
     table = _table(
         ("generation", *(f"`{key}`" for key in keys)),
         [
-            (f"{rows[i]['progress/generation']:.0f}", *(_cell(rows[i].get(k)) for k in keys))
+            (f"{rows[i][GENERATION]:.0f}", *(_cell(rows[i].get(k)) for k in keys))
             for i in sorted(chosen)
         ],
     )

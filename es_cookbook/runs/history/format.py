@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.rules import rule_from_plain, rule_to_plain
 
@@ -114,7 +115,7 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
         version = found.get("version")
         if version not in VERSIONS_READ:
             raise HistoryError(
-                f"the history has format version {version}, "
+                f"the history has format version {version!r:.20}, "
                 f"this es_cookbook reads {' and '.join(map(str, VERSIONS_READ))}"
             )
         if version == FORMAT_VERSION and "kind" in found:
@@ -122,7 +123,7 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
         return version, _record(found)
     except HistoryError:
         raise
-    except ValueError as error:  # What JSON, a Term, a Step or a Record refuses.
+    except (ValueError, RecursionError) as error:  # What JSON, a Term, a Step or a Record refuses.
         raise HistoryError(f"the line is whole, but {error}") from error
 
 
@@ -241,11 +242,17 @@ _FORK: _Schema = {"log_path": (_is(str), "text"), "generation": (_is_count, "an 
 def _check(found: Mapping[str, object], schema: _Schema, prefix: str = "") -> None:
     """Refuse what is missing, what is too much, and what is of another type, all by name."""
     wrong = [f"{prefix}{name} is missing" for name in schema if name not in found]
-    wrong += [f"{prefix}{name} is no field of the format" for name in found if name not in schema]
+    wrong += [
+        f"{prefix}{one_line(name)[:60]} is no field of the format"
+        for name in found
+        if name not in schema
+    ]
     wrong += [
         f"{prefix}{name} must be {what}, found {json.dumps(found[name])[:60]}"
         for name, (fits, what) in schema.items()
         if name in found and not fits(found[name])
     ]
     if wrong:
-        raise HistoryError("; ".join(wrong))
+        raise HistoryError(
+            "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if wrong[3:] else "")
+        )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.terminal import command
+from es_cookbook.common.terminal import command, one_line
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import (
@@ -94,7 +94,11 @@ def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
     """Each line's format version, what it holds, and its length in bytes."""
     if not path.exists():
         return
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
+    with opened as file:
         damage: str | None = None
         first_version = 0
         expected = 0
@@ -241,13 +245,13 @@ def check_same_base(path: Path, then: Header, now: Header) -> None:
         ("dtype (engine.dtype)", then.dtype, now.dtype),
     )
     differing = [
-        f"its {name} was {was[:16]}, is {str(found)[:16]}"
+        f"its {name} was {one_line(was[:16])}, is {str(found)[:16]}"
         for name, was, found in parts
         if was is not None and was != found
     ]
     if differing:
         raise HistoryError(
-            f"{path} began with model_name={then.model_name} and cannot go on with "
+            f"{path} began with model_name={one_line(then.model_name)} and cannot go on with "
             f"model_name={now.model_name}: {', '.join(differing)}; give the base that it began with"
         )
 

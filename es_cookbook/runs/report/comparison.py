@@ -25,6 +25,8 @@ from es_cookbook.runs.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
+_COUNT = "progress/rollouts"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Curve:
@@ -82,20 +84,25 @@ def summarise(log_paths_R: Sequence[Path], metric: str) -> Summary:
     terms_R: list[float] = []
     for log_path in log_paths_R:
         rows = read_metrics(log_path / METRICS)
-        before = [0, *(int(row["progress/rollouts"]) for row in rows)]
+        generations = [row for row in rows if "time/total" in row]
+        if not generations or any(math.isnan(row.get(_COUNT, math.nan)) for row in rows):
+            raise ConfigError(
+                f"{log_path / METRICS} does not count rollouts and time, so it cannot be compared"
+            )
+        before = [0, *(int(row[_COUNT]) for row in rows)]
         measured = [(n, row[metric]) for n, row in zip(before, rows, strict=False) if metric in row]
         if not measured:
             raise ConfigError(f"{log_path / METRICS} has no {metric}, so it cannot be compared")
         measured_R.append(measured)
         rollouts_R.append(before[-1])
-        generations = [row for row in rows if "time/total" in row]
         total = math.fsum(row["time/total"] for row in generations)
         optimizer = math.fsum(
             row.get(key, math.nan) for row in generations for key in ("time/ask", "time/tell")
         )
         seconds_R.append(total / len(generations))
-        share_R.append(optimizer / total)
-        terms_R.append(fmean(len(r.step.terms) for r in read_history(log_path / HISTORY)))
+        share_R.append(optimizer / total if total else math.nan)
+        terms_S = [len(record.step.terms) for record in read_history(log_path / HISTORY)]
+        terms_R.append(fmean(terms_S) if terms_S else math.nan)
     times_R = [[n for n, _ in measured] for measured in measured_R]
     for log_path, times in zip(log_paths_R, times_R, strict=True):
         if times != times_R[0]:

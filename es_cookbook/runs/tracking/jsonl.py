@@ -15,6 +15,7 @@ from typing import cast
 import chz
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.rl.types import LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
@@ -26,6 +27,9 @@ from es_cookbook.runs.tracking.base import (
     TrackerBuilder,
     choose_rollouts,
 )
+
+_LARGEST = 1e300
+"""Of a number in a file; a run's are below, and Python's integers have no end."""
 
 logger = logging.getLogger(__name__)
 
@@ -132,12 +136,38 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
     Returns:
         One dict a generation, in order; none where there is no file.
+
+    Raises:
+        HistoryError: A line is no such dict, or the file cannot be read; names it.
     """
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    rows = [cast("dict[str, float | None]", json.loads(line)) for line in lines]
-    return [{key: math.nan if v is None else v for key, v in row.items()} for row in rows]
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    except OSError as error:
+        raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
+    return [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _row(line: bytes, where: str) -> dict[str, float]:
+    try:
+        found: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise HistoryError(f"{where} is damaged: it must be a line of JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise HistoryError(f"{where} is damaged: it must be a dict, found {found!r:.60}")
+    row = cast("dict[str, object]", found)
+    for key, value in row.items():
+        if not _is_measured(value):
+            raise HistoryError(
+                f"{where} is damaged: {key!r:.60} must be a number or null, found {value!r:.60}"
+            )
+    measured = cast("dict[str, float | None]", row)
+    return {key: math.nan if value is None else value for key, value in measured.items()}
+
+
+def _is_measured(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return False
+    return value is None or abs(value) <= _LARGEST
 
 
 def summary(path: Path, key: str = "test/env/all/correct") -> str:

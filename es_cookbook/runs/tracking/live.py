@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.terminal import printable
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
-from es_cookbook.runs.plain_text import printable
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.jsonl import read_metrics
 

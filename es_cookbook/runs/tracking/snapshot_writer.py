@@ -6,7 +6,7 @@ not finished when the process died is missing.
 
 import logging
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +25,14 @@ _logger = logging.getLogger(__name__)
 
 
 class SnapshotWriter(Tracker):
-    """Writes a snapshot every so many generations (none if 0), one at a time."""
+    """Writes a snapshot every so many generations (none if 0), one at a time.
 
-    def __init__(self, log_path: Path, every: int) -> None:
+    `trust` is what the run's Config needs to be read back.
+    """
+
+    def __init__(self, log_path: Path, every: int, trust: Collection[str] = ()) -> None:
         self._log_path = log_path
+        self._trust = trust
         self._every = every
         self._due = 0
         self._latest = 0
@@ -79,7 +83,7 @@ class SnapshotWriter(Tracker):
         from es_cookbook.runs.snapshots import write_snapshot
 
         try:
-            replay = open_replay(self._log_path, generation)
+            replay = open_replay(self._log_path, generation, trust=self._trust)
             assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
             write_snapshot(
                 self._log_path,

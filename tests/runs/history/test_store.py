@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
-from es_cookbook.evolution.genome import MAX_SEED, Step, Term
+from es_cookbook.evolution.genome import MAX_COEFFICIENT, MAX_SEED, Step, Term
 from es_cookbook.evolution.rules import RULES, MuonRule
 from es_cookbook.runs.history.format import Fork, Header, Record, decode, encode
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
@@ -46,14 +46,14 @@ def test_reads_back_what_was_appended_also_after_reopening(tmp_path: Path) -> No
     assert list(store.steps()) == [record.step for record in store.records()]
 
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
+finite = st.floats(-MAX_COEFFICIENT, MAX_COEFFICIENT)
 
 
 @given(
     terms=st.lists(st.builds(Term, st.integers(0, MAX_SEED), finite), max_size=5),
     fitness_G=st.lists(st.floats(allow_infinity=False), max_size=5),
     decay=st.floats(0, 1),
-    scale=st.none() | st.floats(0, allow_infinity=False),
+    scale=st.none() | st.floats(0, 1e100),
     fingerprint=st.integers(0, 2**64 - 1),
     num_problems=st.none() | st.integers(0, 3),
 )
@@ -344,7 +344,7 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
         wrong |= {"seeds must be hexadecimal": fields | {"seeds": "0x1 -2 3 4"}}
         wrong |= {"decay must be in": fields | {"decay": 1.5}}
         wrong |= {"fitness must be a list": fields | {"fitness": [0.5, False]}}
-        wrong |= {"coefficient must be finite": fields | {"coefficients": [math.nan] * 4}}
+        wrong |= {"coefficient must be finite as": fields | {"coefficients": [math.nan] * 4}}
     if "rule" in fields:
         wrong |= {"rule is no field of the format": fields | {"rule": None}}
         wrong |= {"a rule's kind must be one of": fields | {"rule": {"kind": "magic"}}}

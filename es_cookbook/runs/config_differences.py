@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 from typing import cast
 
-from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 
 
@@ -12,12 +12,13 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
     """Every field that differs between two Configs as text, in words.
 
     Fields that the recorded one's classes have gained since have their defaults. `may_differ` are
-    dotted paths that do not count, with everything under them.
+    dotted paths that do not count, with everything under them. The recorded one may be anybody's;
+    `now` is of this process, and what it names is trusted.
 
     Raises:
         ValueError: The recorded text is not JSON.
     """
-    old = _flatten(json.loads(_with_new_fields(recorded)))
+    old = _flatten(json.loads(_with_new_fields(recorded, trust_of(now))))
     new = _flatten(json.loads(now))
     found: list[str] = []
     explained = list(may_differ)
@@ -32,9 +33,9 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
     return found
 
 
-def _with_new_fields(recorded: str) -> str:
+def _with_new_fields(recorded: str, trust: Collection[str]) -> str:
     try:
-        return config_to_json(config_from_json(recorded))
+        return config_to_json(config_from_json(recorded, trust))
     except ConfigError:
         return recorded
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from es_cookbook.common.config_differences import differences
+from es_cookbook.runs.config_differences import differences
 
 OLD = {"$class": "a:Config", "sigma": 0.5, "engine": {"$class": "a:Torch", "n": 2}, "tags": ["x"]}
 

@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.runs.plain_text import one_line, printable
+from es_cookbook.common.terminal import one_line, printable
 
 TEXTS = st.text(st.characters(exclude_categories=()))  # Surrogates and control characters too.
 

@@ -1,0 +1,157 @@
+"""Classes and functions by name, and whose names may be followed.
+
+A class or a function is written as "module:qualname". To follow such a name is to import the
+module, which runs it. So a name that comes from a file is checked as text first: its module must
+belong to es_cookbook or to a package that the user trusts, and every piece must be a plain
+identifier. What is found must then be defined there, not merely imported there: `os` is an
+attribute of many modules, and everything can be reached from it.
+
+Left out: checking what the code of a trusted package does.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Collection
+from types import BuiltinFunctionType, FunctionType
+from typing import cast
+
+from es_cookbook.common.errors import ConfigError, did_you_mean
+
+_OWN = "es_cookbook"
+_OWN_MAIN = "es_cookbook.__main__"
+_IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
+"""Not those that Unicode has beside ASCII, some of which Python takes for the same."""
+_LONGEST = 300
+"""Characters of a name that is followed."""
+
+_MOVED = {
+    "es_cookbook.engines.ray_pool": "es_cookbook.engines.ray.pool",
+    "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
+    "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",
+    "es_cookbook.evolution.optimizers.genetic": "es_cookbook.evolution.optimizers.genetic.genetic",
+    "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
+}
+"""Where modules are now whose classes recorded configs name by an earlier place."""
+
+
+def reference(thing: Callable[..., object]) -> str:
+    """The "module:qualname" of an importable class or function; also what `resolve` takes.
+
+    >>> import json
+    >>> reference(json.JSONDecoder)
+    'json.decoder:JSONDecoder'
+
+    Raises:
+        ConfigError: A lambda, a local or anything else that importing does not give back.
+    """
+    module = str(getattr(thing, "__module__", None))
+    if module == "__main__":
+        module = _module_that_was_run() or module
+    text = f"{module}:{getattr(thing, '__qualname__', None)}"
+    try:
+        found = resolve(text, trust=[module])
+    except ConfigError:
+        found = None
+    if found is not thing:
+        raise ConfigError(
+            f"{thing!r} cannot be written to a config because it cannot be imported again; "
+            "define it by name at the top level of a module"
+        )
+    return text
+
+
+def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
+    """Import what "module:qualname" names, from es_cookbook or a package in `trust`.
+
+    The module that was run is trusted too: the user ran it.
+
+    Args:
+        text: from anywhere.
+        trust: names of packages or modules; a package stands for all of its modules.
+
+    Raises:
+        ConfigError: The module is not trusted (says what `trust=` would allow), or no class or
+            function of that name is defined in it; names the nearest.
+    """
+    module_name, _, qualname = text.partition(":")
+    module_name = _MOVED.get(module_name, module_name)
+    is_main = module_name in ("__main__", _module_that_was_run())
+    pieces = qualname.split(".") if is_main else [*module_name.split("."), *qualname.split(".")]
+    if len(text) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, pieces)):
+        raise ConfigError(
+            "a class or function is written as module:name, in letters of ASCII, digits and single "
+            f"underscores, found {text!r:.200}"
+        )
+    packages = (_OWN, *trust)
+    if not is_main:
+        _check_trusted(module_name, packages, text)
+    try:
+        module = importlib.import_module("__main__" if is_main else module_name)
+    except Exception as error:  # Whatever a module's own code raises.
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{text} cannot be imported: {said}") from error
+    found = _defined(module, qualname, text)
+    home = found.__module__
+    if not (is_main and home == "__main__" and _module_that_was_run() != _OWN_MAIN):
+        _check_trusted(home, packages, text)
+    return found
+
+
+def check_trust(trust: Collection[str]) -> None:
+    """Refuse what cannot be the name of a package that is trusted.
+
+    Raises:
+        ConfigError: Names it.
+    """
+    for name in trust:
+        if not all(map(_IDENTIFIER.fullmatch, name.split("."))):
+            raise ConfigError(
+                f"trust={name}: a package is named as in an import, as trust=my_package or "
+                "trust=my_package,another.module"
+            )
+
+
+def belongs_to(module_name: str, packages: Collection[str]) -> bool:
+    """Whether a module is one of these packages or modules, or inside of one.
+
+    >>> belongs_to("es_cookbook.rl.types", ["es_cookbook"]), belongs_to("es_cook", ["es"])
+    (True, False)
+    """
+    return any(module_name == name or module_name.startswith(f"{name}.") for name in packages)
+
+
+def _check_trusted(module_name: str, packages: Collection[str], text: str) -> None:
+    if belongs_to(module_name, packages) and module_name != _OWN_MAIN:
+        return
+    package = module_name.partition(".")[0]
+    what = text if text.startswith(f"{module_name}:") else f"{text}, of {module_name},"
+    if module_name == "__main__":
+        advice = "it is of the script that wrote this, and only that script has it"
+    elif package in sys.stdlib_module_names:
+        advice = "it is of Python itself, where much can run anything"
+    else:
+        advice = f"if you trust the code of {package}, add trust={package}"
+    raise ConfigError(f"{what} is not part of es_cookbook; {advice}")
+
+
+def _defined(module: object, qualname: str, text: str) -> type | FunctionType | BuiltinFunctionType:
+    """What has this name in a module, through classes alone; never something inherited."""
+    found = module
+    for depth, piece in enumerate(qualname.split(".")):
+        if depth and not isinstance(found, type):
+            raise ConfigError(f"{text} leads through something that is not a class")
+        if piece not in vars(found):
+            hint = did_you_mean(piece, vars(found))
+            raise ConfigError(f"{text.partition(':')[0]} has nothing called {qualname}{hint}")
+        found = getattr(found, piece)
+    if not isinstance(found, type | FunctionType | BuiltinFunctionType):
+        raise ConfigError(f"{text} must be a class or a function, found {type(found).__name__}")
+    return found
+
+
+def _module_that_was_run() -> str | None:
+    """The real name of `__main__`, where it was run with `python -m`, but for Python's own."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = None if spec is None else cast(str, spec.name)
+    return None if name and name.partition(".")[0] in sys.stdlib_module_names else name

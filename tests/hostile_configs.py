@@ -1,0 +1,283 @@
+"""Configs that a stranger may have written, and a program that opens every one of them.
+
+    python -m tests.hostile_configs DIRECTORY
+
+In a process of its own, since what would be run or imported is watched by an audit hook, which
+nobody can take away again. Prints a line of JSON: what was imported and run, and what was said.
+"""
+
+import contextlib
+import copy
+import functools
+import importlib
+import io
+import json
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+RECORDED = Path(__file__).parent / "data/recorded"
+CANARY = "canary"
+EVIL = f"""
+from pathlib import Path
+Path({CANARY!r}).touch()
+class Builder: pass
+def run(*_, **__): Path({CANARY!r}).touch()
+"""
+"""A module that leaves a trace as soon as it is imported."""
+
+TARGETS = (
+    *(
+        "os:system",
+        "os:remove",
+        "os:execv",
+        "os:popen",
+        "posix:system",
+        "pty:spawn",
+        "os.path:join",
+    ),
+    *("subprocess:run", "subprocess:Popen", "subprocess:check_output", "multiprocessing:Process"),
+    *("builtins:eval", "builtins:exec", "builtins:open", "builtins:compile", "builtins:getattr"),
+    *("cProfile:run", "profile:run", "pdb:run", "trace:Trace", "code:interact", "timeit:timeit"),
+    *("runpy:run_path", "runpy:run_module", "importlib:import_module", "pkgutil:resolve_name"),
+    *("pickle:loads", "pickle:Unpickler", "marshal:loads", "shelve:open", "shutil:rmtree"),
+    *("functools:partial", "functools:reduce", "operator:methodcaller", "operator:attrgetter"),
+    *("types:FunctionType", "typing:get_type_hints", "unittest.mock:patch", "doctest:testfile"),
+    *("ctypes:CDLL", "webbrowser:open", "antigravity:fly", "this:s", "site:main", "sys:exit"),
+    *("logging.config:dictConfig", "http.server:test", "xmlrpc.client:ServerProxy", "venv:create"),
+    *("torch:load", "torch.hub:load", "numpy:load", "torch.utils.cpp_extension:load", "anyio:run"),
+    *("transformers.dynamic_module_utils:get_class_from_dynamic_module", "chz:entrypoint"),
+    *("chz.factories:standard", "huggingface_hub:snapshot_download", "pytest:main", "pip:main"),
+    *("evil_env:Builder", "evil_env.data:Builder", "sitecustomize:run", "tests.fakes:FakeEngine"),
+)
+NAMES = (
+    # Through a module of es_cookbook to what it imports.
+    *("es_cookbook.common.files:os.system", "es_cookbook.common.files:os", "es_cookbook:sys"),
+    "es_cookbook.common.references:importlib.import_module",
+    "es_cookbook.engines.ray.cluster:pickle.loads",
+    "es_cookbook.runs.hub.background_push:subprocess.Popen",
+    "es_cookbook.train.setup:functools.partial",
+    "es_cookbook.common.configs:Path",
+    "es_cookbook.common.configs:chz.entrypoint",
+    "es_cookbook.common.files:shutil.rmtree",
+    # Through a class to everything else, and what is private to Python.
+    "es_cookbook.runs.lock:RunLock.__init__.__globals__",
+    "es_cookbook.runs.lock:RunLock.release.__globals__",
+    "es_cookbook.train.config:Config.__class__",
+    "es_cookbook.train.config:Config.__subclasses__",
+    "es_cookbook.train.config:Config.mro",
+    "es_cookbook.rl.types:SamplingParams.__reduce_ex__",
+    *("es_cookbook:__loader__.load_module", "es_cookbook:__builtins__", "es_cookbook:__spec__"),
+    *("es_cookbook.__main__:main", "es_cookbook.__main__:importlib", "es_cookbook.__init__:X"),
+    *("__main__:main", "__main__:EVIL", "__main__:os.system", "__builtins__:eval", "__mp_main__:X"),
+    # What only looks like es_cookbook, or like a name.
+    *("еs_cookbook.train:Config", "ｅｓ_cookbook.train:Config", "es_cookbook\u200b.train:Config"),
+    *("ES_COOKBOOK.train:Config", "es_cookbook\x00.train:Config", "es_cookbook .train:Config"),
+    *(" es_cookbook.train:Config", "es_cookbook.train:Config ", "es_cookbook.train: Config"),
+    *("es_cookbook.train:Ｃonfig", "es_cookbook.train:Config\n", "es_cookbooks.train:Config"),
+    *("es_cookbook_evil:Builder", "es.cookbook:Builder", "es_cookbook", "es_cookbook:", ":Config"),
+    # Paths, relative names, expressions.
+    *("../evil_env:Builder", "/tmp/evil_env:Builder", "./evil_env.py:Builder", ".evil_env:Builder"),
+    *("..evil_env:Builder", "evil_env.:Builder", "es_cookbook..evil_env:Builder", "evil_env.py:X"),
+    *("es_cookbook/../evil_env:Builder", "es_cookbook.train:../evil_env", "evil_env.pth:X"),
+    *("file:///tmp/evil_env:Builder", "evil_env\\data:Builder", "es_cookbook.train:Config()", ""),
+    *(
+        "lambda: __import__('evil_env')",
+        "lambda x: x:y",
+        "es_cookbook.train:Config[evil_env:Builder]",
+    ),
+    *("es_cookbook.train:(lambda: 0)", "es_cookbook.train:Config;import evil_env", "1:2", "a:1b"),
+    *(
+        "es_cookbook.train:Config.",
+        "es_cookbook.train:.Config",
+        "es_cookbook:train:Config",
+        "%s:%s",
+    ),
+    # Real ones, where they do not belong, and scripts.
+    *("es_cookbook.train.loop:run", "es_cookbook.common.cli:run_cli", "es_cookbook.train:main"),
+    *("es_cookbook.recipes.countdown.train_cli:cli", "es_cookbook.runs.branches:rewind_run"),
+    *("es_cookbook.runs.lock:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
+    *("es_cookbook.runs.hub.background_push:HubPush", "es_cookbook.commands.hub:HubCommand"),
+)
+
+_COMMAND = f"__import__('pathlib').Path({CANARY!r}).touch()"
+
+
+def _everywhere() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Fields of a Config, each with something that would be run or imported."""
+    for text in TARGETS:
+        yield "dataset", {"$partial": text, "args": [_COMMAND], "keywords": {}}
+        yield "dataset", {"$class": text}
+        yield "optimizer.sigma_schedule", {"$import": text}
+    for number, text in enumerate(NAMES):
+        marker = ("$class", "$partial", "$import")[number % 3]
+        yield ("dataset", "trackers", "kl")[number % 3], {"$class": text}
+        yield ("engine", "search_space.include", "model_name")[number % 3], {marker: text}
+
+
+def _deep() -> Iterator[tuple[str, Any]]:
+    evil: dict[str, Any] = {"$class": "evil_env:Builder"}
+    run: dict[str, Any] = {"$partial": "evil_env:run", "args": [], "keywords": {}}
+    nested: dict[str, Any] = {
+        "$partial": "functools:partial",
+        "args": [run],
+        "keywords": {"x": run},
+    }
+    for hidden in (evil, run, nested, {"$import": "evil_env:run"}):
+        yield "search_space.include", {"$tuple": ["*", hidden]}
+        yield "search_space.include", [hidden]
+        yield "dataset.num_numbers", {"$tuple": [3, {"$tuple": [hidden]}]}
+        yield "sampling", {"$class": "es_cookbook.rl.types:SamplingParams", "max_tokens": hidden}
+        yield "dataset", {"$partial": "es_cookbook.evolution.schedules:Cosine", "args": [hidden]}
+        yield "log_path", {"$dict": [[hidden, hidden]]}
+        yield "seed", {"": hidden}
+        yield "preference", {"$path": hidden}
+        yield "dataset.reward", {"$class": hidden}
+        yield "dataset.reward", {"$class": ["evil_env:Builder"], "$import": "evil_env:run"}
+    vllm = "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"
+    for name, value in (
+        ("worker_cls", "evil_env.Builder"),
+        ("scheduler_cls", "evil_env.Builder"),
+        ("trust_remote_code", True),
+        ("logits_processors", ["evil_env:Builder"]),
+        ("reasoning_parser_plugin", "evil_env.py"),
+        ("hf_overrides", evil),
+        ("max_num_seqs", "evil_env"),
+        ("data_parallel_address", "10.0.0.1"),
+    ):
+        yield "engine", {"$class": vllm, "extra": {name: value}}
+    ray = "es_cookbook.engines.ray.pool:RayPoolBuilder"
+    for name, value in (
+        ("address", "10.0.0.1:6379"),
+        ("address", "ray://evil.example:10001"),
+        ("env", {"LD_PRELOAD": "evil.so"}),
+        ("env", {"PYTHONPATH": "."}),
+        ("engine", {"$class": vllm, "extra": {"worker_cls": "evil_env.Builder"}}),
+        ("engine", {"$class": ray}),
+    ):
+        yield "engine", {"$class": ray, name: value}
+
+
+def hostile_configs() -> list[str]:
+    """All of them, as the text of a config.json."""
+    base = json.loads((RECORDED / "low_rank/config.json").read_text())
+    texts = [json.dumps({"$class": text}) for text in (*TARGETS[-4:], *NAMES[:8])]
+    for path, value in (*_everywhere(), *_deep()):
+        config = copy.deepcopy(base)
+        *parents, name = path.split(".")
+        functools.reduce(lambda part, key: part[key], parents, config)[name] = value
+        texts.append(json.dumps(config))
+    return list(dict.fromkeys(texts))
+
+
+def _opened(directory: Path) -> dict[str, Callable[[], object]]:
+    """The ways to open a run directory, by name."""
+    import chz
+
+    from es_cookbook import train
+    from es_cookbook.commands.export import ExportConfig
+    from es_cookbook.commands.export import main as export
+    from es_cookbook.commands.fork import Fork
+    from es_cookbook.commands.fork import main as fork
+    from es_cookbook.commands.play import PlayConfig
+    from es_cookbook.commands.play import main as play
+    from es_cookbook.commands.resume import Resume
+    from es_cookbook.commands.resume import main as resume
+    from es_cookbook.common.cli import run_cli
+    from es_cookbook.common.configs import config_to_json, load_config
+    from es_cookbook.runs.config_differences import differences
+    from es_cookbook.train.sweep import is_complete
+
+    log_path, output = f"log_path={directory}", f"output={directory / 'output'}"
+    ours = load_config(RECORDED / "low_rank/config.json", train.Config)
+    here = chz.replace(ours, log_path=str(directory))
+    text = directory / "config.json"
+    return {
+        "load_config": lambda: load_config(text, train.Config),
+        "resume": lambda: run_cli(functools.partial(resume, fields={}), Resume, [log_path]),
+        "fork": lambda: run_cli(functools.partial(fork, fields={}), Fork, [log_path, output]),
+        "play": lambda: run_cli(play, PlayConfig, [log_path, "problem=0"]),
+        "export": lambda: run_cli(export, ExportConfig, [log_path, output]),
+        "sweep": lambda: is_complete(here),
+        "differences": lambda: differences(text.read_text(), config_to_json(here), []),
+    }
+
+
+_RUNS = {
+    "exec",
+    "compile",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "subprocess.Popen",
+}
+
+
+def main(directory: Path) -> Mapping[str, object]:
+    """Open every config in every way, and tell what happened."""
+    import es_cookbook
+
+    for module in pkgutil.walk_packages(es_cookbook.__path__, "es_cookbook."):
+        with contextlib.suppress(ImportError):
+            if not module.name.startswith(("es_cookbook.engines.vllm.", "es_cookbook.__main__")):
+                importlib.import_module(module.name)
+    importlib.import_module("es_cookbook.engines.vllm.engine")
+    os.chdir(directory)
+    sys.path.insert(0, str(directory))
+    for name in ("evil_env", "sitecustomize", "es_cookbook_evil"):
+        (directory / f"{name}.py").write_text(EVIL)
+    for file in (RECORDED / "low_rank").iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    ways = _opened(directory)
+    imported: list[str] = []
+    run: list[str] = []
+    watching = False
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "import":
+            imported.append(str(arguments[0]))
+        elif watching and event in _RUNS:
+            run.append(f"{event} {arguments!r:.200}")
+
+    def asked(name: str, package: str | None = None) -> object:
+        if not name.startswith("es_cookbook.") and watching:
+            imported.append(name)
+        return import_module(name, package)
+
+    import_module, importlib.import_module = importlib.import_module, asked
+    sys.addaudithook(watch)
+    said: dict[str, list[str]] = {}
+    texts = hostile_configs()
+    for text in texts:
+        (directory / "config.json").write_text(text)
+        said[text] = []
+        for way, opened in ways.items():
+            errors = io.StringIO()
+            watching = True
+            try:
+                with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(errors):
+                    opened()
+                said[text].append(f"{way}: done")
+            except SystemExit as left:
+                said[text].append(f"{way}: {left.code} {errors.getvalue().rstrip()}")
+            except Exception as error:
+                said[text].append(f"{way}: {type(error).__name__} {error}")
+            finally:
+                watching = False
+    canary = (directory / CANARY).exists()
+    importlib.import_module("evil_env")  # That the trace would have been left.
+    return {
+        "imported": imported,
+        "run": run,
+        "canary": canary,
+        "canary_works": (directory / CANARY).exists(),
+        "said": said,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))
