@@ -25,11 +25,15 @@ from es_cookbook.common.cli import changed, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.engines.base import ENGINE_NAMES
-from es_cookbook.engines.torch.attention import round_up
-from es_cookbook.engines.torch.cache_size import Unfit, flat_cache_size
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.low_rank_tables import elements_of_row
-from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.cache_size import Unfit, flat_cache_size
+from es_cookbook.engines.torch.forward.low_rank_tables import elements_of_row
+from es_cookbook.engines.torch.forward.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    PopulationModel,
+)
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, GIB, Shards, show_bytes, slot_rank
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder

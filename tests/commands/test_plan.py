@@ -25,9 +25,9 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.ray.pool import RayPoolBuilder
-from es_cookbook.engines.torch.cache_size import flat_cache_size
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.population_layers import FLAT
+from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
+from es_cookbook.engines.torch.forward.population_layers import FLAT
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import LORA_RANKS

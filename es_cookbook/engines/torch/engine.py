@@ -42,15 +42,15 @@ from es_cookbook.engines.base import (
     SampleRequest,
 )
 from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
-from es_cookbook.engines.torch.cache_size import CacheSize
-from es_cookbook.engines.torch.flat_forward import FlatForward
+from es_cookbook.engines.torch.forward.cache_size import CacheSize
+from es_cookbook.engines.torch.forward.flat import FlatForward
+from es_cookbook.engines.torch.forward.own import OwnForward
+from es_cookbook.engines.torch.forward.population_layers import MIN_ROWS
+from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.self_check import right_path
+from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.lane import Answer, Lane
-from es_cookbook.engines.torch.own_forward import OwnForward
-from es_cookbook.engines.torch.population_layers import MIN_ROWS
-from es_cookbook.engines.torch.population_layers import Path as RowPath
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
-from es_cookbook.engines.torch.self_check import right_path
-from es_cookbook.engines.torch.work_queue import Work, WorkQueue
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action

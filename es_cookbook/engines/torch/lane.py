@@ -10,18 +10,23 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 """
 
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.attention import round_up
-from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
-from es_cookbook.engines.torch.slots import SlotTable
+from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.base import Forward
+from es_cookbook.engines.torch.forward.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    PopulationModel,
+)
+from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
-from es_cookbook.engines.torch.work_queue import Work, WorkQueue
 from es_cookbook.rl.types import Action
 
 _SLOT_LENGTH_STEP = 32
@@ -34,51 +39,6 @@ _BATCHES_BEFORE_YIELD = 4
 
 Answer: TypeAlias = Action | list[float]
 """To a sample request, and to a logprobs request."""
-
-
-class Forward(Protocol):
-    """How one lane's batches run: `flat_forward`, or `own_forward`.
-
-    Attributes:
-        joins: requests may enter while others run.
-        elastic: running requests may be moved together.
-    """
-
-    joins: bool
-    elastic: bool
-
-    def fit(self, num_slots: int, slot_length: int) -> None:
-        """Make room for so many requests of so many tokens each."""
-
-    def turn_to(self, model: PopulationModel) -> None:
-        """Run this model from now on; no request is running."""
-
-    def rest(self) -> None:
-        """Let go of the model."""
-
-    def alike(self, work: Work) -> Hashable:
-        """What requests that enter together must have in common."""
-
-    def prefill(
-        self, table: SlotTable, placed: Sequence[tuple[Work, int]]
-    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Run the prompts of requests in their slots.
-
-        Yields slots, and float32 logits (slots, vocabulary) of their first tokens, until all are
-        done; they may be sampled, and slots released, in between.
-        """
-        ...
-
-    def decode(self, table: SlotTable) -> torch.Tensor:
-        """Run every slot's newest token: logits of at least the slots that are active."""
-        ...
-
-    def keep(self, order: np.ndarray) -> None:
-        """Move these slots to the front, in this order."""
-
-    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
-        """Log-probabilities of the continuations of logprobs requests; slots stay as they are."""
-        ...
 
 
 class Lane:

@@ -27,9 +27,9 @@ from es_cookbook.checkpoints.quantised import (
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
-from es_cookbook.engines.torch.low_rank_tables import GenomeTables
-from es_cookbook.engines.torch.population_layers import Path as RowPath
-from es_cookbook.engines.torch.population_layers import PopulationModel
+from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
+from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step

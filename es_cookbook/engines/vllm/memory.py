@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 GIB = 1 << 30

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK
+from es_cookbook.engines.torch.forward.population_layers import MIN_ROWS, ROWS_PER_BLOCK
+from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.token_sampling import token_uniforms
-from es_cookbook.engines.torch.work_queue import Work
 
 _NOBODY = -1
 

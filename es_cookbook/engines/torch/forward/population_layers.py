@@ -10,9 +10,9 @@ so E = A Bᵀ is never formed. Experts in parameters of three axes do the same (
 
 How a batch runs is the model's `Path`. On the flat path attention is `es_cookbook` attention: it
 reads and writes the key-value cache of the lane that runs the forward pass, which is how requests
-of different lengths share a batch of flat token rows, shape [1, T] (see `flat_forward`). On all
+of different lengths share a batch of flat token rows, shape [1, T] (see `flat`). On all
 others the model's own forward runs a batch of sequences with the model's own cache (see
-`own_forward`). Which one is right for a model `self_check` finds out.
+`own`). Which one is right for a model `self_check` finds out.
 
 Rows come in blocks that belong to one genome, so the low-rank parts are two batched matmuls,
 whatever the mix of genomes. What the layers need to know about the rows is the `Batch` of the
@@ -35,12 +35,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import is_linear, is_transposed, member_name
-from es_cookbook.engines.torch.attention import AttentionLayer, AttentionRows
-from es_cookbook.engines.torch.experts import (
+from es_cookbook.engines.torch.forward.attention import AttentionLayer, AttentionRows
+from es_cookbook.engines.torch.forward.experts import (
     ExpertFactors,
     ExpertGroup,
     PopulationExperts,
@@ -301,6 +302,12 @@ def _attention(
 AttentionInterface.register(ATTENTION, _attention)
 
 
+def attention_of(module: PreTrainedModel) -> str:
+    """The name of the attention function that a model uses, in transformers."""
+    name = module.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    return name or "eager"
+
+
 def set_attention(module: PreTrainedModel, name: str) -> None:
     """Let a model use an attention function by its name in transformers, if it lets one choose."""
     if module._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
@@ -366,11 +373,13 @@ class PopulationModel:
             return None
         return [None if table is None else table.rows(genome_of_block) for table in self.tables]
 
-    def forward(self, batch: Batch, module: PreTrainedModel | None = None, **inputs: object) -> Any:
+    def forward(
+        self, batch: Batch, module: PreTrainedModel | None = None, **inputs: object
+    ) -> CausalLMOutput:
         """What the Hugging Face model, or a shell of it, returns with this batch's genomes."""
         _current.batch = batch
         try:
-            return (module or self.module)(**inputs)
+            return cast("CausalLMOutput", (module or self.module)(**inputs))
         finally:
             _current.batch = None
 

@@ -5,9 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
-from es_cookbook.engines.torch.slots import SlotTable
-from es_cookbook.engines.torch.work_queue import Work
+from es_cookbook.engines.torch.forward.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    PopulationModel,
+)
+from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.rl.types import Observation, SamplingParams
 
 NUM_SLOTS = 6 * ROWS_PER_BLOCK

@@ -3,8 +3,8 @@
 import threading
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
-from es_cookbook.engines.torch.work_queue import Work, WorkQueue
+from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.rl.types import Observation, SamplingParams
 
 

@@ -17,7 +17,7 @@ from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
-from es_cookbook.engines.torch.self_check import right_path
+from es_cookbook.engines.torch.forward.self_check import right_path
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from es_cookbook.engines.torch.own_forward import Unfit, bytes_of_cache
-from es_cookbook.engines.torch.population_layers import Path, set_attention, unknown_option
+from es_cookbook.engines.torch.forward.own import Unfit, bytes_of_cache
+from es_cookbook.engines.torch.forward.population_layers import Path, set_attention, unknown_option
 
 _PROBE = "es_cookbook_probe"
 _SHORT, _LONG = 16, 32

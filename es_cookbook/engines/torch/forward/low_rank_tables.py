@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from es_cookbook.engines.genome_terms import GenomeTerms
-from es_cookbook.engines.torch.experts import ExpertGroup
-from es_cookbook.engines.torch.population_layers import (
+from es_cookbook.engines.torch.forward.experts import ExpertGroup
+from es_cookbook.engines.torch.forward.population_layers import (
     Factors,
     LinearGroup,
     LowRankTable,

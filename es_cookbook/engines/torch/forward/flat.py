@@ -5,26 +5,27 @@ padding, requests come and go while others run, and a row's bits do not depend o
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.attention import DecodeRows, PrefillRows, SlotCache, round_up
-from es_cookbook.engines.torch.low_rank_tables import GatheredFactors
-from es_cookbook.engines.torch.population_layers import (
+from es_cookbook.engines.torch.forward.attention import DecodeRows, PrefillRows, SlotCache, round_up
+from es_cookbook.engines.torch.forward.low_rank_tables import GatheredFactors
+from es_cookbook.engines.torch.forward.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
     Batch,
     PopulationModel,
 )
-from es_cookbook.engines.torch.slots import SlotTable
+from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.token_sampling import token_logprobs
-from es_cookbook.engines.torch.work_queue import Work
 
 
 class FlatForward:
-    """Runs one lane's batches; see `Forward` in `lane`."""
+    """Runs one lane's batches; see `base.Forward`."""
 
     joins = True
     elastic = True
@@ -139,7 +140,7 @@ class FlatForward:
             use_cache=False,
             logits_to_keep=logit_rows,
         )
-        return output.logits[0]
+        return cast(torch.Tensor, output.logits)[0]
 
 
 class _FlatRows:

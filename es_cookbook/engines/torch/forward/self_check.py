@@ -28,20 +28,26 @@ from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.cache_size import CacheSize, Unfit, flat_cache_size, own_cache_size
-from es_cookbook.engines.torch.flat_forward import FlatForward
-from es_cookbook.engines.torch.lane import Forward
-from es_cookbook.engines.torch.low_rank_tables import GenomeTables
-from es_cookbook.engines.torch.own_forward import OwnForward
-from es_cookbook.engines.torch.population_layers import (
+from es_cookbook.engines.torch.forward.base import Forward
+from es_cookbook.engines.torch.forward.cache_size import (
+    CacheSize,
+    Unfit,
+    flat_cache_size,
+    own_cache_size,
+)
+from es_cookbook.engines.torch.forward.flat import FlatForward
+from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
+from es_cookbook.engines.torch.forward.own import OwnForward
+from es_cookbook.engines.torch.forward.population_layers import (
     FLAT,
     ROWS_PER_BLOCK,
     Path,
     PopulationModel,
+    attention_of,
     set_attention,
 )
-from es_cookbook.engines.torch.slots import SlotTable
-from es_cookbook.engines.torch.work_queue import Work
+from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -130,7 +136,7 @@ class _Check:
     def __init__(self, model: PreTrainedModel, weights: Collection[str] | None) -> None:
         """`weights` host low-rank genomes; None where genomes are dense."""
         # What transformers does without it may leave out a part, such as Gemma 2's capped scores.
-        self._attention = model.config._attn_implementation
+        self._attention = attention_of(model)
         set_attention(model, "eager")
         self._model = model
         infos = [info for info in parameter_infos(model) if weights is None or info.name in weights]

@@ -12,25 +12,25 @@ Rows of other cohorts may change a row's bits by rounding, so a near-tie may fli
 import copy
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.attention import round_up
-from es_cookbook.engines.torch.low_rank_tables import GatheredFactors
-from es_cookbook.engines.torch.population_layers import (
+from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.low_rank_tables import GatheredFactors
+from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     Batch,
     Factors,
     Path,
     PopulationModel,
 )
-from es_cookbook.engines.torch.slots import SlotTable
+from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.token_sampling import token_logprobs
-from es_cookbook.engines.torch.work_queue import Work
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 _CACHES = ("past_key_values", "cache_params", "state", "mems")
@@ -42,7 +42,7 @@ class Unfit(Exception):
 
 
 class OwnForward:
-    """Runs one lane's batches; see `Forward` in `lane`."""
+    """Runs one lane's batches; see `base.Forward`."""
 
     joins = False
 
@@ -185,7 +185,7 @@ class OwnForward:
         """Logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache."""
         inputs = _inputs(self._path, module, tokens_B_L, mask_B_L, cache, keep)
         output = self._model.forward(Batch(factors=factors), module, **inputs)
-        return output.logits, _cache_in(output, inputs)
+        return cast(torch.Tensor, output.logits), _cache_in(output, inputs)
 
 
 def bytes_of_cache(module: PreTrainedModel, path: Path, num_tokens: int) -> int:
@@ -243,7 +243,7 @@ def _inputs(
     return {key: value for key, value in inputs.items() if key in takes}
 
 
-def _cache_in(output: Any, inputs: Mapping[str, object]) -> object:
+def _cache_in(output: object, inputs: Mapping[str, object]) -> object:
     """What a model returns to be handed to it with the next token; None if nothing."""
     if not inputs.get("use_cache"):
         return None
@@ -269,25 +269,25 @@ def _shell(module: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(module, {id(shared): shared for shared in (*tensors, *groups)})
 
 
-def _of_rows(function: _OfRows, caches: Sequence[Any]) -> Any:
-    """A cache made of others like it, by a function of their tensors that have a row a request."""
+def _of_rows(function: _OfRows, caches: Sequence[object]) -> object:
+    """A cache made of others like it, by a function of their tensors."""
     first = caches[0]
     if isinstance(first, torch.Tensor):
-        return function(caches) if first.dim() else first
+        return function(cast("Sequence[torch.Tensor]", caches)) if first.dim() else first
     if isinstance(first, dict):
-        keys = cast("dict[object, object]", first)
-        return {key: _of_rows(function, [cache[key] for cache in caches]) for key in keys}
+        by_key = cast("Sequence[dict[object, object]]", caches)
+        return {key: _of_rows(function, [cache[key] for cache in by_key]) for key in by_key[0]}
     if isinstance(first, list | tuple):
-        items = [_of_rows(function, parts) for parts in zip(*caches, strict=True)]
+        parts = zip(*cast("Sequence[Sequence[object]]", caches), strict=True)
+        items = [_of_rows(function, part) for part in parts]
         return tuple(items) if isinstance(first, tuple) else items
-    if (
-        type(first).__module__.startswith("transformers.")
-        and "config" not in type(first).__module__.rpartition(".")[2]
+    if type(first).__module__.startswith("transformers.") and not isinstance(
+        first, PreTrainedConfig
     ):
         made = copy.copy(first)
         for name in vars(first):
-            parts = [getattr(cache, name) for cache in caches]
-            setattr(made, name, _of_rows(function, parts))
+            values = [getattr(cache, name) for cache in caches]
+            setattr(made, name, _of_rows(function, values))
         return made
     return first
 

@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from es_cookbook.engines.torch.attention import AttentionLayer, DecodeRows, PrefillRows, SlotCache
+from es_cookbook.engines.torch.forward.attention import (
+    AttentionLayer,
+    DecodeRows,
+    PrefillRows,
+    SlotCache,
+)
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.attention import round_up
-from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK, PopulationModel
 
 
 @dataclasses.dataclass(slots=True, eq=False)

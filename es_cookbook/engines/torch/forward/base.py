@@ -1,0 +1,56 @@
+"""What a lane asks of how its batches run."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.work_queue import Work
+
+
+class Forward(Protocol):
+    """How one lane's batches run: on the `flat` path, or by the model's `own` forward.
+
+    Attributes:
+        joins: requests may enter while others run.
+        elastic: running requests may be moved together.
+    """
+
+    joins: bool
+    elastic: bool
+
+    def fit(self, num_slots: int, slot_length: int) -> None:
+        """Make room for so many requests of so many tokens each."""
+
+    def turn_to(self, model: PopulationModel) -> None:
+        """Run this model from now on; no request is running."""
+
+    def rest(self) -> None:
+        """Let go of the model."""
+
+    def alike(self, work: Work) -> Hashable:
+        """What requests that enter together must have in common."""
+
+    def prefill(
+        self, table: SlotTable, placed: Sequence[tuple[Work, int]]
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Run the prompts of requests in their slots.
+
+        Yields slots, and float32 logits (slots, vocabulary) of their first tokens, until all are
+        done; they may be sampled, and slots released, in between.
+        """
+        ...
+
+    def decode(self, table: SlotTable) -> torch.Tensor:
+        """Run every slot's newest token: logits of at least the slots that are active."""
+        ...
+
+    def keep(self, order: np.ndarray) -> None:
+        """Move these slots to the front, in this order."""
+
+    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
+        """Log-probabilities of the continuations of logprobs requests; slots stay as they are."""
+        ...
