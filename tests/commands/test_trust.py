@@ -96,7 +96,10 @@ def test_an_export_needs_no_class_of_the_env(tmp_path: Path) -> None:
 CPU = torch.device("cpu")
 
 
-def test_the_code_of_a_model_is_not_run_and_nobody_is_asked(tmp_path: Path) -> None:
+def test_the_code_of_a_model_is_not_run_and_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask
     model = shutil.copytree(ROOT / "es_cookbook/recipes/countdown/model", tmp_path / "model")
     (model / "modeling.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
     shape = json.loads((model / "config.json").read_text())

@@ -19,11 +19,12 @@ from es_cookbook.engines.wire import (
     encode_requests,
     encode_step,
 )
-from es_cookbook.evolution.genome import MAX_SEED, Genome, Step, Term
+from es_cookbook.evolution.genome import MAX_COEFFICIENT, MAX_SEED, Genome, Step, Term
 from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
-terms = st.builds(Term, st.integers(0, MAX_SEED), st.floats(allow_nan=False, allow_infinity=False))
+coefficients = st.floats(-MAX_COEFFICIENT, MAX_COEFFICIENT)
+terms = st.builds(Term, st.integers(0, MAX_SEED), coefficients)
 offsets = st.builds(Offsets, st.sampled_from([b"", b"\0\0\x80?", b"\0\0\x80?" * 100]))
 genomes = st.builds(Genome, st.lists(terms, max_size=3).map(tuple))
 placed_genomes = st.builds(Genome, st.lists(terms, max_size=3).map(tuple), st.none() | offsets)
