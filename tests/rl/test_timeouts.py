@@ -1,5 +1,7 @@
 """A clock runs while an Env has control, stands still while it waits, and stops what is overdue."""
 
+import time
+
 import anyio
 import pytest
 
@@ -51,3 +53,21 @@ async def test_a_cancellation_from_outside_is_not_overdue() -> None:
         await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert clock.overdue_at is None
+
+
+async def test_clocks_stand_still_while_another_holds_the_event_loop() -> None:
+    watch = Watch(0.3)
+    clock = Clock(watch)
+
+    async def hold() -> None:
+        for _ in range(4):
+            time.sleep(0.2)
+            await anyio.sleep(0.001)
+
+    with watch:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold)
+            with clock:
+                for _ in range(10):
+                    await anyio.sleep(0.01)
+    assert clock.reason is None

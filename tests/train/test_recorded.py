@@ -29,6 +29,7 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, rebuild
+from tests.blocking import BlockingConfig, DatasetBuilder
 from tests.fakes import FakeEngineBuilder, SmallDataset, SmallDatasetBuilder
 from tests.play_engines import write_model
 from tests.quantised_models import quantise
@@ -78,6 +79,25 @@ async def test_every_rollout_of_the_run_comes_back(log_path: Path, rebuilt: Rebu
         assert texts == [turn["action"] for turn in row["turns"]]
         assert played.reward == row["reward"]
     assert len({row["turns"][0]["action"] for row in rows}) > 10, "there was something to mistake"
+
+
+async def test_an_env_that_blocks_is_lost_when_it_is_played_too(tmp_path: Path) -> None:
+    base = Path(__file__).parents[1] / "data/base"
+    config = BlockingConfig(
+        model_name=str(base),
+        log_path=str(tmp_path),
+        engine=FakeEngineBuilder(),
+        trackers=JsonlTrackerBuilder(),
+        dataset=DatasetBuilder(where="make_envs", kind="sleep"),
+        rollout_timeout=0.1,
+    )
+    await train.main(config)
+    rebuilt = await rebuild(RecordedRun(tmp_path))
+    await rebuilt.go_to(1)
+    played = await rebuilt.play("centre", "train", 0, {})
+    assert isinstance(played.rollout, LostRollout)
+    assert "held the event loop for more than 0.1 s" in played.rollout.reason
+    await rebuilt.close()
 
 
 async def test_a_snapshot_on_the_way_is_where_a_replay_begins(
