@@ -217,6 +217,8 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.engines.wire": {"pickle.loads"},
     "es_cookbook.engines.ray.cluster": {"pickle.loads"},
     "es_cookbook.engines.vllm.worker": {"pickle.loads"},
+    "es_cookbook.rl.grading.worker": {"pickle.loads", "runpy.run_module", "runpy.run_path"},
+    "es_cookbook.rl.grading.workers": {"pickle.loads"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.commands.compare": {"importlib.import_module"},

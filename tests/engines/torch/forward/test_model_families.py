@@ -17,6 +17,7 @@ from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.forward.population_layers import set_attention
 from es_cookbook.engines.torch.forward.self_check import right_path
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -85,8 +86,7 @@ async def _check(engine: TorchEngine, model: PreTrainedModel) -> None:
 def _merged(model: PreTrainedModel, centre: Centre, genome: Genome | None) -> PreTrainedModel:
     """A genome's model, or the base, with the attention that is the model's definition."""
     merged = copy.deepcopy(model)
-    if merged._can_set_attn_implementation():
-        merged.set_attn_implementation("eager")
+    set_attention(merged, "eager")
     if genome is not None:
         with torch.no_grad():
             for name, weight in named_weights(merged):
