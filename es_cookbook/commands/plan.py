@@ -18,24 +18,24 @@ import chz
 import torch
 from transformers import PreTrainedModel
 
-from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
+from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.cache_size import Unfit, flat_cache_size
 from es_cookbook.engines.torch.forward.low_rank_tables import elements_of_row
 from es_cookbook.engines.torch.forward.population_layers import (
-    MIN_ROWS,
     ROWS_PER_BLOCK,
     PopulationModel,
 )
+from es_cookbook.engines.torch.memory import CACHE_SHARE, GENOME_SHARE, weight_bytes
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, GIB, Shards, show_bytes, slot_rank
+from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, Shards, slot_rank
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 
 _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
@@ -164,10 +164,7 @@ class Plan:
 
         size · elements of linear layers (a tied table is one: the output head) and perturbed ones.
         """
-        linears = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
-        own = {p for linear in linears for p in linear.parameters()}
-        own |= {p for name, p in named_weights(self.model) if name in self.space.shapes}
-        return self.size * sum(p.numel() for p in own)
+        return weight_bytes(self.model, self.space, self.size).own
 
     def weight_bytes(self) -> int:
         """vLLM: size · Σ out · in over `Shards`. torch: size · parameters + own_bytes."""
@@ -203,10 +200,15 @@ class Plan:
         )
 
     def resident(self) -> int:
-        """Genomes at once: the share, up to max_genomes (vLLM; dense: 1) or memory_gib / genome."""
+        """Genomes at once: the share, up to max_genomes (vLLM; dense: 1) or memory_gib / genome.
+
+        Without memory_gib a quarter of what the weights leave.
+        """
         if isinstance(self.engine, VLLMEngineBuilder):
             return min(self.share, self.engine.max_genomes) if self.rank else 1
-        return min(self.share, max(1, int(self.engine.memory_gib * GIB) // self.genome_bytes()))
+        given = self.engine.memory_gib
+        memory = GENOME_SHARE * self.left_bytes() if given is None else given * GIB
+        return min(self.share, max(1, int(memory) // self.genome_bytes()))
 
     def resident_bytes(self) -> int:
         """Genome · (genomes + 1 for the centre, if low rank); vLLM always makes max_genomes."""
@@ -252,20 +254,28 @@ class Plan:
         return 2 * self.layers * max(1, self.shards.kv_heads // self.tp) * self.head_dim * self.size
 
     def context_bytes(self) -> int:
-        """The least cache that an engine starts with: context · kv, for torch 16 of them."""
-        return self.context * self.kv_bytes() * (1 if self.vllm else MIN_ROWS)
+        """The least cache that an engine starts with: context · kv, for torch 8 of them."""
+        return self.context * self.kv_bytes() * (1 if self.vllm else ROWS_PER_BLOCK)
 
     def cache_room(self) -> int:
-        """Usable - fixed, or kv_cache_gib where it is given."""
+        """kv_cache_gib if given; else usable - fixed; torch: half of what the weights leave."""
         given = self.engine.kv_cache_gib
-        return self.usable_bytes() - self.fixed_bytes() if given is None else int(given * GIB)
+        if given is not None:
+            return int(given * GIB)
+        if self.vllm:
+            return self.usable_bytes() - self.fixed_bytes()
+        return int(CACHE_SHARE * self.left_bytes())
+
+    def left_bytes(self) -> int:
+        """Usable - weights - centre."""
+        return max(0, self.usable_bytes() - self.weight_bytes() - self.centre_bytes())
 
     def slots(self) -> int:
-        """Requests that the cache holds, up to rows; torch: up to max rows, 8 · k, at least 16."""
+        """Requests that the cache holds, up to rows; torch: up to max rows, 8 · k, at least 8."""
         held = self.cache_room() // (self.kv_bytes() * self.request_tokens)
         if self.vllm:
             return max(1, min(self.rows(), held))
-        return max(MIN_ROWS, min(self.max_rows, held) // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
+        return max(ROWS_PER_BLOCK, min(self.max_rows, held) // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
 
     def cache_bytes(self) -> int:
         """Keys and values: slots · request tokens · kv."""

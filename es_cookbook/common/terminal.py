@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+GIB = 1 << 30
 _LINE_ENDS = "\u2028\u2029"
 """No control characters, but `str.splitlines` and some terminals end a line at them."""
 
@@ -100,3 +101,12 @@ def _is_control(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def show_bytes(number: float) -> str:
+    """With the largest unit that leaves a whole part: 1.50 KiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.{0 if unit == 'B' else 1}f} {unit}"
+        number /= 1024
+    return f"{number:,.2f} GiB"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 import yaml
@@ -179,10 +180,10 @@ def test_the_cache_by_hand() -> None:
     assert small_plan(TORCH).request_tokens == 64
     assert small_plan(TORCH, prompt_tokens=61).request_tokens == 96
     assert small_plan(VLLM).context_bytes() == 512 * 32
-    assert small_plan(TORCH).context_bytes() == 16 * 512 * 32
+    assert small_plan(TORCH).context_bytes() == 8 * 512 * 32
     assert small_plan(VLLM).slots() == 12
     assert small_plan(VLLM).cache_bytes() == 12 * 9 * 32
-    # 0.5 GiB holds 262,144 requests of 64 tokens; max_batch_size of them are made.
+    # Memory holds far more requests of 64 tokens; max_batch_size of them are made.
     assert small_plan(TORCH).slots() == 2048
     assert small_plan(TORCH).cache_bytes() == 2048 * 64 * 32
     holds_18 = TorchEngineBuilder(kv_cache_gib=18 * 64 * 32 / GIB)
@@ -276,11 +277,15 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
         assert engine.traits.capacity == int(0.001 * GIB) // plan.genome_bytes()
         await engine.load(genomes_G)
         await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
-        made = [t for address, t in tensors().items() if address not in before]
         # The base and the centre also have the rotary embeddings' buffers, which nobody plans.
         planned = plan.weight_bytes() + plan.centre_bytes() + plan.resident_bytes()
         planned += plan.cache_bytes() + 2 * bytes_of(model.buffers())
-        assert bytes_of(made) == planned
+        for _ in range(50):  # A lane lets go of what it gathered a moment after its answers.
+            made = bytes_of(t for address, t in tensors().items() if address not in before)
+            if made == planned:
+                break
+            await anyio.sleep(0.1)
+        assert made == planned
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
@@ -291,7 +296,8 @@ def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
     config = PlanConfig(model_name=str(path), search_space=LowRank(rank=2), population_size=4)
     plan = Plan(config, read_architecture(str(path)))
     base = AutoModelForCausalLM.from_pretrained(path)
-    weights = ResidentWeights(base, config.search_space(parameter_infos(base)), GIB, 1, FLAT)
+    weights = ResidentWeights(base, config.search_space(parameter_infos(base)), 1, FLAT)
+    weights.memory_bytes = GIB
     weights.load([Genome((Term(g, 0.1),)) for g in range(4)])
     tables = [table for table in weights.model.tables or [] if table is not None]
     pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]
@@ -500,9 +506,9 @@ def test_it_prints_a_page_that_adds_up(
         ),
         ("sampled_tokens=4096", 1, "= 4108 is more than the engine's context of 4096 tokens"),
         (
-            "engine.max_model_len=1024",
+            "engine.kv_cache_gib=0.1 engine.max_model_len=1024",
             1,
-            "engine.kv_cache_gib=0.5 is too little for a context of 1024 tokens; raise it to 0.875,"
+            "engine.kv_cache_gib=0.1 is too little for a context of 1024 tokens; raise it to 0.438,"
             ".*this plan needs 44",
         ),
         ("engine=vllm search_space.rank=513", 1, "slots of rank 513 .* a rank of at most 512"),

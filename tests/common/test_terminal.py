@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.common.terminal import one_line, printable
+from es_cookbook.common.terminal import GIB, one_line, printable, show_bytes
 
 TEXTS = st.text(st.characters(exclude_categories=()))  # Surrogates and control characters too.
 
@@ -33,3 +33,8 @@ def test_all_characters_at_once() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     line = one_line(everything)
     assert line.encode("latin-1", "backslashreplace").decode("unicode_escape") == everything
+
+
+def test_a_size_has_the_largest_unit_that_leaves_a_whole_part() -> None:
+    sizes = [0, 1023, 1536, 3 << 20, 5000 * GIB]
+    assert [*map(show_bytes, sizes)] == ["0 B", "1023 B", "1.5 KiB", "3.0 MiB", "5,000.00 GiB"]

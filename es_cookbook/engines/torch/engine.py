@@ -1,7 +1,8 @@
 """The embedded engine: any Hugging Face causal LM on CPU, CUDA or MPS, without a server.
 
 Low-rank genomes share one model: all of them run in one batch (`population_layers`). Dense genomes
-(`FullRank`) get a model each, as many as `memory_gib` holds; a larger population goes in blocks.
+(`FullRank`) get a model each, as many as there is memory
+for (see `memory`); a larger population goes in blocks.
 The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`); the weights that
 sample are always derived from it, never undone. Of a quantised checkpoint the weights are held as
 what they stand for (`checkpoints.quantised`), so it takes the memory of a plain one.
@@ -12,7 +13,6 @@ otherwise, and a rare near-tie may flip.
 """
 
 import asyncio
-import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -25,12 +25,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from es_cookbook.checkpoints.models import (
+    architecture_for,
     end_of_sequence_ids,
+    load_architecture,
     load_causal_lm,
     load_tokenizer,
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
+from es_cookbook.checkpoints.quantised import is_quantised
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError
@@ -45,17 +48,21 @@ from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.flat import FlatForward
 from es_cookbook.engines.torch.forward.own import OwnForward
-from es_cookbook.engines.torch.forward.population_layers import MIN_ROWS
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
 from es_cookbook.engines.torch.forward.self_check import right_path
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.lane import Answer, Lane
+from es_cookbook.engines.torch.memory import (
+    Memory,
+    WeightBytes,
+    check_weights_fit,
+    free_bytes,
+    weight_bytes,
+)
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
-
-_GIB = 1 << 30
 
 
 @chz.chz
@@ -67,10 +74,14 @@ class TorchEngineBuilder(ModelEngineBuilder):
         default=2048, doc="most requests that decode together, over all lanes"
     )
     prefill_tokens: int = chz.field(default=4096, doc="most prompt tokens of one forward pass")
-    kv_cache_gib: float = chz.field(
-        default=0.5, doc="memory for keys and values, over all lanes, in GiB"
+    kv_cache_gib: float | None = chz.field(
+        default=None,
+        doc="memory for keys and values, over all lanes, in GiB; half of what is free if unset",
     )
-    memory_gib: float = chz.field(default=1.0, doc="memory for resident genomes, in GiB")
+    memory_gib: float | None = chz.field(
+        default=None,
+        doc="memory for resident genomes, in GiB; a quarter of what is free if unset",
+    )
     num_lanes: int | None = chz.field(
         default=None,
         doc="threads that run batches; if unset one a core on the CPU, at most OMP_NUM_THREADS",
@@ -88,10 +99,23 @@ class TorchEngineBuilder(ModelEngineBuilder):
     def _build(self, model_name: str, search_space: SearchSpaceBuilder) -> "TorchEngine":
         device = _device(self.device)
         tokenizer = load_tokenizer(model_name)
+        check_weights_fit(model_name, self._weight_bytes(model_name, search_space), device)
         model = load_causal_lm(model_name, self.dtype, device)
         space = search_space(parameter_infos(model), read_adapter)
         path, cache_size = right_path(model, space, self.context_length(model))
         return TorchEngine(model, tokenizer, space, self, device, path, cache_size)
+
+    def _weight_bytes(self, model_name: str, search_space: SearchSpaceBuilder) -> WeightBytes:
+        quantised = is_quantised(model_name)
+        architecture = (
+            architecture_for(search_space, model_name)
+            if quantised
+            else load_architecture(model_name)
+        )
+        space = search_space(parameter_infos(architecture), read_adapter)
+        own = str(architecture.config.dtype or torch.float32).removeprefix("torch.")
+        dtype: torch.dtype = getattr(torch, own if self.dtype == "auto" else self.dtype)
+        return weight_bytes(architecture, space, dtype.itemsize)
 
 
 def _device(name: str) -> torch.device:
@@ -122,7 +146,6 @@ class TorchEngine(Engine):
     ) -> None:
         self.tokenizer = tokenizer
         self.space = space
-        context_length = options.context_length(model)
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
         self._usage = Usage()
@@ -132,21 +155,20 @@ class TorchEngine(Engine):
         on_cpu = device.type == "cpu"
         num_lanes = options.num_lanes or (num_cores() if on_cpu else 1)
         num_threads = num_lanes if on_cpu else num_cores()
-        memory_bytes = int(options.memory_gib * _GIB)
-        self._weights = ResidentWeights(model, space, memory_bytes, num_threads, path)
+        self._weights = ResidentWeights(model, space, num_threads, path)
+        memory = Memory(free_bytes(device), options.kv_cache_gib, options.memory_gib)
+        self._weights.memory_bytes = memory.genome_bytes
+        plan = memory.plan(
+            cache_size,
+            num_lanes=num_lanes,
+            max_rows=options.max_batch_size,
+            vocabulary_size=self._vocabulary_size,
+            context_length=options.context_length(model),
+            may_shorten=options.max_model_len is None,
+        )
         base_dtype = str(model.dtype).removeprefix("torch.")
-        self.traits = EngineTraits(self._weights.capacity, context_length, base_dtype)
-        cache_bytes = int(options.kv_cache_gib * _GIB) // num_lanes
-        fits = (cache_bytes // MIN_ROWS - cache_size.fixed) // cache_size.per_token
-        if fits < context_length:
-            needed = cache_size.of(context_length) * MIN_ROWS * num_lanes / _GIB
-            raise ConfigError(
-                f"engine.kv_cache_gib={options.kv_cache_gib} holds {fits} tokens a request in each "
-                f"of {num_lanes} lanes, fewer than the context of {context_length}; raise "
-                f"engine.kv_cache_gib to at least {math.ceil(needed * 1000) / 1000} or lower "
-                "engine.max_model_len"
-            )
-        self._queue = WorkQueue(num_lanes)
+        self.traits = EngineTraits(self._weights.capacity, plan.context_length, base_dtype)
+        self._queue = WorkQueue(plan.num_lanes)
         self._lanes = [
             Lane(
                 self._queue,
@@ -154,15 +176,15 @@ class TorchEngine(Engine):
                 if path.flat
                 else OwnForward(path, device, options.prefill_tokens),
                 device=device,
-                max_rows=max(MIN_ROWS, options.max_batch_size // num_lanes),
-                cache_bytes=cache_bytes,
+                max_rows=plan.max_rows,
+                cache_bytes=plan.lane_bytes,
                 bytes_of_request=cache_size.of,
                 prefill_tokens=options.prefill_tokens,
                 eos_token_ids=end_of_sequence_ids(model, tokenizer),
                 decode=partial(tokenizer.batch_decode, skip_special_tokens=True),
                 deliver=self._deliver,
             )
-            for _ in range(num_lanes)
+            for _ in range(plan.num_lanes)
         ]
         self._threads = [
             threading.Thread(target=lane.run, name=f"lane-{i}", daemon=True)

@@ -20,7 +20,6 @@ from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.population_layers import (
-    MIN_ROWS,
     ROWS_PER_BLOCK,
     PopulationModel,
 )
@@ -130,7 +129,7 @@ class Lane:
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
         slots = min(self._max_rows, self._cache_bytes // self._bytes_of_request(length))
-        slots = max(MIN_ROWS, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
+        slots = max(ROWS_PER_BLOCK, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
         self._table = SlotTable(slots, length)
         self._forward.fit(slots, length)
 

@@ -41,11 +41,11 @@ class ResidentWeights:
 
     Args:
         base: the model as loaded; kept, never written.
-        memory_bytes: for resident genomes.
         num_threads: that make genomes and move the centre, if the CPU does.
         path: how batches of the model run.
 
     Attributes:
+        memory_bytes: for resident genomes, of which there is room for one in any case.
         centre: float32 parameters of the search space.
         model: the centre's weights as they sample (an adapter's centre: the base's), and tables.
     """
@@ -54,14 +54,13 @@ class ResidentWeights:
         self,
         base: PreTrainedModel,
         space: SearchSpace,
-        memory_bytes: int,
         num_threads: int,
         path: RowPath,
     ) -> None:
         self._base = base
         self._path = path
         self._space = space
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = 0
         device = noise_device(base.device)
         self._num_threads = 1 if on_gpu(device) else num_threads
         self._quantised = _moving_layers(base, space)
@@ -88,7 +87,7 @@ class ResidentWeights:
         """How many genomes fit into the memory for them, at least one."""
         own = (parameter.nbytes for _, parameter in self._own(self.model.module))
         of_genome = self._tables.bytes_of_genome() if self._tables else sum(own)
-        return max(1, self._memory_bytes // of_genome)
+        return max(1, self.memory_bytes // of_genome)
 
     def answering(self, target: Target) -> tuple[PopulationModel, int]:
         """The model that answers for a target, and its row of the low-rank tables.

@@ -29,9 +29,10 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import needs_trust
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.terminal import GIB
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
 from es_cookbook.engines.vllm.host import VLLMEngine
-from es_cookbook.engines.vllm.memory import GIB, Needs, Shards, share_for_vllm, slot_rank
+from es_cookbook.engines.vllm.memory import Needs, Shards, share_for_vllm, slot_rank
 from es_cookbook.engines.vllm.output import Output
 from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
-GIB = 1 << 30
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Of the slots that vLLM makes (`max_lora_rank`)."""
 CENTRE_WORK_BYTES = GIB // 2
@@ -178,12 +178,3 @@ def share_for_vllm(needs: Needs, utilization: float, gpu: int) -> float:
     where = f"each GPU's memory (engine.gpu_memory_utilization={utilization})"
     needs.check(int(utilization * gpu), where, "use more GPUs (engine.tensor_parallel_size)")
     return utilization - needs.centre / gpu
-
-
-def show_bytes(number: float) -> str:
-    """With the largest unit that leaves a whole part: 1.50 KiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.{0 if unit == 'B' else 1}f} {unit}"
-        number /= 1024
-    return f"{number:,.2f} GiB"

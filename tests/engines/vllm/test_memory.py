@@ -22,7 +22,6 @@ from es_cookbook.engines.vllm.memory import (
     Needs,
     Shards,
     share_for_vllm,
-    show_bytes,
     slot_rank,
 )
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -144,5 +143,3 @@ def test_ranks_and_sizes() -> None:
     assert [slot_rank(rank) for rank in (1, 2, 9, 257, 512)] == [1, 8, 16, 320, 512]
     with pytest.raises(ConfigError, match=r"slots of rank 513 .*terms_per_genome.* at most 512"):
         slot_rank(513)
-    sizes = [0, 1023, 1536, 3 << 20, 5000 * GIB]
-    assert [*map(show_bytes, sizes)] == ["0 B", "1023 B", "1.5 KiB", "3.0 MiB", "5,000.00 GiB"]

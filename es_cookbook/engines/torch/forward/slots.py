@@ -62,9 +62,9 @@ class SlotTable:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a decode batch: up to the last active block, at least `MIN_ROWS`."""
+        """Rows of a decode batch: up to the last active block, at least `MIN_ROWS` if there are."""
         last = int(self.active.nonzero()[0][-1]) if self.active.any() else 0
-        return max(MIN_ROWS, (last // ROWS_PER_BLOCK + 1) * ROWS_PER_BLOCK)
+        return min(self.num_slots, max(MIN_ROWS, (last // ROWS_PER_BLOCK + 1) * ROWS_PER_BLOCK))
 
     def free_slots_of_genomes(self) -> dict[int, int]:
         """Free slots in blocks that belong to a genome."""

@@ -1,0 +1,186 @@
+"""How a torch engine divides a machine's memory.
+
+What a user leaves open follows from what is free once the weights are there: half of it may hold
+what is kept of tokens, a quarter resident genomes, and a quarter is for the work itself. These are
+limits. What is taken follows from the run: genome tables are as large as the population, and a lane
+lays its cache out for the longest request that waits, prompt and `max_tokens`.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import PreTrainedModel
+
+from es_cookbook.checkpoints.linear_weights import is_linear, named_weights
+from es_cookbook.common.cores import core_share
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import GIB, show_bytes
+from es_cookbook.engines.torch.forward.cache_size import CacheSize
+from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
+from es_cookbook.evolution.spaces.base import SearchSpace
+
+CACHE_SHARE, GENOME_SHARE, WORK_SHARE = 0.5, 0.25, 0.25
+BYTES_OF_LOGIT = 16
+"""Of one number of one row, while a token is chosen: it and its copies."""
+_LEAST_CONTEXT = 512
+"""Tokens below which a shorter context is no help, and the user is asked."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """What the weights of an engine take.
+
+    Attributes:
+        base: the model as loaded.
+        own: what samples has of its own beside the base: linear and perturbed weights.
+        centre: in float32.
+    """
+
+    base: int
+    own: int
+    centre: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.base + self.own + self.centre
+
+
+def weight_bytes(model: PreTrainedModel, space: SearchSpace, size: int) -> WeightBytes:
+    """For a model that may be without its weights, with numbers of `size` bytes."""
+    linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
+    own = {id(p): p.numel() for p in linear}
+    own |= {id(p): p.numel() for name, p in named_weights(model) if name in space.shapes}
+    perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
+    elements = sum(p.numel() for p in model.parameters())
+    return WeightBytes(size * elements, size * sum(own.values()), 4 * perturbed)
+
+
+def check_weights_fit(model_name: str, needed: WeightBytes, device: torch.device) -> None:
+    """Refuse a model before it is loaded.
+
+    Raises:
+        ConfigError: It does not fit; says what needs how much.
+    """
+    free = free_bytes(device)
+    if needed.total > free:
+        raise ConfigError(
+            f"model_name: {model_name!r} does not fit into the {show_bytes(free)} of memory that "
+            f"are free on {device.type}: it needs {show_bytes(needed.base)}, what samples beside "
+            f"it {show_bytes(needed.own)}, and the centre, in float32, {show_bytes(needed.centre)};"
+            " use engine.dtype=bfloat16 if it is in float32, search_space=adapter, whose centre is "
+            "small, a smaller model or a machine with more memory"
+        )
+
+
+def free_bytes(device: torch.device) -> int:
+    """What may be taken on a device; of the CPU's memory, the share that its cores are."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    free = min(psutil.virtual_memory().available, _free_in_container())
+    # Engines of a pool on one machine have a share of its cores each, and leave each other room.
+    return int(free * core_share())
+
+
+def _free_in_container() -> int:
+    """What a control group leaves, if it limits memory; caches of files count as free."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):  # no such group, or "max" for no limit
+        return 1 << 62
+    stat = dict(line.split() for line in lines)
+    return max(0, limit - used + int(stat.get("inactive_file", 0)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CachePlan:
+    """How what is kept of tokens is divided.
+
+    Attributes:
+        num_lanes: that run batches.
+        lane_bytes: for each lane.
+        max_rows: requests that one lane decodes together.
+        context_length: most tokens of a request.
+    """
+
+    num_lanes: int
+    lane_bytes: int
+    max_rows: int
+    context_length: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """What an engine may take beside its weights.
+
+    Attributes:
+        free: bytes that are free once the weights are there.
+        cache_gib: engine.kv_cache_gib, and `genome_gib`, engine.memory_gib, as the user gave them.
+    """
+
+    free: int
+    cache_gib: float | None
+    genome_gib: float | None
+
+    @property
+    def genome_bytes(self) -> int:
+        """For resident genomes."""
+        return int(GENOME_SHARE * self.free if self.genome_gib is None else self.genome_gib * GIB)
+
+    @property
+    def cache_bytes(self) -> int:
+        """For keys and values, over all lanes."""
+        return int(CACHE_SHARE * self.free if self.cache_gib is None else self.cache_gib * GIB)
+
+    def plan(
+        self,
+        size: CacheSize,
+        *,
+        num_lanes: int,
+        max_rows: int,
+        vocabulary_size: int,
+        context_length: int,
+        may_shorten: bool,
+    ) -> CachePlan:
+        """Lower how much runs at a time until a request of the whole context fits.
+
+        First the lanes become fewer, then the rows of a lane, then the context shorter if it may.
+
+        Args:
+            size: of a request.
+            num_lanes: wanted.
+            max_rows: wanted, over all lanes.
+            vocabulary_size: of the model, whose logits take part of the memory for work.
+            context_length: wanted.
+            may_shorten: whether the user left the context's length open.
+
+        Raises:
+            ConfigError: Not even one block of rows fits; says what would.
+        """
+        least = ROWS_PER_BLOCK * size.of(context_length)
+        num_lanes = max(1, min(num_lanes, self.cache_bytes // least))
+        if self.cache_bytes < least:
+            fits = (self.cache_bytes // ROWS_PER_BLOCK - size.fixed) // size.per_token
+            if not may_shorten or fits < min(context_length, _LEAST_CONTEXT):
+                given = f"engine.kv_cache_gib={self.cache_gib}"
+                if self.cache_gib is None:
+                    given = f"half of the {show_bytes(self.free)} of free memory"
+                enough = math.ceil(least / GIB * 1000) / 1000
+                raise ConfigError(
+                    f"{given} holds {max(0, fits)} tokens a request, fewer than the context of "
+                    f"{context_length}; raise engine.kv_cache_gib to at least {enough} or lower "
+                    "engine.max_model_len"
+                )
+            context_length = fits
+        for_logits = int(WORK_SHARE * self.free) // (BYTES_OF_LOGIT * vocabulary_size)
+        rows = min(max_rows, for_logits) // num_lanes
+        lane_bytes = self.cache_bytes // num_lanes
+        return CachePlan(num_lanes, lane_bytes, max(ROWS_PER_BLOCK, rows), context_length)

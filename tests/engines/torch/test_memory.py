@@ -1,0 +1,119 @@
+"""Memory is divided by what is free, and less runs at a time before anything is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.torch import engine as engine_module
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.forward.cache_size import CacheSize
+from es_cookbook.engines.torch.memory import CachePlan, Memory, free_bytes
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.torch.reference import Reference, request, running_engine, sample_all
+from tests.tiny_models import CONTEXT
+
+MIB, GIB = 1 << 20, 1 << 30
+QWEN_HALF_B = CacheSize(0, 2 * 24 * 2 * 64 * 2)
+"""Bytes of a token of Qwen2.5-0.5B in bfloat16."""
+
+
+def plan(memory: Memory, **changed: object) -> CachePlan:
+    """For the default options, two cores and the vocabulary of Qwen 2.5."""
+    wanted = {
+        "num_lanes": 2,
+        "max_rows": 2048,
+        "vocabulary_size": 151_936,
+        "context_length": 4096,
+        "may_shorten": True,
+    }
+    return memory.plan(QWEN_HALF_B, **wanted | changed)
+
+
+def test_a_model_of_half_a_billion_has_its_whole_context_on_a_laptop() -> None:
+    found = plan(Memory(12 * GIB, None, None))
+    assert (found.num_lanes, found.context_length) == (2, 4096)
+    assert found.lane_bytes == 3 * GIB
+    # Logits of a row, 16 bytes each, out of a quarter of the memory.
+    assert found.max_rows == 3 * GIB // (16 * 151_936) // 2
+
+
+def test_lanes_then_the_context_go_before_anything_is_refused() -> None:
+    context = 8 * 4096 * QWEN_HALF_B.per_token
+    assert plan(Memory(4 * context, None, None)).num_lanes == 2
+    one = plan(Memory(3 * context, None, None))
+    assert (one.num_lanes, one.context_length, one.lane_bytes) == (1, 4096, 3 * context // 2)
+    shorter = plan(Memory(context, None, None))
+    assert (shorter.num_lanes, shorter.context_length) == (1, 2048)
+    assert plan(Memory(context // 4 + 8, None, None)).context_length == 512
+    with pytest.raises(ConfigError, match=r"half of the \d.* of free memory holds 50\d tokens"):
+        plan(Memory(context // 4 - MIB, None, None))
+
+
+def test_a_context_that_the_user_asks_for_is_not_shortened() -> None:
+    context = 8 * 4096 * QWEN_HALF_B.per_token
+    with pytest.raises(ConfigError, match=r"fewer than the context of 4096; raise engine.kv_cache"):
+        plan(Memory(context, None, None), may_shorten=False)
+
+
+def test_options_that_are_given_hold_whatever_is_free() -> None:
+    memory = Memory(100 * GIB, 0.5, 0.25)
+    assert (memory.cache_bytes, memory.genome_bytes) == (GIB // 2, GIB // 4)
+    assert plan(memory).lane_bytes == GIB // 2  # in one lane: two blocks of rows do not fit
+    with pytest.raises(ConfigError, match=r"engine.kv_cache_gib=0.01 holds \d+ tokens .*at least"):
+        plan(Memory(100 * GIB, 0.01, None))
+
+
+def test_a_share_of_the_cores_has_that_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = SimpleNamespace(available=8 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    whole = free_bytes(torch.device("cpu"))
+    assert whole <= 8 * GIB  # less where a container's limit is
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert free_bytes(torch.device("cpu")) == pytest.approx(whole / 4, rel=0.2)
+
+
+@pytest.mark.anyio
+async def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("es_cookbook.engines.torch.memory.free_bytes", lambda _: 100_000)
+    monkeypatch.setattr(engine_module, "load_causal_lm", None)  # would be called
+    path = str(tiny_model("llama"))
+    sentence = r"does not fit into the 97\.\d KiB .* free on cpu: it needs .*; use engine\.dtype"
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        await TorchEngineBuilder(device="cpu")(model_name=path, search_space=LowRank())
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.anyio
+async def test_an_adapter_fits_where_a_centre_of_all_weights_does_not(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tiny_model("llama"))
+    monkeypatch.setattr("es_cookbook.engines.torch.memory.free_bytes", lambda _: 160_000)
+    with pytest.raises(ConfigError, match="does not fit"):
+        await TorchEngineBuilder(device="cpu")(model_name=path, search_space=LowRank())
+    engine = await TorchEngineBuilder(device="cpu")(model_name=path, search_space=Adapter(rank=1))
+    await engine.close()
+
+
+@pytest.mark.anyio
+async def test_one_block_of_rows_in_one_lane_answers_right(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    reference = Reference(tiny_model("qwen2"), LowRank())
+    requests = [request("centre", [5] * n, max_tokens=9) for n in (1, 8, 30, CONTEXT - 9)] * 4
+    least = 8 * CONTEXT * 2 * 2 * 2 * 8 * 4 / GIB
+    async with running_engine(tiny_model("qwen2"), LowRank(), kv_cache_gib=least) as engine:
+        assert engine.traits.context_length == CONTEXT
+        actions = await sample_all(engine, requests)
+    reference.check_greedy(Genome(), list(zip(requests, actions, strict=True)))
