@@ -92,7 +92,7 @@ async def test_an_env_that_blocks_is_lost_when_it_is_played_too(tmp_path: Path) 
         rollout_timeout=0.1,
     )
     await train.main(config)
-    rebuilt = await rebuild(RecordedRun(tmp_path, ["tests"]))
+    rebuilt = await rebuild(RecordedRun(tmp_path, trust=["tests"]))
     await rebuilt.go_to(1)
     played = await rebuilt.play("centre", "train", 0, {})
     assert isinstance(played.rollout, LostRollout)
