@@ -105,6 +105,25 @@ class TorchEngineBuilder(ModelEngineBuilder):
         path, cache_size = right_path(model, space, self.context_length(model))
         return TorchEngine(model, tokenizer, space, self, device, path, cache_size)
 
+    @override
+    def context_length(self, model: PreTrainedModel) -> int:
+        """As all engines', but no further than rotary positions are the same for any batch.
+
+        Raises:
+            ConfigError: The user asks for more.
+        """
+        length = super().context_length(model)
+        steady = _steady_positions(model)
+        if steady is None or length <= steady:
+            return length
+        if self.max_model_len is None:
+            return steady
+        raise ConfigError(
+            f"engine.max_model_len={self.max_model_len}: beyond {steady} tokens the positions of "
+            f"{type(model).__name__} depend on the longest request of a batch (its rope_type is "
+            f"longrope or dynamic); accepted is up to {steady}, or use engine=vllm"
+        )
+
     def _weight_bytes(self, model_name: str, search_space: SearchSpaceBuilder) -> WeightBytes:
         quantised = is_quantised(model_name)
         architecture = (
@@ -116,6 +135,22 @@ class TorchEngineBuilder(ModelEngineBuilder):
         own = str(architecture.config.dtype or torch.float32).removeprefix("torch.")
         dtype: torch.dtype = getattr(torch, own if self.dtype == "auto" else self.dtype)
         return weight_bytes(architecture, space, dtype.itemsize)
+
+
+def _steady_positions(model: PreTrainedModel) -> int | None:
+    """Tokens up to which a token's rotary position is its own; None if that is any number."""
+    text = model.config.get_text_config()
+    found = getattr(text, "rope_parameters", None) or {}
+    # One kind of layers has its settings there, or each of several has its own.
+    settings = [found, *(value for value in found.values() if isinstance(value, dict))]
+    lengths = [
+        each.get("original_max_position_embeddings")
+        or getattr(text, "original_max_position_embeddings", None)
+        or text.max_position_embeddings
+        for each in settings
+        if each.get("rope_type") in ("longrope", "dynamic")
+    ]
+    return min(lengths, default=None)
 
 
 def _device(name: str) -> torch.device:

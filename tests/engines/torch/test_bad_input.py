@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import LogprobsRequest
@@ -14,7 +15,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine
-from tests.tiny_models import CONTEXT, VOCABULARY
+from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -165,3 +166,27 @@ async def test_a_device_that_is_not_there_is_refused(
 def test_sizes_that_are_not_positive_are_refused(field: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"engine.{field} must be above 0, found {value}"):
         TorchEngineBuilder(**{field: value})
+
+
+async def test_a_context_past_where_positions_depend_on_the_batch_is_refused(
+    tmp_path: Path,
+) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    config = Phi3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters=rope | factors,
+        pad_token_id=0,
+    )
+    save_with_tokenizer(Phi3ForCausalLM(config), tmp_path / "phi")
+    async with running_engine(tmp_path / "phi", LowRank()) as engine:
+        assert engine.traits.context_length == 64
+    sentence = r"max_model_len=100: beyond 64 tokens .* Phi3ForCausalLM depend .*accepted is up to"
+    with pytest.raises(ConfigError, match=sentence):
+        await _build(tmp_path / "phi", max_model_len=100)
