@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import chz
+import psutil
 import torch
 from transformers import PreTrainedModel
 from typing_extensions import override
@@ -32,7 +33,7 @@ from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import GIB
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
 from es_cookbook.engines.vllm.host import VLLMEngine
-from es_cookbook.engines.vllm.memory import Needs, Shards, share_for_vllm, slot_rank
+from es_cookbook.engines.vllm.memory import Needs, Shards, cpu_cache_gib, share_for_vllm, slot_rank
 from es_cookbook.engines.vllm.output import Output
 from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
@@ -40,7 +41,6 @@ from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_CPU_CACHE_GIB = 1.0
 _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
 _QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -79,7 +79,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     kv_cache_gib: float | None = chz.field(
         default=None,
         doc="memory for keys and values, in GiB; what gpu_memory_utilization leaves if unset, on "
-        "the CPU 1",
+        "the CPU 1, or more for a long context",
     )
     tensor_parallel_size: int = chz.field(default=1, doc="GPUs that share the model")
     enforce_eager: bool | None = chz.field(
@@ -174,14 +174,14 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
-        kv_cache_gib = self.kv_cache_gib or (_CPU_CACHE_GIB if on_cpu else None)
+        available_memory = psutil.virtual_memory().available
+        kv_cache_gib = self.kv_cache_gib
+        if kv_cache_gib is None and on_cpu:
+            kv_cache_gib = cpu_cache_gib(model, self.context_length(model), available_memory)
         needs = self._needs(model, space, slots, dtype, kv_cache_gib or 0, on_cpu)
         share, available = self.gpu_memory_utilization, torch.cuda.device_count()
         if on_cpu:
-            import psutil  # comes with vLLM
-
-            memory = psutil.virtual_memory().available
-            needs.check(memory, "this machine's available memory", "use a larger machine")
+            needs.check(available_memory, "this machine's available memory", "use a larger machine")
         elif available < self.tensor_parallel_size:
             raise ConfigError(
                 f"engine.tensor_parallel_size={self.tensor_parallel_size} needs as many GPUs, and "

@@ -21,6 +21,7 @@ from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -160,6 +161,20 @@ class Needs:
                 f"{show_bytes(self.slot)} each, and of {there} {show_bytes(left)} are left beside "
                 f"weights, cache and centre: at most {fit} genomes fit"
             )
+
+
+def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int) -> float:
+    """The cache on a CPU, in GiB: for 16 requests of the whole context, from 1 GiB on.
+
+    No more than a quarter of the available memory, unless one request needs more.
+    """
+    try:
+        token = flat_cache_size(model, context_length).per_token
+    except Exception:  # of any kind: vLLM has its own idea of a model that keeps other things
+        return 1.0
+    one = token * context_length
+    wanted = min(max(GIB, 16 * one), available // 4)
+    return max(wanted, 2 * one) / GIB
 
 
 def share_for_vllm(needs: Needs, utilization: float, gpu: int) -> float:

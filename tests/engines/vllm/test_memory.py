@@ -9,6 +9,8 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     Qwen2Config,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -16,11 +18,12 @@ from transformers import (
 
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import GIB
 from es_cookbook.engines.vllm.memory import (
     CENTRE_WORK_BYTES,
-    GIB,
     Needs,
     Shards,
+    cpu_cache_gib,
     share_for_vllm,
     slot_rank,
 )
@@ -143,3 +146,16 @@ def test_ranks_and_sizes() -> None:
     assert [slot_rank(rank) for rank in (1, 2, 9, 257, 512)] == [1, 8, 16, 320, 512]
     with pytest.raises(ConfigError, match=r"slots of rank 513 .*terms_per_genome.* at most 512"):
         slot_rank(513)
+
+
+def test_the_cache_on_a_cpu_holds_some_requests_of_the_whole_context() -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    config = LlamaConfig(**sizes, intermediate_size=64, num_hidden_layers=4, vocab_size=64)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    token = 2 * 4 * 64 * 4
+    assert cpu_cache_gib(model, 4096, 100 * GIB) == 1.0
+    long = GIB // token  # One request of so many tokens takes 1 GiB.
+    assert cpu_cache_gib(model, long, 100 * GIB) == 16.0
+    assert cpu_cache_gib(model, long, 20 * GIB) == 5.0
+    assert cpu_cache_gib(model, long, 4 * GIB) == 2.0
