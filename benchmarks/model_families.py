@@ -23,13 +23,14 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from benchmarks.harness import report, row
 from es_cookbook.checkpoints.linear_weights import named_weights
@@ -111,7 +112,7 @@ def default_model(kind: type[PreTrainedModel]) -> PreTrainedModel | None:
     """A class at its default sizes, without memory; None if these are not a model's."""
     try:
         with torch.device("meta"):
-            model = kind(kind.config_class())
+            model = kind(cast("type[PreTrainedConfig]", kind.config_class)())
     except Exception:  # of any kind: a default config need not be a model's
         return None
     return model if sum(p.numel() for p in model.parameters()) >= LEAST_PARAMETERS else None
@@ -191,13 +192,13 @@ def known_to_vllm(families: Iterable[Family]) -> list[Family]:
     from vllm import ModelRegistry
     from vllm.model_executor.models.interfaces import supports_lora
 
-    import es_cookbook.engines.vllm.worker  # noqa: F401  # what it adds to vLLM's classes counts
+    import_module("es_cookbook.engines.vllm.worker")  # adds LoRA to a class of vLLM
 
     def says(family: Family) -> str:
         if family.name not in ModelRegistry.get_supported_archs():
             return "-"
         try:
-            kind = cast("type[nn.Module]", ModelRegistry.models[family.name].load_model_cls())
+            kind = ModelRegistry.models[family.name].load_model_cls()
         except ModuleNotFoundError as error:
             return f"needs {error.name or 'another package'}"
         if ".nvidia." in kind.__module__:

@@ -6,6 +6,7 @@ The model's own forward, one sequence at a time and without a cache, is its defi
 import copy
 import random
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -109,7 +110,8 @@ def _undecided(
 
     Also from a token on whose embedding is zero, as padding's can be: all its scores are equal.
     """
-    empty_T = ~model.get_input_embeddings().weight[list(tokens)].any(-1)
+    embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
+    empty_T = ~embedding.weight[list(tokens)].any(-1)
     undecided_T = empty_T.roll(1).index_fill(0, torch.tensor([0]), False).cummax(0).values
     for seed in range(16):
         generator = torch.Generator().manual_seed(seed)
