@@ -30,7 +30,7 @@ from typing import cast
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.harness import report, row
 from es_cookbook.checkpoints.linear_weights import named_weights
@@ -153,12 +153,8 @@ def exported(model: PreTrainedModel) -> str:
 
     with tempfile.TemporaryDirectory() as directory:
         base, run = Path(directory) / "model", Path(directory) / "run"
-        model.save_pretrained(base)
-        character_tokenizer().save_pretrained(base)
-        try:
-            recorded = record_run(run, base, LowRank(), STEPS)
-        except ModelError:  # transformers has no class for it by its config
-            return "none"
+        save(model, base)
+        recorded = record_run(run, base, LowRank(), STEPS)
         for name, weight in named_weights(model):
             if name in recorded.weights[-1]:
                 weight.copy_(recorded.weights[-1][name])
@@ -178,6 +174,16 @@ def exported(model: PreTrainedModel) -> str:
         elif same(cast("PreTrainedModel", adapted.merge_and_unload()), model):
             found.append("adapter if merged")
         return ", ".join(found)
+
+
+def save(model: PreTrainedModel, path: Path) -> None:
+    """As a checkpoint; of a class that is a part of another, with the config of the whole."""
+    model.save_pretrained(path)
+    character_tokenizer().save_pretrained(path)
+    own, wholes = type(model.config), list(MODEL_FOR_CAUSAL_LM_MAPPING)
+    if own not in wholes:
+        (whole,) = (w for w in wholes if w.sub_configs.get("text_config") is own)
+        whole(text_config=model.config.to_dict()).save_pretrained(path)
 
 
 def same(found: nn.Module, expected: nn.Module) -> bool:
