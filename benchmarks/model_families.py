@@ -22,7 +22,7 @@ import math
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -183,7 +183,8 @@ def save(model: PreTrainedModel, path: Path) -> None:
     own, wholes = type(model.config), list(MODEL_FOR_CAUSAL_LM_MAPPING)
     if own not in wholes:
         (whole,) = (w for w in wholes if w.sub_configs.get("text_config") is own)
-        whole(text_config=model.config.to_dict()).save_pretrained(path)
+        make = cast("Callable[..., PreTrainedConfig]", whole)
+        make(text_config=model.config.to_dict()).save_pretrained(path)
 
 
 def same(found: nn.Module, expected: nn.Module) -> bool:
