@@ -295,7 +295,6 @@ def main() -> None:
         print(found[-1], flush=True)
     found = known_to_vllm(found)
     found += [Family(name, f"not tried: {why}") for name, why in UNBUILDABLE.items()]
-    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     right, refused, not_tried = counts({family.name: family.path for family in found})
     differences = [family.difference for family in found if family.difference is not None]
     wrong = sum(not difference <= TOLERANCE for difference in differences)
@@ -329,6 +328,7 @@ def main() -> None:
             row("that do so once merged", number("adapter if merged"), ""),
         ],
     )
+    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 if __name__ == "__main__":
