@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import analytic, harness, main_job, momentum_divergence, optimizers, pass_at_k
 from benchmarks.__main__ import rewrite_readme
+from benchmarks.model_families import Family, documented, rewrite
 from benchmarks.problems import Points, Problem, Values, ackley, rastrigin, rosenbrock, sphere
 from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.evolution.genome import Step, Term
@@ -139,6 +140,28 @@ async def test_the_hidden_operator_can_be_guessed_and_not_known() -> None:
     env = datasets.train.builders[0].make_env()
     rewards = [env.grade(text).reward for text in (hidden[0], hidden[0] * 2, "", "9")]
     assert rewards == [1, 0, 0, 0]
+
+
+def test_models_that_are_alike_are_a_row_and_the_counts_are_the_rows() -> None:
+    found = [
+        Family("C", "own, no cache", 0.2, left_out="`q`", difference=3e-5, export="directory"),
+        Family("A", "flat", 0.5, True, "", 1e-6, "low rank", "directory, adapter"),
+        Family("B", "flat", 0.98, True, "", 2e-6, "low rank", "directory, adapter"),
+        Family("D", "not tried: It needs a package."),
+        Family("E", "refused: it takes sounds"),
+    ]
+    empty = "0\n<!-- counts -->x<!-- /counts -->\n1\n<!-- table -->y<!-- /table -->\n2\n"
+    page = rewrite(empty, found)
+    rows = [
+        "| A, B | flat | 50 to 98 %, experts too | 2e-6 | low rank | directory, adapter |",
+        "| C | own, no cache | 20 %, not: `q` | 3e-5 | - | directory |",
+        "| D | not tried: It needs a package. | - | - | - | - |",
+        "| E | refused: it takes sounds | - | - | - | - |",
+    ]
+    assert page.splitlines()[-8:-3] == ["|---|---|---|---|---|---|", *rows]
+    assert "5 causal language model classes of transformers, 3 are right, 1 are refused" in page
+    assert documented(page) == {family.name: family.path for family in found}
+    assert rewrite(page, found) == page and page.startswith("0\n") and page.endswith("\n2\n")
 
 
 def test_the_main_jobs_curves_are_drawn_from_its_runs_metrics(tmp_path: Path) -> None:

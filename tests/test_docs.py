@@ -1,5 +1,6 @@
 """The project's pages: their code runs, and what they say of the layout is so."""
 
+import json
 import re
 import runpy
 import tomllib
@@ -8,10 +9,12 @@ from pathlib import Path
 import chz
 import pytest
 
+from benchmarks.model_families import PAGE, counts, documented, said_of
 from es_cookbook import train
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.runs.history.store import read_history
+from tests.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "es_cookbook"
@@ -44,6 +47,34 @@ def test_the_readmes_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     train.run(short)
     assert len(list(read_history(tmp_path / "run/history.jsonl"))) == 2
+
+
+def test_the_counts_of_models_are_those_of_the_table() -> None:
+    """Which paths are the engine's, test_model_families holds, class by class."""
+    page = PAGE.read_text(encoding="utf-8")
+    paths = documented(page)
+    assert set(paths) == {*CAUSAL_LM_CLASSES, *UNBUILDABLE}
+    assert {name for name, path in paths.items() if path.startswith("not tried")} == {*UNBUILDABLE}
+    assert all(paths[name] == f"not tried: {why}" for name, why in UNBUILDABLE.items())
+    assert said_of(paths) in page
+    right, refused, _ = counts(paths)
+    assert right / (right + refused) >= 0.9
+    results = json.loads((ROOT / "benchmarks/results/model_families.json").read_text())["rows"]
+    measured = {row["name"]: row["value"] for row in results}
+    assert (measured["right"], measured["refused with a sentence"]) == (right, refused)
+    assert len(page.splitlines()) <= 200
+
+
+def test_the_page_of_models_shows_how_to_see_a_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(example, encoding="utf-8")
+    runpy.run_path(str(script))
+    (said,) = re.findall(r"print\(path\)  # (.*)", example)
+    assert capsys.readouterr().out == f"{said}\n"
 
 
 def test_every_file_that_the_pages_link_to_exists() -> None:

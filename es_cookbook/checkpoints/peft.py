@@ -10,6 +10,7 @@ with the experts of a rank beside each other. An expert without an adapter has z
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,12 @@ _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")
 """Fields of PEFT's config that change what an adapter does, in ways that are not done here.
 
 `fan_in_fan_out` is none of them: PEFT corrects it for each layer by its class.
+"""
+
+_RENAMED = r".*\.(gate|gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
+"""Layers beside experts that PEFT would take for those that became one parameter in transformers 5.
+
+So it is given their weights as parameters, whose names it leaves alone.
 """
 
 
@@ -126,7 +133,13 @@ def write_adapter(
             for key, factor in zip(keys[parameter], (a, b), strict=True):
                 file.write(key, factor)
     modules = [name for name, _ in architecture.named_modules()]
-    adapted = [n.removesuffix(".weight") for n in weights if split_member(n)[1] is None]
+    has_experts = any(".experts." in name for name, _ in architecture.named_parameters())
+    renamed = [n for n in weights if has_experts and re.fullmatch(_RENAMED, n)]
+    adapted = [
+        name.removesuffix(".weight")
+        for name in weights
+        if split_member(name)[1] is None and name not in renamed
+    ]
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -140,8 +153,8 @@ def write_adapter(
         "fan_in_fan_out": any(linear[n] for n in weights if split_member(n)[1] is None),
         "inference_mode": True,
     }
-    if of_experts := _num_experts(weights):
-        config["target_parameters"] = list(of_experts)
+    if of_experts := [*_num_experts(weights), *renamed]:
+        config["target_parameters"] = of_experts
     (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -18,8 +18,10 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.runs.export.export import write_export
 from es_cookbook.runs.replay import open_replay
+from tests.causal_lms import build
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.runs.recorded_run import record_run
+from tests.tiny_models import character_tokenizer
 
 STEPS = (Step((Term(1, 0.02), Term(2, -0.03))), Step((Term(3, 0.05),), decay=0.1))
 TOKENS = torch.tensor([[5, 7, 9, 12, 30, 3, 4, 20, 21, 22, 8, 6]])
@@ -70,6 +72,27 @@ def test_a_fitted_adapter_of_full_rank_answers_in_peft_as_the_centre(
     found = logits(PeftModel.from_pretrained(load(model), out))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(logits(load(out)), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "exclude"),
+    [
+        ("DeepseekV3ForCausalLM", ()),
+        ("LongcatFlashForCausalLM", ("*.classifier.*",)),  # read outside of its layer
+    ],
+)
+def test_layers_beside_experts_are_not_taken_for_experts_by_peft(
+    tmp_path: Path, name: str, exclude: tuple[str, ...]
+) -> None:
+    """PEFT refused DeepSeek's adapter, and gave other answers with LongCat's."""
+    model = build(name)
+    model.save_pretrained(tmp_path / "model")
+    character_tokenizer().save_pretrained(tmp_path / "model")
+    run = record_run(tmp_path / "run", tmp_path / "model", LowRank(exclude=exclude), STEPS[:1])
+    expected = logits(load(export(run.path, tmp_path / "whole")))
+    found = PeftModel.from_pretrained(model, export(run.path, tmp_path / "adapter", rank=2))
+    assert (logits(build(name)) - expected).abs().max() > 0.1
+    torch.testing.assert_close(logits(found), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", LINEAR_FAMILIES)

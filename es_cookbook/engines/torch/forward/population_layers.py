@@ -83,6 +83,24 @@ class Path:
     cached: bool = True
     eager: bool = False
 
+    @override
+    def __str__(self) -> str:
+        """In the words of docs/models.md: "flat", or "own" and what the model cannot do.
+
+        >>> print(Path(flat=True), Path(), Path(padded=False, cached=False), sep="; ")
+        flat; own; own, equal lengths, no cache
+        """
+        if self.flat:
+            return "flat"
+        words = (
+            (self.padded, "equal lengths"),
+            (self.mixed, "one genome a batch"),
+            (self.elastic, "fixed batches"),
+            (self.cached, "no cache"),
+            (not self.eager, "eager attention"),
+        )
+        return ", ".join(("own", *(word for can, word in words if not can)))
+
 
 FLAT = Path(flat=True)
 
