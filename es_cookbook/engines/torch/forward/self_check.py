@@ -16,7 +16,7 @@ context (see `cache_size`).
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.cache_size import (
@@ -88,9 +88,7 @@ def right_path(
 
     Raises:
         ModelError: There is none; says by how much the last of them differs.
-        ConfigError: Positions would depend on the lengths in a batch.
     """
-    _check_positions(model, context_length)
     why = "it has no forward that takes tokens alone"
     with torch.inference_mode():
         for paths, part in ((PATHS[:2], _first_layers), (PATHS, _whole)):
@@ -107,7 +105,7 @@ def right_path(
                     why = _sentence(error)
                     continue
                 if difference <= TOLERANCE:
-                    if type(model).__name__ in _FORGETFUL:
+                    if type(model).__name__ in _FORGETFUL and not path.flat:
                         path = dataclasses.replace(path, cached=False)
                         size = cache_size_on(path, model, context_length)
                     return path, size
@@ -116,22 +114,6 @@ def right_path(
         f"model_name: the torch engine cannot run {type(model).__name__} as transformers does: "
         f"{why}; accepted are models with which it agrees to {TOLERANCE}"
     )
-
-
-def _check_positions(model: PreTrainedModel, context_length: int) -> None:
-    """Refuse sequences whose length changes the positions of all others in their batch."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    for parameters in (rope, *rope.values()):  # some have one for each kind of layer
-        if not isinstance(parameters, Mapping) or parameters.get("rope_type") != "longrope":
-            continue
-        most = cast("Mapping[str, int]", parameters)["original_max_position_embeddings"]
-        if context_length > most:
-            raise ConfigError(
-                f"engine.max_model_len: {type(model).__name__} gives the tokens of a sequence "
-                f"longer than {most} other positions than those of a shorter one (longrope), so "
-                f"they cannot share a batch; the context is {context_length}, accepted is at most "
-                f"engine.max_model_len={most}"
-            )
 
 
 def cache_size_on(path: Path, model: PreTrainedModel, context_length: int) -> CacheSize:
