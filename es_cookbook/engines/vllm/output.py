@@ -70,7 +70,7 @@ class Output:
         """An error of vLLM's in one sentence with its cause, and with all that was printed."""
         cause, printed = self._tell()
         said = informative_line(error)
-        if not self.is_shown and cause is None and _SEE_ABOVE.search(said):
+        if not self.is_shown and _SEE_ABOVE.search(cause or said):
             cause = "its process ended without a word, perhaps killed for its memory"
         failure = EngineError(f"{what}: {cause or said}")
         if printed:

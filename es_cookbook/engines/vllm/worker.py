@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeAlias, cast
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
 from vllm.platforms import current_platform
@@ -84,7 +85,8 @@ class GenomeWorker:
         if num_slots:
             self._take_slots(num_slots)
         model = cast(torch.nn.Module, self.model_runner.model)
-        as_stored = stored_form(load_architecture(self.model_runner.model_config.model))
+        with set_current_vllm_config(self.model_runner.vllm_config):  # its activations ask for it
+            as_stored = stored_form(load_architecture(self.model_runner.model_config.model))
         with _writing_weights():
             self._genomes = host_genomes(model, space, infos, as_stored)
             if num_slots:
