@@ -95,6 +95,8 @@ def flat_cache_size(model: PreTrainedModel, context_length: int) -> CacheSize:
     if not _probed.bytes_of_layer:
         raise Unfit("it does not use its attention hook")
     for window, mask in _probed.looks_back:
+        if isinstance(mask, torch.Tensor):
+            raise Unfit("it makes a mask of its own")
         if isinstance(mask, _Mask) and not _is_causal(mask, window, context_length):
             raise Unfit("its attention looks back otherwise than over a window")
     return CacheSize(0, sum(_probed.bytes_of_layer.values()))

@@ -101,6 +101,8 @@ class OwnForward:
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK].copy()
         self._tokens_B_L, self._mask_B_L = _left_padded(sequences, self._device)
         slots = np.array(sorted(slot for _, slot in placed))
+        if not self._path.elastic:
+            self._module = _shell(self._model)  # the cohort before left its state in the last one
         caches: list[object] = []
         pieces = self._pieces(num_rows)
         for rows in pieces:

@@ -141,6 +141,7 @@ class WorkQueue:
         """
         taken: list[Work] = []
         with self.changed:
+            self._closed_lanes.discard(threading.get_ident())
             by_row = self._sample.get(model)
             if not by_row:
                 return taken
