@@ -17,7 +17,7 @@ context (see `cache_size`).
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
+
+_Copy: TypeAlias = Callable[[PreTrainedModel], PreTrainedModel]
+"""Makes a copy in float32: of the first layers, or of all of a model."""
 
 _OWN = (
     Path(),
@@ -106,7 +109,7 @@ def right_path(
             paths = PATHS if is_large or part is _whole else PATHS[:2]
             for path in paths:
                 try:
-                    size = cache_size_on(path, model, context_length)
+                    size = check.cache_size(path, context_length)
                     difference = check.difference(path)
                 except Exception as error:  # of any kind: the model is not made for this path
                     why = _sentence(error)
@@ -114,7 +117,7 @@ def right_path(
                 if difference <= TOLERANCE:
                     if type(model).__name__ in _FORGETFUL:
                         path = dataclasses.replace(path, cached=False)
-                        size = cache_size_on(path, model, context_length)
+                        size = own_cache_size(model, path)
                     return path, size
                 why = f"log-probabilities are off by {difference:.2g}"
             if is_large:
@@ -145,15 +148,6 @@ def _check_rotary(model: PreTrainedModel, context_length: int) -> None:
             )
 
 
-def cache_size_on(path: Path, model: PreTrainedModel, context_length: int) -> CacheSize:
-    """What a path keeps of a model's tokens.
-
-    Raises:
-        Unfit: The model cannot run on the flat path.
-    """
-    return flat_cache_size(model, context_length) if path.flat else own_cache_size(model, path)
-
-
 def _sentence(error: Exception) -> str:
     first = str(error).strip().splitlines()[:1]
     return first[0] if isinstance(error, Unfit) else ": ".join([type(error).__name__, *first])
@@ -165,13 +159,13 @@ class _Check:
     def __init__(
         self,
         model: PreTrainedModel,
-        part: Callable[[PreTrainedModel], PreTrainedModel],
+        part: _Copy,
         weights: Collection[str] | None,
     ) -> None:
         """`part` copies what is run; `weights` host low-rank genomes, None if they are dense."""
+        self._model, self._part = model, part
         self._device = model.device
-        self._copy = lambda: part(model)
-        module = self._copy()
+        module = part(model)
         self._unused: PreTrainedModel | None = module
         attention = attention_of(module)
         # What transformers does otherwise may leave out a part, such as Gemma 2's capped scores.
@@ -207,9 +201,23 @@ class _Check:
         tokens = torch.tensor([self._tokens_T], device=self._device)
         return module(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
 
+    def cache_size(self, path: Path, context_length: int) -> CacheSize:
+        """What a path keeps of the model's tokens.
+
+        Raises:
+            Unfit: The model cannot run on it.
+        """
+        if not path.flat:
+            return own_cache_size(self._model, path)
+        module = self._unused or self._part(self._model)
+        layers = None if self._part is _whole else _layers_like(self._model)
+        size = flat_cache_size(module, context_length, layers)
+        own_bytes = self._model.dtype.itemsize
+        return CacheSize(0, size.per_token * own_bytes // torch.float32.itemsize)
+
     def difference(self, path: Path) -> float:
         """Greatest difference of any log-probability on this path; NaN if anything is."""
-        module, self._unused = self._unused or self._copy(), None
+        module, self._unused = self._unused or self._part(self._model), None
         model = PopulationModel(module, path)
         if len(self._genomes_G) > 1:
             model.tables = GenomeTables(model, self._space, self._centre, 1).fill(
@@ -302,33 +310,46 @@ def _first_layers(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ValueError: Its layers cannot be told.
     """
-    text = model.config.get_text_config()
-    lists = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers
-    ]
-    if len(lists) != 1:
-        raise ValueError("its layers are in no list, or in more than one")
-    kinds = [_kind(layer) for layer in lists[0]]
-    number = max(2, *(kinds.index(kind) + 1 for kind in kinds))
+    layers = _layers(model)
+    number = max(2, 1 + max(_layers_like(model)))
     memo: dict[int, object] = {}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     for module in (embedding, head):
         for tensor in () if module is None else module.parameters():
             memo[id(tensor)] = nn.Parameter(tensor[:_VOCABULARY].float(), False)
-    rest = list(lists[0][number:])
-    dropped = {id(tensor) for layer in rest for tensor in layer.parameters()}
-    dropped -= {id(tensor) for layer in lists[0][:number] for tensor in layer.parameters()}
+    dropped = {id(tensor) for layer in layers[number:] for tensor in layer.parameters()}
+    dropped -= {id(tensor) for layer in layers[:number] for tensor in layer.parameters()}
     tensors = [*model.parameters(), *model.buffers()]
     _float32([tensor for tensor in tensors if id(tensor) not in dropped], memo)
-    memo[id(lists[0])] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in lists[0][:number])
+    memo[id(layers)] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in layers[:number])
     part = copy.deepcopy(model, memo)
     config = part.config.get_text_config()
     config.num_hidden_layers = number
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:number]
     return part
+
+
+def _layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of a model's layers.
+
+    Raises:
+        ValueError: It cannot be told.
+    """
+    number = model.config.get_text_config().num_hidden_layers
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists = [layers for layers in lists if len(layers) == number]
+    if len(lists) != 1:
+        raise ValueError("its layers are in no list, or in more than one")
+    return lists[0]
+
+
+def _layers_like(model: PreTrainedModel) -> list[int]:
+    """For each layer, the first one that does the same with weights of its own."""
+    layers = _layers(model)
+    types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(layers)
+    kinds = [(kind, _kind(layer)) for kind, layer in zip(types, layers, strict=True)]
+    return [kinds.index(kind) for kind in kinds]
 
 
 def _float32(tensors: Iterable[torch.Tensor], memo: dict[int, object]) -> dict[int, object]:
