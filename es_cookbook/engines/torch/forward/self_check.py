@@ -16,7 +16,7 @@ context (see `cache_size`).
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.cache_size import (
@@ -94,7 +94,6 @@ def right_path(
     Raises:
         ModelError: There is none; says by how much the last of them differs.
     """
-    _check_rotary(model, context_length)
     if getattr(model.config, "rescale_every", 0):
         model.config.rescale_every = 0  # RWKV would divide its weights when it is first run
     why = "it has no forward that takes tokens alone"
@@ -126,26 +125,6 @@ def right_path(
         f"model_name: the torch engine cannot run {type(model).__name__} as transformers does: "
         f"{why}; accepted are models with which it agrees to {TOLERANCE}"
     )
-
-
-def _check_rotary(model: PreTrainedModel, context_length: int) -> None:
-    """Refuse rotary positions that are others for a whole batch once one of its rows is long.
-
-    Raises:
-        ConfigError: The context is longer than where they change.
-    """
-    text = model.config.get_text_config()
-    rope = cast("Mapping[str, object]", getattr(text, "rope_parameters", None) or {})
-    for kind in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
-        kind = cast("Mapping[str, object]", kind)
-        longest = kind.get("original_max_position_embeddings")
-        limit = longest if kind.get("rope_type") == "longrope" else None
-        if isinstance(limit, int) and context_length > limit:
-            raise ConfigError(
-                f"engine.max_model_len: past {limit} tokens the rotary positions of "
-                f"{type(model).__name__} (longrope) change for all requests of a batch; found "
-                f"{context_length}, accepted are up to {limit}"
-            )
 
 
 def _sentence(error: Exception) -> str:

@@ -136,18 +136,6 @@ def test_a_window_that_attention_is_not_told_of_is_seen_however_long(window: int
     assert _path(_filled(_Windowed(config)), shorter_context).flat == (window > shorter_context)
 
 
-def test_rotary_positions_that_change_with_the_longest_row_are_refused_past_there() -> None:
-    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
-    config = Phi3Config(
-        **_SIZES, pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=64
-    )
-    model = _filled(Phi3ForCausalLM(config))
-    assert _path(model, 64) == FLAT
-    with pytest.raises(ConfigError, match=r"engine.max_model_len: past 64 tokens .* up to 64"):
-        _path(model, 65)
-
-
 def test_of_a_large_model_only_the_first_layers_are_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
