@@ -11,15 +11,13 @@ from torch import nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch.forward import self_check
 from es_cookbook.engines.torch.forward.population_layers import FLAT
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
