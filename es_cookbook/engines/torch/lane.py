@@ -82,7 +82,7 @@ class Lane:
         self._decode_texts = decode
         self._deliver = deliver
         self._table = SlotTable(0, 0)
-        self._scoring: list[Work] = []
+        self._taken: list[Work] = []  # from the queue, and not in a slot
         self._num_cancelled = 0
         self._steps_since_admission = 0
 
@@ -96,25 +96,32 @@ class Lane:
                     self._serve(model)
                 except Exception as error:  # its callers get it; the lane itself must live on
                     error.add_note("".join(traceback.format_exception(error)))
-                    lost = (*self._table.works, *self._scoring)
+                    lost = {work for work in (*self._table.works, *self._taken) if work is not None}
+                    # What fails before it takes any request would fail for ever.
+                    lost = lost or self._queue.take_all(model)
                     self._table = SlotTable(0, 0)
-                    self._deliver([(work, error) for work in lost if work is not None])
+                    self._deliver([(work, error) for work in lost])
                 finally:
-                    self._scoring = []
-                    self._forward.rest()
+                    self._taken = []
                     self._queue.leave(model)
 
     def _serve(self, model: PopulationModel) -> None:
         """Run requests for one model until none is left, or others have waited long enough."""
-        self._fit_cache(self._queue.longest(model))
         self._forward.turn_to(model)
+        try:
+            self._serve_all(model)
+        finally:
+            self._forward.rest()
+
+    def _serve_all(self, model: PopulationModel) -> None:
+        self._fit_cache(self._queue.longest(model))
         admitted = 0
         while not self._queue.closed:
-            self._scoring = self._queue.take_scores(model, self._prefill_tokens)
-            if self._scoring:
-                scores = self._forward.score(self._scoring)
+            self._taken = self._queue.take_scores(model, self._prefill_tokens)
+            if self._taken:
+                scores = self._forward.score(self._taken)
                 answers = [part.tolist() for part in scores]
-                self._deliver(list(zip(self._scoring, answers, strict=True)))
+                self._deliver(list(zip(self._taken, answers, strict=True)))
             may_admit = admitted < _BATCHES_BEFORE_YIELD * self._max_rows
             if may_admit or not self._queue.others_wait(model):
                 admitted += self._admit(model)
@@ -146,14 +153,15 @@ class Lane:
         if fillable == 0 or (few and self._steps_since_admission < _PATIENCE):
             return 0
         self._steps_since_admission = 0
-        works = self._queue.take_samples(
+        works = self._taken = self._queue.take_samples(
             model,
             table.free_slots_of_genomes(),
             table.num_empty_blocks(),
             table.slot_length,
-            self._forward.alike,
+            self._forward,
         )
         placed = list(zip(works, table.place(works), strict=True))
+        self._taken = []
         for slots, logits in self._forward.prefill(table, placed):
             self._sample(slots, logits)
         return len(works)

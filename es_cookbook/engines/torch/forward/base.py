@@ -1,6 +1,6 @@
 """What a lane asks of how its batches run."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -8,18 +8,16 @@ import torch
 
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.engines.torch.forward.slots import SlotTable
-from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.forward.work_queue import Admission, Work
 
 
-class Forward(Protocol):
+class Forward(Admission, Protocol):
     """How one lane's batches run: on the `flat` path, or by the model's `own` forward.
 
     Attributes:
-        joins: requests may enter while others run.
         elastic: running requests may be moved together.
     """
 
-    joins: bool
     elastic: bool
 
     def fit(self, num_slots: int, slot_length: int) -> None:
@@ -30,9 +28,6 @@ class Forward(Protocol):
 
     def rest(self) -> None:
         """Let go of the model."""
-
-    def alike(self, work: Work) -> Hashable:
-        """What requests that enter together must have in common."""
 
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]

@@ -7,7 +7,7 @@ Found by running a few tokens through a copy of the model without weights or res
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -77,8 +77,16 @@ AttentionInterface.register(_PROBE, _probe)
 AttentionMaskInterface.register(_PROBE, _make_mask)
 
 
-def flat_cache_size(model: PreTrainedModel, context_length: int) -> CacheSize:
+def flat_cache_size(
+    model: PreTrainedModel, context_length: int, layers: Sequence[int] | None = None
+) -> CacheSize:
     """Keys and values over all layers, of a model whose attention can be replaced.
+
+    Args:
+        model: is not changed.
+        context_length: over which attention has to be causal.
+        layers: of which layer of `model` each one is like, where it is the beginning of a larger
+            model; None if it is all of it.
 
     Raises:
         Unfit: It cannot: the model has no hook for it, or asks for more than a window.
@@ -90,14 +98,19 @@ def flat_cache_size(model: PreTrainedModel, context_length: int) -> CacheSize:
     except Unfit:
         raise
     except Exception:  # what looks at values, as a router does, cannot be run without
-        tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        _run_probe(copy.deepcopy(model, tensors))
+        _run_probe(_with_weights(model))
     if not _probed.bytes_of_layer:
         raise Unfit("it does not use its attention hook")
     for window, mask in _probed.looks_back:
+        if isinstance(mask, torch.Tensor):
+            raise Unfit("it makes a mask of its own")
         if isinstance(mask, _Mask) and not _is_causal(mask, window, context_length):
             raise Unfit("its attention looks back otherwise than over a window")
-    return CacheSize(0, sum(_probed.bytes_of_layer.values()))
+    bytes_of_layer = dict(_probed.bytes_of_layer)
+    _probed.__init__()
+    if layers is None:
+        return CacheSize(0, sum(bytes_of_layer.values()))
+    return CacheSize(0, sum(bytes_of_layer.get(layer, 0) for layer in layers))
 
 
 def _run_probe(probe: PreTrainedModel) -> None:
@@ -115,11 +128,14 @@ def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
         return CacheSize(0, 16 * hidden * model.dtype.itemsize)
     try:
         probe = _without_weights(model)
-        short, long = (bytes_of_cache(probe, path, n) for n in (_SHORT, _LONG))
+        # A mask is looked at, and makes no difference to how much is kept.
+        alone = dataclasses.replace(path, padded=False)
+        short, long = (bytes_of_cache(probe, alone, n) for n in (_SHORT, _LONG))
     except Unfit:
         raise
     except Exception:  # what looks at values cannot be run without
-        short, long = (bytes_of_cache(model, path, n) for n in (_SHORT, _LONG))
+        probe = _with_weights(model)
+        short, long = (bytes_of_cache(probe, path, n) for n in (_SHORT, _LONG))
     per_token = max(1, -(-(long - short) // (_LONG - _SHORT)))
     return CacheSize(max(0, short - per_token * _SHORT), per_token)
 
@@ -130,6 +146,12 @@ def _without_weights(model: PreTrainedModel) -> PreTrainedModel:
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
     return copy.deepcopy(model, memo)
+
+
+def _with_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Modules of their own, to leave whatever they like in, around the same weights."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, tensors)
 
 
 def _is_causal(mask: _Mask, window: int | None, context_length: int) -> bool:

@@ -4,6 +4,7 @@ Rows are tokens, whatever requests they are of, so prompts of any length make a 
 padding, requests come and go while others run, and a row's bits do not depend on its neighbours.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -50,6 +51,11 @@ class FlatForward:
 
     def alike(self, work: Work) -> None:
         """Any requests make a batch."""
+
+    def most(self, work: Work) -> int:
+        """Any number of them."""
+        del work
+        return sys.maxsize
 
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]

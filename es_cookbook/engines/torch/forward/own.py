@@ -4,13 +4,16 @@ A batch is a cohort: requests that enter together and decode in step, each a row
 sequences, padded on the left to one length. So whatever the model keeps of the past (keys and
 values, recurrent or convolution states, both) is its own affair. How much a cohort may mix is the
 model's `Path`. Rows that end leave the cache once a fifth of them has; others join with the next
-cohort.
+cohort. Long prompts run a few rows at a time, and what they leave is joined.
 
-Rows of other cohorts may change a row's bits by rounding, so a near-tie may flip a token.
+Every lane runs modules of its own around the shared weights, so what a model keeps in its modules
+is never another lane's. The rows beside it may change a row's bits by rounding, so a near-tie may
+flip a token.
 """
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
@@ -57,18 +60,14 @@ class OwnForward:
 
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
-        # A model that keeps state in its modules has a shell of them for each lane, and one for
-        # scores; the weights are shared.
-        rigid = not self._path.elastic
-        self._module = _shell(model.module) if rigid else model.module
-        self._scorer = _shell(model.module) if rigid else model.module
         self._model = model
+        self._module = _shell(model)
         self._factors = GatheredFactors(model)
         self._cache = None
 
     def rest(self) -> None:
         """Let go of the model."""
-        del self._model, self._factors, self._module, self._scorer
+        del self._model, self._module, self._factors
         self._cache = None
 
     def fit(self, num_slots: int, slot_length: int) -> None:
@@ -83,6 +82,12 @@ class OwnForward:
             None if self._path.mixed else work.row,
         )
 
+    def most(self, work: Work) -> int:
+        """Rows that cannot be joined run their prompts in one forward pass."""
+        if self._path.elastic:
+            return sys.maxsize
+        return max(ROWS_PER_BLOCK, self._rows_at_once(len(work.sequence)))
+
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
@@ -96,23 +101,21 @@ class OwnForward:
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK].copy()
         self._tokens_B_L, self._mask_B_L = _left_padded(sequences, self._device)
         slots = np.array(sorted(slot for _, slot in placed))
-        length = self._tokens_B_L.shape[1]
-        step = num_rows
-        if self._path.elastic:
-            step = max(
-                ROWS_PER_BLOCK, self._prefill_tokens // length // ROWS_PER_BLOCK * ROWS_PER_BLOCK
-            )
+        if not self._path.elastic:
+            self._module = _shell(self._model)  # the cohort before left its state in the last one
         caches: list[object] = []
-        for first in range(0, num_rows, step):
-            rows = slice(first, min(first + step, num_rows))
-            blocks = genomes[first // ROWS_PER_BLOCK : rows.stop // ROWS_PER_BLOCK]
-            factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self._device)
-            inputs = (self._tokens_B_L[rows], self._mask_B_L[rows])
-            logits, cache = self._run(self._module, factors, *inputs)
-            caches.append(cache)
+        pieces = self._pieces(num_rows)
+        for rows in pieces:
             here = slots[(slots >= rows.start) & (slots < rows.stop)]
-            yield here, logits[torch.from_numpy(here - first).to(self._device), -1].float()
-        self._cache = caches[0] if len(caches) == 1 else _of_rows(_join(step), caches)
+            if not len(here):  # part of a block, so as many rows as the piece before
+                caches.append(caches[-1])
+                continue
+            logits, cache = self._run_piece(rows, genomes)
+            caches.append(cache)
+            yield here, logits[torch.from_numpy(here - rows.start).to(self._device)].float()
+        self._cache = caches[0]
+        if len(caches) > 1:
+            self._cache = _of_rows(_join([rows.stop - rows.start for rows in pieces]), caches)
 
     def decode(self, table: SlotTable) -> torch.Tensor:
         """One more token for every row of the cohort."""
@@ -123,11 +126,38 @@ class OwnForward:
         newest = torch.from_numpy(table.newest[:num_rows, None]).to(self._device)
         self._tokens_B_L = torch.cat([self._tokens_B_L, newest], dim=1)
         self._mask_B_L = torch.cat([self._mask_B_L, torch.ones_like(newest)], dim=1)
-        blocks = self._blocks(table.genome_of_block[: num_rows // ROWS_PER_BLOCK])
-        factors = self._factors.of_blocks(blocks, self._device)
-        inputs = (self._tokens_B_L, self._mask_B_L)
-        logits, self._cache = self._run(self._module, factors, *inputs, self._cache)
-        return logits[:, -1]
+        genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK]
+        if self._path.cached:
+            factors = self._factors.of_blocks(self._blocks(genomes), self._device)
+            inputs = (self._tokens_B_L, self._mask_B_L)
+            logits, self._cache = self._run(self._module, factors, *inputs, self._cache)
+            return logits[:, -1]
+        # A piece of idle rows alone runs as its neighbours do, as in `GatheredFactors`.
+        genomes = np.where(genomes < 0, genomes[genomes >= 0][0], genomes)
+        pieces = self._pieces(num_rows)
+        return torch.cat([self._run_piece(rows, genomes)[0] for rows in pieces])
+
+    def _rows_at_once(self, length: int) -> int:
+        """How many sequences of this length one forward pass runs: blocks, or part of one."""
+        rows = max(2, self._prefill_tokens // length)
+        if rows >= ROWS_PER_BLOCK:
+            return rows // ROWS_PER_BLOCK * ROWS_PER_BLOCK
+        return 1 << (rows.bit_length() - 1)
+
+    def _pieces(self, num_rows: int) -> list[slice]:
+        """The rows whose whole sequences run together."""
+        step = num_rows
+        if self._path.elastic:
+            step = self._rows_at_once(self._tokens_B_L.shape[1])
+        return [slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
+
+    def _run_piece(self, rows: slice, genomes: np.ndarray) -> tuple[torch.Tensor, object]:
+        """Logits (rows, vocabulary) of the last tokens of whole sequences, and their cache."""
+        blocks = genomes[rows.start // ROWS_PER_BLOCK : -(-rows.stop // ROWS_PER_BLOCK)]
+        factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self._device)
+        inputs = (self._tokens_B_L[rows], self._mask_B_L[rows])
+        logits, cache = self._run(self._module, factors, *inputs)
+        return logits[:, -1], cache
 
     def keep(self, order: np.ndarray) -> None:
         """Move these rows to the front, in this order; no others stay."""
@@ -140,20 +170,31 @@ class OwnForward:
         """Log-probabilities of continuations; nothing is cached."""
         scores: dict[Work, torch.Tensor] = {}
         cohorts: dict[Hashable, list[Work]] = {}
-        for work in works:
+        for work in sorted(works, key=lambda work: (work.row, len(work.sequence))):
             cohorts.setdefault(self.alike(work), []).append(work)
         for cohort in cohorts.values():
-            # Rows of one genome in blocks, each filled up with its own first.
-            rows: list[Work] = []
-            for genome in {work.row: None for work in cohort}:
-                own = [work for work in cohort if work.row == genome]
-                rows += own + own[:1] * (-len(own) % ROWS_PER_BLOCK)
-            scores |= self._score(rows)
+            batch: list[Work] = []
+            for work in cohort:
+                longest = max(len(other.sequence) for other in (*batch, work))
+                if batch and (len(batch) + 1) * longest > self._prefill_tokens:
+                    scores |= self._score(batch)
+                    batch = []
+                batch.append(work)
+            scores |= self._score(batch)
         return [scores[work] for work in works]
 
-    def _score(self, rows: Sequence[Work]) -> dict[Work, torch.Tensor]:
+    def _score(self, works: Sequence[Work]) -> dict[Work, torch.Tensor]:
+        """Of works that are sorted by genome."""
+        of_genomes: dict[int, list[Work]] = {}
+        for work in works:
+            of_genomes.setdefault(work.row, []).append(work)
+        # Blocks of one height, each filled up with rows of its own genome.
+        height = min(ROWS_PER_BLOCK, max(map(len, of_genomes.values())))
+        rows: list[Work] = []
+        for own in of_genomes.values():
+            rows += own + own[:1] * (-len(own) % height)
         tokens_B_L, mask_B_L = _left_padded([work.sequence for work in rows], self._device)
-        blocks = np.array([work.row for work in rows[::ROWS_PER_BLOCK]])
+        blocks = np.array([work.row for work in rows[::height]])
         factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self._device)
         continuations = {
             b: len(work.request.continuation_T)
@@ -161,7 +202,9 @@ class OwnForward:
             if isinstance(work.request, LogprobsRequest)
         }
         keep = max(continuations.values()) + 1
-        logits, _ = self._run(self._scorer, factors, tokens_B_L, mask_B_L, keep=keep)
+        # The cohort's modules may hold its state, and those of scores before would hold theirs.
+        module = self._module if self._path.elastic else _shell(self._model)
+        logits, _ = self._run(module, factors, tokens_B_L, mask_B_L, keep=keep)
         return {
             rows[b]: token_logprobs(logits[b, -n - 1 : -1].float(), tokens_B_L[b, -n:])
             for b, n in continuations.items()
@@ -262,11 +305,10 @@ def _left_padded(
     return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
 
 
-def _shell(module: PreTrainedModel) -> PreTrainedModel:
-    """Modules of their own around the same tensors."""
-    tensors = [*module.parameters(), *module.buffers()]
-    groups = {layer.group for layer in module.modules() if hasattr(layer, "group")}
-    return copy.deepcopy(module, {id(shared): shared for shared in (*tensors, *groups)})
+def _shell(model: PopulationModel) -> PreTrainedModel:
+    """Modules of their own, buffers too, around the same parameters."""
+    shared = (*model.module.parameters(), *model.groups)
+    return copy.deepcopy(model.module, {id(each): each for each in shared})
 
 
 def _of_rows(function: _OfRows, caches: Sequence[object]) -> object:
@@ -296,15 +338,29 @@ def _select(rows: torch.Tensor, num_rows: int) -> _OfRows:
     """Of one cache: these of its rows."""
 
     def select(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return parts[0][rows] if len(parts[0]) == num_rows else parts[0]
+        return parts[0][rows] if _has_rows(parts[0], num_rows) else parts[0]
 
     return select
 
 
-def _join(num_rows: int) -> _OfRows:
-    """All rows of several caches, the first of which has this many."""
+def _join(num_rows: Sequence[int]) -> _OfRows:
+    """All rows of several caches that have so many."""
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(parts)) if len(parts[0]) == num_rows else parts[0]
+        have_rows = [_has_rows(part, n) for part, n in zip(parts, num_rows, strict=True)]
+        return torch.cat(list(parts)) if all(have_rows) else parts[0]
 
     return join
+
+
+def _has_rows(tensor: torch.Tensor, num_rows: int) -> bool:
+    """Whether a cache's tensor has a row for each of several sequences, or one number for all.
+
+    Raises:
+        Unfit: Neither, so it cannot be told where the rows are.
+    """
+    if len(tensor) == num_rows:
+        return True
+    if tensor.numel() == 1:
+        return False
+    raise Unfit(f"its cache has a tensor of shape {tuple(tensor.shape)} for {num_rows} rows")

@@ -16,8 +16,8 @@ context (see `cache_size`).
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.common.errors import ModelError
+from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.cache_size import (
@@ -54,6 +54,9 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
 
+_Copy: TypeAlias = Callable[[PreTrainedModel], PreTrainedModel]
+"""Makes a copy in float32: of the first layers, or of all of a model."""
+
 _OWN = (
     Path(),
     Path(padded=False),
@@ -69,6 +72,8 @@ PATHS = (FLAT, *_OWN, *(dataclasses.replace(path, eager=True) for path in _OWN))
 TOLERANCE = 1e-3
 """Greatest difference of log-probabilities in float32 that still is rounding."""
 
+_LARGE = 1 << 28
+"""Parameters from which on only the first layers are run: all of them take 4 GiB and more."""
 _SEQUENCE = 12
 _DECODED = 3
 _VOCABULARY = 512
@@ -89,17 +94,22 @@ def right_path(
     Raises:
         ModelError: There is none; says by how much the last of them differs.
     """
+    _check_rotary(model, context_length)
+    if getattr(model.config, "rescale_every", 0):
+        model.config.rescale_every = 0  # RWKV would divide its weights when it is first run
     why = "it has no forward that takes tokens alone"
+    is_large = sum(parameter.numel() for parameter in model.parameters()) > _LARGE
     with torch.inference_mode():
-        for paths, part in ((PATHS[:2], _first_layers), (PATHS, _whole)):
+        for part in (_first_layers, _whole):
             try:
-                check = _Check(part(model), _hosting(space))
+                check = _Check(model, part, _hosting(space))
             except Exception as error:  # of any kind: this cannot be taken apart, or not be run
                 why = _sentence(error)
                 continue
+            paths = PATHS if is_large or part is _whole else PATHS[:2]
             for path in paths:
                 try:
-                    size = cache_size_on(path, model, context_length)
+                    size = check.cache_size(path, context_length)
                     difference = check.difference(path)
                 except Exception as error:  # of any kind: the model is not made for this path
                     why = _sentence(error)
@@ -107,22 +117,35 @@ def right_path(
                 if difference <= TOLERANCE:
                     if type(model).__name__ in _FORGETFUL:
                         path = dataclasses.replace(path, cached=False)
-                        size = cache_size_on(path, model, context_length)
+                        size = own_cache_size(model, path)
                     return path, size
                 why = f"log-probabilities are off by {difference:.2g}"
+            if is_large:
+                break
     raise ModelError(
         f"model_name: the torch engine cannot run {type(model).__name__} as transformers does: "
         f"{why}; accepted are models with which it agrees to {TOLERANCE}"
     )
 
 
-def cache_size_on(path: Path, model: PreTrainedModel, context_length: int) -> CacheSize:
-    """What a path keeps of a model's tokens.
+def _check_rotary(model: PreTrainedModel, context_length: int) -> None:
+    """Refuse rotary positions that are others for a whole batch once one of its rows is long.
 
     Raises:
-        Unfit: The model cannot run on the flat path.
+        ConfigError: The context is longer than where they change.
     """
-    return flat_cache_size(model, context_length) if path.flat else own_cache_size(model, path)
+    text = model.config.get_text_config()
+    rope = cast("Mapping[str, object]", getattr(text, "rope_parameters", None) or {})
+    for kind in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
+        kind = cast("Mapping[str, object]", kind)
+        longest = kind.get("original_max_position_embeddings")
+        limit = longest if kind.get("rope_type") == "longrope" else None
+        if isinstance(limit, int) and context_length > limit:
+            raise ConfigError(
+                f"engine.max_model_len: past {limit} tokens the rotary positions of "
+                f"{type(model).__name__} (longrope) change for all requests of a batch; found "
+                f"{context_length}, accepted are up to {limit}"
+            )
 
 
 def _sentence(error: Exception) -> str:
@@ -133,67 +156,93 @@ def _sentence(error: Exception) -> str:
 class _Check:
     """A model, and what it says by itself: as it is, and with a genome's weights merged."""
 
-    def __init__(self, model: PreTrainedModel, weights: Collection[str] | None) -> None:
-        """`weights` host low-rank genomes; None where genomes are dense."""
-        # What transformers does without it may leave out a part, such as Gemma 2's capped scores.
-        self._attention = attention_of(model)
-        set_attention(model, "eager")
-        self._model = model
-        infos = [info for info in parameter_infos(model) if weights is None or info.name in weights]
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        part: _Copy,
+        weights: Collection[str] | None,
+    ) -> None:
+        """`part` copies what is run; `weights` host low-rank genomes, None if they are dense."""
+        self._model, self._part = model, part
+        self._device = model.device
+        module = part(model)
+        self._unused: PreTrainedModel | None = module
+        attention = attention_of(module)
+        # What transformers does otherwise may leave out a part, such as Gemma 2's capped scores.
+        set_attention(module, "eager")
+        infos = [
+            info for info in parameter_infos(module) if weights is None or info.name in weights
+        ]
         # What a weight is made of does not matter here.
         linear = [dataclasses.replace(info, bits=None) for info in infos if info.kind == "linear"]
-        self._genomes_G = [Genome()]
-        moved = model
-        if weights is not None and linear:
-            space = LowRank()(linear)
-            values = {n: w for n, w in named_weights(model) if n in space.shapes}
-            self._space, self._centre = space, Centre(values, space)
-            rms = float(np.mean([float(w.square().mean().sqrt()) for w in values.values()]))
-            self._genomes_G = [Genome((Term(_SEED, _SHARE * rms),)), Genome()]
-            moved = copy.deepcopy(model)
-            for name, weight in named_weights(moved):
-                if name in values:
-                    weight.copy_(self._centre.perturbed(self._genomes_G[0], name))
-        embedding = model.get_input_embeddings()
+        embedding = module.get_input_embeddings()
         if not isinstance(embedding, nn.Embedding):
             raise Unfit("it does not take tokens of one vocabulary")
         size = embedding.weight.shape[0]
         rng = np.random.default_rng(_SEED)
         # Not the first tokens: some models see padding in them.
         self._tokens_T = tuple(rng.integers(min(4, size - 1), size, _SEQUENCE).tolist())
-        models = [moved, model][-len(self._genomes_G) :]
-        self._expected_G_T_V = [self._own_logprobs(each) for each in models]
+        self._genomes_G = [Genome()]
+        self._expected_G_T_V = [self._own_logprobs(module)]
+        if weights is not None and linear:
+            space = LowRank()(linear)
+            values = {n: w for n, w in named_weights(module) if n in space.shapes}
+            self._space, self._centre = space, Centre(values, space)
+            rms = float(np.mean([float(w.norm()) * w.numel() ** -0.5 for w in values.values()]))
+            self._genomes_G = [Genome((Term(_SEED, _SHARE * rms),)), Genome()]
+            for name, weight in values.items():
+                weight.copy_(self._centre.perturbed(self._genomes_G[0], name))
+            self._expected_G_T_V.insert(0, self._own_logprobs(module))
+            for name, weight in values.items():
+                weight.copy_(self._centre.weights[name])
+        set_attention(module, attention)
 
-    def _own_logprobs(self, model: PreTrainedModel) -> torch.Tensor:
-        tokens = torch.tensor([self._tokens_T], device=model.device)
-        return model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+    def _own_logprobs(self, module: PreTrainedModel) -> torch.Tensor:
+        tokens = torch.tensor([self._tokens_T], device=self._device)
+        return module(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+
+    def cache_size(self, path: Path, context_length: int) -> CacheSize:
+        """What a path keeps of the model's tokens.
+
+        Raises:
+            Unfit: The model cannot run on it.
+        """
+        if not path.flat:
+            return own_cache_size(self._model, path)
+        module = self._unused or self._part(self._model)
+        layers = None if self._part is _whole else _layers_like(self._model)
+        size = flat_cache_size(module, context_length, layers)
+        own_bytes = self._model.dtype.itemsize
+        return CacheSize(0, size.per_token * own_bytes // torch.float32.itemsize)
 
     def difference(self, path: Path) -> float:
         """Greatest difference of any log-probability on this path; NaN if anything is."""
-        module = copy.deepcopy(self._model)
-        set_attention(module, self._attention)
+        module, self._unused = self._unused or self._part(self._model), None
         model = PopulationModel(module, path)
         if len(self._genomes_G) > 1:
             model.tables = GenomeTables(model, self._space, self._centre, 1).fill(
                 self._genomes_G[:1]
             )
-        device = self._model.device
-        forward: Forward = OwnForward(path, device, prefill_tokens=1)
-        if path.flat:
-            forward = FlatForward(device, prefill_tokens=_SEQUENCE)
         rows = range(len(self._genomes_G))
         cohorts = [rows] if path.mixed else [[row] for row in rows]
-        return float(np.max([self._of_cohort(model, path, forward, own) for own in cohorts]))
+        return float(np.max([self._of_cohort(model, path, own) for own in cohorts]))
 
-    def _of_cohort(
-        self, model: PopulationModel, path: Path, forward: Forward, rows: Sequence[int]
-    ) -> float:
-        """Prefill, decode, move some rows together, decode on, and score."""
-        # A cohort of one genome has to have two blocks, too, for its parts to be joined.
-        lengths = [_SEQUENCE - _DECODED] * (2 if len(rows) > 1 else ROWS_PER_BLOCK + 1)
-        if path.padded:
-            lengths[1::2] = [length - _DECODED for length in lengths[1::2]]
-        works = [self._request(model, row, length) for row in rows for length in lengths]
+    def _of_cohort(self, model: PopulationModel, path: Path, rows: Sequence[int]) -> float:
+        """Prefill, score, decode, move rows to other places, and decode on."""
+        longest = _SEQUENCE - _DECODED
+        prefill_tokens = ROWS_PER_BLOCK * len(rows) * longest
+        if path.flat:
+            forward: Forward = FlatForward(self._device, prefill_tokens)
+            lengths = [longest, longest - _DECODED]
+        else:
+            # Twice as many rows as run together: their caches are joined, and each is of all
+            # genomes.
+            forward = OwnForward(path, self._device, prefill_tokens)
+            lengths = [longest] * (ROWS_PER_BLOCK + 1)
+            if path.padded:
+                lengths[1::2] = [longest - _DECODED] * (ROWS_PER_BLOCK // 2)
+        blocks = [lengths[first : first + ROWS_PER_BLOCK] for first in (0, ROWS_PER_BLOCK)]
+        works = [self._request(model, row, n) for block in blocks for row in rows for n in block]
         table = SlotTable(len(rows) * 2 * ROWS_PER_BLOCK, 64)
         forward.fit(table.num_slots, table.slot_length)
         forward.turn_to(model)
@@ -201,13 +250,6 @@ class _Check:
         differences: list[float] = []
         for slots, logits in forward.prefill(table, placed):
             differences.append(self._force(table, slots, logits))
-        for step in range(1, _DECODED):
-            if step == 1 and forward.elastic:
-                blocks = np.arange(table.num_rows).reshape(-1, ROWS_PER_BLOCK)[::-1]
-                forward.keep(blocks.flatten())
-                table.reorder(blocks.flatten())
-            slots = table.active.nonzero()[0]
-            differences.append(self._force(table, slots, forward.decode(table)[slots]))
         scored = [self._request(model, work.row, len(work.sequence), True) for work in works]
         for work, logprobs_T in zip(scored, forward.score(scored), strict=True):
             request = cast(LogprobsRequest, work.request)
@@ -215,6 +257,13 @@ class _Check:
             expected = self._expected_G_T_V[work.row][first - 1 : first - 1 + len(logprobs_T)]
             targets = torch.tensor(request.continuation_T, device=expected.device)[:, None]
             differences.append(_most(logprobs_T - expected.gather(1, targets)[:, 0]))
+        for step in range(1, _DECODED):
+            if step == 1 and forward.elastic:
+                order = np.arange(table.num_rows).reshape(-1, ROWS_PER_BLOCK)[::-1].flatten()
+                forward.keep(order)
+                table.reorder(order)
+            slots = table.active.nonzero()[0]
+            differences.append(self._force(table, slots, forward.decode(table)[slots]))
         return float(np.max(differences))
 
     def _request(self, model: PopulationModel, row: int, length: int, score: bool = False) -> Work:
@@ -261,27 +310,18 @@ def _first_layers(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ValueError: Its layers cannot be told.
     """
-    text = model.config.get_text_config()
-    lists = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers
-    ]
-    if len(lists) != 1:
-        raise ValueError("its layers are in no list, or in more than one")
-    kinds = [_kind(layer) for layer in lists[0]]
-    number = max(2, *(kinds.index(kind) + 1 for kind in kinds))
+    layers = _layers(model)
+    number = max(2, 1 + max(_layers_like(model)))
     memo: dict[int, object] = {}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     for module in (embedding, head):
         for tensor in () if module is None else module.parameters():
             memo[id(tensor)] = nn.Parameter(tensor[:_VOCABULARY].float(), False)
-    rest = list(lists[0][number:])
-    dropped = {id(tensor) for layer in rest for tensor in layer.parameters()}
-    dropped -= {id(tensor) for layer in lists[0][:number] for tensor in layer.parameters()}
+    dropped = {id(tensor) for layer in layers[number:] for tensor in layer.parameters()}
+    dropped -= {id(tensor) for layer in layers[:number] for tensor in layer.parameters()}
     tensors = [*model.parameters(), *model.buffers()]
     _float32([tensor for tensor in tensors if id(tensor) not in dropped], memo)
-    memo[id(lists[0])] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in lists[0][:number])
+    memo[id(layers)] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in layers[:number])
     part = copy.deepcopy(model, memo)
     config = part.config.get_text_config()
     config.num_hidden_layers = number
@@ -290,11 +330,33 @@ def _first_layers(model: PreTrainedModel) -> PreTrainedModel:
     return part
 
 
+def _layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of a model's layers.
+
+    Raises:
+        ValueError: It cannot be told.
+    """
+    number = model.config.get_text_config().num_hidden_layers
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists = [layers for layers in lists if len(layers) == number]
+    if len(lists) != 1:
+        raise ValueError("its layers are in no list, or in more than one")
+    return lists[0]
+
+
+def _layers_like(model: PreTrainedModel) -> list[int]:
+    """For each layer, the first one that does the same with weights of its own."""
+    layers = _layers(model)
+    types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(layers)
+    kinds = [(kind, _kind(layer)) for kind, layer in zip(types, layers, strict=True)]
+    return [kinds.index(kind) for kind in kinds]
+
+
 def _float32(tensors: Iterable[torch.Tensor], memo: dict[int, object]) -> dict[int, object]:
     """For `copy.deepcopy`: what to make of each of these that `memo` does not have yet."""
     for tensor in tensors:
         if tensor.is_floating_point() and id(tensor) not in memo:
-            as_float = tensor.float() if tensor.dtype != torch.float32 else tensor
+            as_float = tensor.to(torch.float32, copy=True)
             memo[id(tensor)] = (
                 nn.Parameter(as_float, False) if isinstance(tensor, nn.Parameter) else as_float
             )

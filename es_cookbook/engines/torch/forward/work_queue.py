@@ -3,7 +3,8 @@
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.attention import round_up
@@ -39,6 +40,23 @@ class Work:
         return len(self.sequence) + self.limit
 
 
+class Admission(Protocol):
+    """Which requests may enter a lane together.
+
+    Attributes:
+        joins: they may also enter while others run there.
+    """
+
+    joins: bool
+
+    def alike(self, work: Work) -> Hashable:
+        """What requests that enter together must have in common."""
+
+    def most(self, work: Work) -> int:
+        """How many requests like this may enter together, at least a block."""
+        ...
+
+
 class WorkQueue:
     """Requests that wait, by model and genome. Thread-safe.
 
@@ -56,6 +74,7 @@ class WorkQueue:
         self._sample: dict[PopulationModel, dict[int, deque[Work]]] = {}
         self._score: dict[PopulationModel, deque[Work]] = {}
         self._lanes_on: dict[PopulationModel, int] = {}
+        self._closed_lanes: set[int] = set()  # threads that take no more until they leave
 
     def put(self, works: Sequence[Work]) -> None:
         """Add requests and wake the lanes."""
@@ -83,7 +102,13 @@ class WorkQueue:
     def leave(self, model: PopulationModel) -> None:
         """A lane turns away from a model."""
         with self.changed:
+            self._closed_lanes.discard(threading.get_ident())
             self._lanes_on[model] -= 1
+            if not self._lanes_on[model]:
+                del self._lanes_on[model]
+            for waiting in (self._score, self._sample):
+                if model in waiting:  # it is the last one's turn now, where others wait as well
+                    waiting[model] = waiting.pop(model)
 
     def others_wait(self, model: PopulationModel) -> bool:
         """Whether requests for other models wait."""
@@ -107,19 +132,21 @@ class WorkQueue:
         free_of_row: dict[int, int],
         empty_blocks: int,
         max_length: int,
-        alike: Callable[[Work], Hashable],
+        admission: Admission,
     ) -> list[Work]:
         """Requests for the free slots in blocks of each genome, then for blocks of nobody's.
 
-        Returns those that need at most `max_length` cache tokens and have the same in common,
-        `alike`: as many of a genome as it has free slots, and more in whole blocks.
+        Returns a lane's share of those that need at most `max_length` cache tokens and that
+        `admission` lets enter: as many of a genome as it has free slots, and more in whole blocks.
         """
         taken: list[Work] = []
         with self.changed:
+            self._closed_lanes.discard(threading.get_ident())
             by_row = self._sample.get(model)
             if not by_row:
                 return taken
-            share = round_up(-(-sum(map(len, by_row.values())) // self._num_lanes), ROWS_PER_BLOCK)
+            lanes = self._num_lanes - len(self._closed_lanes)
+            share = round_up(-(-sum(map(len, by_row.values())) // lanes), ROWS_PER_BLOCK)
 
             def pop(row: int, most: int) -> list[Work]:
                 works = by_row[row]
@@ -127,9 +154,11 @@ class WorkQueue:
                 others: list[Work] = []
                 while works and len(popped) < most and not _too_long(works[0], max_length):
                     work = works.popleft()
+                    if work.cancelled:
+                        continue
                     first = (taken or popped or [work])[0]
-                    if not work.cancelled:
-                        (popped if alike(work) == alike(first) else others).append(work)
+                    fits = admission.alike(work) == admission.alike(first)
+                    (popped if fits else others).append(work)
                 works.extendleft(reversed(others))
                 if not works:
                     del by_row[row]
@@ -145,13 +174,23 @@ class WorkQueue:
                 if works:
                     empty_blocks -= 1
                     taken += works
+                    share = min(share, admission.most(works[0]))
                 elif row in by_row and _too_long(by_row[row][0], max_length):
                     break  # or shorter requests could hold it up for ever
                 else:
                     other_rows.add(row)
             if not by_row:
                 del self._sample[model]
+            if taken and not admission.joins:
+                self._closed_lanes.add(threading.get_ident())
         return taken
+
+    def take_all(self, model: PopulationModel) -> list[Work]:
+        """All requests that wait for a model."""
+        with self.changed:
+            by_row = self._sample.pop(model, {})
+            queues = [self._score.pop(model, deque[Work]()), *by_row.values()]
+            return [work for works in queues for work in works]
 
     def take_scores(self, model: PopulationModel, max_tokens: int) -> list[Work]:
         """Logprobs requests of together at most `max_tokens` tokens, at least one if any waits."""

@@ -1,6 +1,10 @@
 """The queue gives lanes what fits, keeps genomes' order and forgets what was cancelled."""
 
+import sys
 import threading
+from collections.abc import Hashable
+
+from typing_extensions import override
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK, PopulationModel
@@ -12,13 +16,38 @@ def _model() -> PopulationModel:
     return PopulationModel.__new__(PopulationModel)  # the queue only tells models apart
 
 
-def _any(work: Work) -> None:
-    """All requests may enter together."""
+class _Any:
+    """All requests may enter together, and while others run."""
+
+    joins = True
+
+    def alike(self, work: Work) -> Hashable:
+        return None
+
+    def most(self, work: Work) -> int:
+        return sys.maxsize
 
 
-def _sample(model: PopulationModel, row: int = 0, length: int = 10) -> Work:
-    request = SampleRequest(row, Observation((1,)), SamplingParams())
-    return Work(request, model, row, limit=length - 1)
+class _Cohorts(_Any):
+    """Those of prompts of one length may, and at most two blocks of them."""
+
+    joins = False
+
+    @override
+    def alike(self, work: Work) -> Hashable:
+        return len(work.sequence)
+
+    @override
+    def most(self, work: Work) -> int:
+        return 2 * ROWS_PER_BLOCK
+
+
+_any = _Any()
+
+
+def _sample(model: PopulationModel, row: int = 0, length: int = 10, prompt: int = 1) -> Work:
+    request = SampleRequest(row, Observation((1,) * prompt), SamplingParams())
+    return Work(request, model, row, limit=length - prompt)
 
 
 def _score(model: PopulationModel, length: int) -> Work:
@@ -41,6 +70,53 @@ def test_lanes_share_what_waits() -> None:
     model, queue = _model(), WorkQueue(2)
     queue.put([_sample(model, row=g) for g in range(4) for _ in range(ROWS_PER_BLOCK)])
     assert len(queue.take_samples(model, {}, 100, 64, _any)) == 2 * ROWS_PER_BLOCK
+
+
+def test_a_cohort_is_of_requests_that_are_alike_and_no_larger_than_it_may_be() -> None:
+    model, queue = _model(), WorkQueue(1)
+    short, long = ([_sample(model, prompt=n) for _ in range(20)] for n in (2, 5))
+    queue.put([work for pair in zip(short, long, strict=True) for work in pair])
+    assert queue.take_samples(model, {}, 100, 64, _Cohorts()) == short[:16]
+    assert queue.num_waiting(model) == 24
+
+
+def test_lanes_that_run_a_cohort_take_no_share_of_what_waits() -> None:
+    model, queue = _model(), WorkQueue(2)
+    queue.put([_sample(model) for _ in range(20)])
+    assert queue.wait_for_model() is model
+    first = queue.take_samples(model, {}, 100, 64, _Cohorts())
+    taken: list[list[Work]] = []
+
+    def other_lane() -> None:
+        assert queue.wait_for_model() is model
+        taken.append(queue.take_samples(model, {}, 100, 64, _Cohorts()))
+        queue.leave(model)
+
+    lane = threading.Thread(target=other_lane)
+    lane.start()
+    lane.join(timeout=10)
+    assert [len(first), *map(len, taken)] == [16, 4], "all that the busy lane left"
+    queue.put([_sample(model) for _ in range(20)])
+    queue.leave(model)
+    assert len(queue.take_samples(model, {}, 100, 64, _Cohorts())) == 16
+
+
+def test_a_model_that_a_lane_leaves_comes_after_the_others_that_wait() -> None:
+    one, other, queue = _model(), _model(), WorkQueue(1)
+    queue.put([_sample(one), _sample(other), _score(one, 3)])
+    assert queue.wait_for_model() is one
+    assert len(queue.take_scores(one, 9)) == 1
+    queue.leave(one)
+    assert queue.wait_for_model() is other
+
+
+def test_what_waits_for_a_model_can_be_taken_back() -> None:
+    one, other, queue = _model(), _model(), WorkQueue(1)
+    works = [_score(one, 3), _sample(one), _sample(one, row=2)]
+    queue.put([*works, rest := _sample(other)])
+    assert queue.take_all(one) == works
+    assert queue.take_all(one) == []
+    assert queue.close() == [rest]
 
 
 def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
