@@ -8,11 +8,13 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch.forward import experts
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
+from tests.linear_models import make_linear_model
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -50,10 +52,21 @@ def _requests() -> list[SampleRequest]:
 async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
     tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
 ) -> None:
+    await _check(tiny_model(family), space)
+
+
+@pytest.mark.parametrize(("family", "rank"), [("qwen3_moe", 1), ("qwen3_moe", 3), ("mixtral", 2)])
+async def test_experts_do_not_depend_on_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, rank: int
+) -> None:
+    monkeypatch.setattr(experts, "_ELEMENTS_AT_ONCE", 7 * (64 + 96) * rank)  # several pieces
+    await _check(make_linear_model(family, tmp_path / "model"), LowRank(rank=rank))
+
+
+async def _check(path: Path, space: SearchSpaceBuilder) -> None:
     requests = _requests()
     shuffled = requests.copy()
     random.Random(4).shuffle(shuffled)
-    path = tiny_model(family)
     async with running_engine(path, space) as engine:
         await engine.load(GENOMES_G)
         expected = dict(zip(requests, await sample_all(engine, requests), strict=True))

@@ -175,8 +175,9 @@ class OwnForward:
         for cohort in cohorts.values():
             batch: list[Work] = []
             for work in cohort:
-                longest = max(len(other.sequence) for other in (*batch, work))
-                if batch and (len(batch) + 1) * longest > self._prefill_tokens:
+                rows, _ = _in_blocks([*batch, work])
+                longest = max(len(row.sequence) for row in rows)
+                if batch and len(rows) * longest > self._prefill_tokens:
                     scores |= self._score(batch)
                     batch = []
                 batch.append(work)
@@ -184,15 +185,7 @@ class OwnForward:
         return [scores[work] for work in works]
 
     def _score(self, works: Sequence[Work]) -> dict[Work, torch.Tensor]:
-        """Of works that are sorted by genome."""
-        of_genomes: dict[int, list[Work]] = {}
-        for work in works:
-            of_genomes.setdefault(work.row, []).append(work)
-        # Blocks of one height, each filled up with rows of its own genome.
-        height = min(ROWS_PER_BLOCK, max(map(len, of_genomes.values())))
-        rows: list[Work] = []
-        for own in of_genomes.values():
-            rows += own + own[:1] * (-len(own) % height)
+        rows, height = _in_blocks(works)
         tokens_B_L, mask_B_L = _left_padded([work.sequence for work in rows], self._device)
         blocks = np.array([work.row for work in rows[::height]])
         factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self._device)
@@ -229,6 +222,18 @@ class OwnForward:
         inputs = _inputs(self._path, module, tokens_B_L, mask_B_L, cache, keep)
         output = self._model.forward(Batch(factors=factors), module, **inputs)
         return cast(torch.Tensor, output.logits), _cache_in(output, inputs)
+
+
+def _in_blocks(works: Sequence[Work]) -> tuple[list[Work], int]:
+    """Rows in blocks of one height, each filled up with rows of its own genome; and the height."""
+    of_genomes: dict[int, list[Work]] = {}
+    for work in works:
+        of_genomes.setdefault(work.row, []).append(work)
+    height = min(ROWS_PER_BLOCK, max(map(len, of_genomes.values())))
+    rows: list[Work] = []
+    for own in of_genomes.values():
+        rows += own + own[:1] * (-len(own) % height)
+    return rows, height
 
 
 def bytes_of_cache(module: PreTrainedModel, path: Path, num_tokens: int) -> int:

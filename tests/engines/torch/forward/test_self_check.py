@@ -1,0 +1,216 @@
+"""The check finds the path that is right for a model, and refuses one for which none is."""
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from es_cookbook.checkpoints.models import parameter_infos
+from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.engines.torch.forward import self_check
+from es_cookbook.engines.torch.forward.population_layers import FLAT
+from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.self_check import right_path
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.causal_lms import CONTEXT, build
+
+_SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+
+
+_Model = TypeVar("_Model", bound=PreTrainedModel)
+
+
+def _path(model: PreTrainedModel, context_length: int = CONTEXT) -> RowPath:
+    return right_path(model, LowRank()(parameter_infos(model)), context_length)[0]
+
+
+def _llama(kind: type[LlamaForCausalLM] = LlamaForCausalLM) -> LlamaForCausalLM:
+    return _filled(kind(LlamaConfig(**_SIZES)))
+
+
+def _filled(model: _Model) -> _Model:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2, generator=generator)
+    return model.eval()
+
+
+class _CountsItsBatch(LlamaForCausalLM):
+    """Says something else in a larger batch."""
+
+    def forward(self, input_ids: torch.Tensor, **inputs: object) -> object:
+        output = super().forward(input_ids, **inputs)
+        shift = torch.arange(output.logits.shape[-1]) * 0.001 * (input_ids.numel() - 12)
+        output.logits = output.logits + shift
+        return output
+
+
+class _ReadsAnothersWeight(LlamaForCausalLM):
+    """Uses a linear weight under a name of its own."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.held = [self.model.layers[0].mlp.down_proj.weight]
+
+    def forward(self, input_ids: torch.Tensor, **inputs: object) -> object:
+        output = super().forward(input_ids, **inputs)
+        output.logits = output.logits + self.held[0].sum(0)[: output.logits.shape[-1]] * 0.1
+        return output
+
+
+@pytest.mark.parametrize("kind", [_CountsItsBatch, _ReadsAnothersWeight])
+def test_a_model_that_is_right_on_no_path_is_refused_by_name_with_the_difference(
+    kind: type[LlamaForCausalLM],
+) -> None:
+    with pytest.raises(ModelError) as error:
+        _path(_llama(kind))
+    sentence = str(error.value)
+    assert f"cannot run {kind.__name__} as transformers does: log-probabilities are off" in sentence
+    difference = float(sentence.partition("off by ")[2].partition(";")[0])
+    assert 1e-3 < difference < 10
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("LlamaForCausalLM", FLAT),
+        ("Qwen3MoeForCausalLM", FLAT),
+        ("GPT2LMHeadModel", FLAT),
+        ("GptOssForCausalLM", RowPath()),
+        ("Lfm2ForCausalLM", RowPath()),
+        ("Llama4ForCausalLM", RowPath(padded=False)),
+        ("Gemma3nForCausalLM", FLAT),
+        ("MambaForCausalLM", RowPath(padded=False, mixed=False)),
+        ("RecurrentGemmaForCausalLM", RowPath(padded=False, elastic=False)),
+        ("RwkvForCausalLM", RowPath(padded=False, cached=False)),
+    ],
+)
+def test_a_model_takes_the_first_path_that_is_right(name: str, path: RowPath) -> None:
+    assert _path(build(name)) == path
+
+
+def test_genomes_that_mix_in_a_prompt_are_seen_to_be_wrong() -> None:
+    """XLNet's rows are tokens first: its rows of one token can be mixed, and its prompts cannot."""
+    assert not _path(build("XLNetLMHeadModel")).mixed
+
+
+class _Windowed(Qwen2ForCausalLM):
+    """Its mask has a window of which its attention is not told."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn.sliding_window = None
+
+
+@pytest.mark.parametrize("window", [4, 64])
+def test_a_window_that_attention_is_not_told_of_is_seen_however_long(window: int) -> None:
+    config = Qwen2Config(
+        **_SIZES, use_sliding_window=True, sliding_window=window, max_window_layers=1
+    )
+    assert _path(_filled(Qwen2ForCausalLM(config))) == FLAT
+    assert _path(_filled(_Windowed(config))) == RowPath()
+    shorter_context = 32
+    assert _path(_filled(_Windowed(config)), shorter_context).flat == (window > shorter_context)
+
+
+def test_rotary_positions_that_change_with_the_longest_row_are_refused_past_there() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    config = Phi3Config(
+        **_SIZES, pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=64
+    )
+    model = _filled(Phi3ForCausalLM(config))
+    assert _path(model, 64) == FLAT
+    with pytest.raises(ConfigError, match=r"engine.max_model_len: past 64 tokens .* up to 64"):
+        _path(model, 65)
+
+
+def test_of_a_large_model_only_the_first_layers_are_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(self_check, "_LARGE", 0)
+    for name, path in (("LlamaForCausalLM", FLAT), ("Lfm2ForCausalLM", RowPath())):
+        model = build(name)
+        expected = _path(model)
+        for parameter in model.model.layers[2:].parameters():
+            parameter.data.fill_(torch.nan)
+        assert _path(model) == expected == path
+
+
+def test_a_layer_that_only_the_last_layers_have_is_run() -> None:
+    model = _llama()
+    model.model.layers[2].mlp = _Doubled(model.model.layers[2].mlp)
+    assert _path(model) == FLAT
+    model.model.layers[2].mlp = _Doubled(model.model.layers[2].mlp, of_batch=True)
+    with pytest.raises(ModelError, match="off by"):
+        _path(model)
+
+
+class _Doubled(nn.Module):
+    def __init__(self, mlp: nn.Module, of_batch: bool = False) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.of_batch = of_batch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(x) * (x.numel() if self.of_batch else 2)
+
+
+class _Scaled(nn.Linear):
+    """A stranger's layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.tanh(), self.bias)
+
+
+def test_a_strangers_linear_layer_is_run_as_it_is() -> None:
+    model = _llama()
+    model.model.layers[1].mlp.down_proj = _Scaled(48, 32, bias=False)
+    _filled(model)
+    names = [info.name for info in parameter_infos(model) if info.kind == "linear"]
+    assert "model.layers.0.mlp.down_proj.weight" in names
+    assert "model.layers.1.mlp.down_proj.weight" not in names
+    assert _path(model) == FLAT
+
+
+@pytest.mark.parametrize("make", [_llama, lambda: build("Lfm2ForCausalLM")])
+def test_the_check_changes_nothing_and_leaves_nothing_behind(
+    make: Callable[[], PreTrainedModel],
+) -> None:
+    model = make()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    _path(model)  # what is made once a process
+    gc.collect()
+    alive = _bytes_of_tensors()
+    _path(model)
+    gc.collect()
+    assert _bytes_of_tensors() <= alive
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def _bytes_of_tensors() -> int:
+    tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    return sum(tensor.nbytes for tensor in tensors if tensor.device.type != "meta")
