@@ -20,6 +20,10 @@ _MIN_LENGTH = 16
 _MIN_PRODUCTS = 400
 """torch hands members of a batched matmul that take fewer multiplications than this to a plain
 loop, which adds in another order; cache views are long enough to stay above."""
+_MOST_WIDTH = 64
+"""The BLAS adds up scores in another order where there are fewer of them than a head is wide, so
+cache views are as long as that. Slots have at least this many tokens; of wider heads a view may be
+shorter than the head, and a row's bits then depend on the longest row beside it."""
 _MAX_SCORES = 1 << 24
 """Most attention scores held at once while prefilling prompts of one padded length."""
 
@@ -150,7 +154,8 @@ class DecodeRows(AttentionRows):
         kind = (window, kv_heads, heads, width)
         if kind not in self._masks:
             least = -(-_MIN_PRODUCTS // (heads // kv_heads * width))
-            length = max(_MIN_LENGTH, round_up(least, LENGTH_STEP), self._longest)
+            least = max(_MIN_LENGTH, least, min(width, _MOST_WIDTH))
+            length = max(round_up(least, LENGTH_STEP), self._longest)
             at = torch.arange(length, device=self._positions_S.device)
             last = self._positions_S[:, None]
             hidden = at > last if window is None else (at > last) | (at <= last - window)

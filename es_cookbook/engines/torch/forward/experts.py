@@ -56,14 +56,14 @@ class ExpertGroup:
         parameter: its attribute's name.
     """
 
-    def __init__(self, index: int, module: nn.Module, parameter: str, min_rows: int) -> None:
+    def __init__(self, index: int, module: nn.Module, parameter: str, rows_per_step: int) -> None:
         self.index = index
         self.parameter = parameter
         self.transposed = is_transposed(module)
         weight = cast("nn.Parameter", getattr(module, parameter)).data
         self.weight = weight.transpose(1, 2) if self.transposed else weight
         self.bias = cast("nn.Parameter | None", getattr(module, f"{parameter}_bias", None))
-        self._min_rows = min_rows
+        self._rows_per_step = rows_per_step
 
     def __call__(
         self, x_M_K: torch.Tensor, routing: Routing, factors: ExpertFactors | None
@@ -73,7 +73,8 @@ class ExpertGroup:
         rows_of_expert = enumerate(x_M_K.split(routing.rows_of_expert))
         for expert, rows in rows_of_expert:
             if len(rows):
-                missing = max(0, self._min_rows - len(rows))
+                # Rows beyond a whole number of blocks would get another kernel, and other bits.
+                missing = -len(rows) % self._rows_per_step
                 bias = None if self.bias is None else self.bias[expert]
                 y = F.linear(F.pad(rows, (0, 0, 0, missing)), self.weight[expert], bias)
                 parts.append(y[: len(rows)])
@@ -143,12 +144,12 @@ class PopulationExperts(nn.Module):
         return summed.view(hidden_states.shape).to(hidden_states.dtype)
 
 
-def expert_groups(first: int, module: nn.Module, min_rows: int) -> list[ExpertGroup]:
+def expert_groups(first: int, module: nn.Module, rows_per_step: int) -> list[ExpertGroup]:
     """The projections of a module of experts, numbered from `first` on: up, then down.
 
-    Empty for any other module. Rows of a matmul are at least `min_rows`.
+    Empty for any other module. Rows of a matmul are a multiple of `rows_per_step`.
     """
     names = expert_parameters(module)
     if len(names) != 2:
         return []
-    return [ExpertGroup(first + i, module, name, min_rows) for i, name in enumerate(names)]
+    return [ExpertGroup(first + i, module, name, rows_per_step) for i, name in enumerate(names)]
