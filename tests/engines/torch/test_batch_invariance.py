@@ -63,7 +63,7 @@ async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
 async def test_experts_do_not_depend_on_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    monkeypatch.setattr(experts, "_ELEMENTS_AT_ONCE", 1000 * rank)  # a few rows at once
+    monkeypatch.setattr(experts, "ELEMENTS_AT_ONCE", 1000 * rank)  # a few rows at once
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": VOCABULARY}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
     of_experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}

@@ -14,7 +14,7 @@ from torch import nn
 
 from es_cookbook.checkpoints.linear_weights import expert_parameters, is_transposed
 
-_ELEMENTS_AT_ONCE = 1 << 24
+ELEMENTS_AT_ONCE = 1 << 24
 """Most elements of low-rank factors gathered at once for rows of their own."""
 
 
@@ -90,7 +90,7 @@ class ExpertGroup:
         a, b, genome_of_block = factors
         height = routing.num_tokens // len(genome_of_block)
         genome_of_row = genome_of_block[routing.token_of_row // height]
-        step = max(2, _ELEMENTS_AT_ONCE // (a[0, 0].numel() + b[0, 0].numel()))
+        step = max(2, ELEMENTS_AT_ONCE // (a[0, 0].numel() + b[0, 0].numel()))
         for first in range(0, len(x_M_K), step):
             rows = slice(first, first + step)
             which = genome_of_row[rows], routing.expert_of_row[rows]

@@ -72,7 +72,7 @@ PATHS = (FLAT, *_OWN, *(dataclasses.replace(path, eager=True) for path in _OWN))
 TOLERANCE = 1e-3
 """Greatest difference of log-probabilities in float32 that still is rounding."""
 
-_LARGE = 1 << 28
+LARGE = 1 << 28
 """Parameters from which on only the first layers are run: all of them take 4 GiB and more."""
 _SEQUENCE = 12
 _DECODED = 3
@@ -98,7 +98,7 @@ def right_path(
     if getattr(model.config, "rescale_every", 0):
         model.config.rescale_every = 0  # RWKV would divide its weights when it is first run
     why = "it has no forward that takes tokens alone"
-    is_large = sum(parameter.numel() for parameter in model.parameters()) > _LARGE
+    is_large = sum(parameter.numel() for parameter in model.parameters()) > LARGE
     with torch.inference_mode():
         for part in (_first_layers, _whole):
             try:

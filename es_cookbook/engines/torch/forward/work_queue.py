@@ -106,9 +106,11 @@ class WorkQueue:
             self._lanes_on[model] -= 1
             if not self._lanes_on[model]:
                 del self._lanes_on[model]
-            for waiting in (self._score, self._sample):
-                if model in waiting:  # it is the last one's turn now, where others wait as well
-                    waiting[model] = waiting.pop(model)
+            # It is the others' turn now, where any wait as well.
+            if model in self._score:
+                self._score[model] = self._score.pop(model)
+            if model in self._sample:
+                self._sample[model] = self._sample.pop(model)
 
     def others_wait(self, model: PopulationModel) -> bool:
         """Whether requests for other models wait."""

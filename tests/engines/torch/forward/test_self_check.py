@@ -38,7 +38,7 @@ _SIZES = {
 }
 
 
-_Model = TypeVar("_Model", bound=PreTrainedModel)
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def _path(model: PreTrainedModel, context_length: int = CONTEXT) -> RowPath:
@@ -49,7 +49,7 @@ def _llama(kind: type[LlamaForCausalLM] = LlamaForCausalLM) -> LlamaForCausalLM:
     return _filled(kind(LlamaConfig(**_SIZES)))
 
 
-def _filled(model: _Model) -> _Model:
+def _filled(model: Model) -> Model:
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -151,7 +151,7 @@ def test_rotary_positions_that_change_with_the_longest_row_are_refused_past_ther
 def test_of_a_large_model_only_the_first_layers_are_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(self_check, "_LARGE", 0)
+    monkeypatch.setattr(self_check, "LARGE", 0)
     for name, path in (("LlamaForCausalLM", FLAT), ("Lfm2ForCausalLM", RowPath())):
         model = build(name)
         expected = _path(model)
