@@ -16,7 +16,8 @@ context (see `cache_size`).
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -98,7 +99,7 @@ def right_path(
         model.config.rescale_every = 0  # RWKV would divide its weights when it is first run
     why = "it has no forward that takes tokens alone"
     is_large = sum(parameter.numel() for parameter in model.parameters()) > LARGE
-    with torch.inference_mode():
+    with torch.inference_mode(), _one_thread():
         for part in (_first_layers, _whole):
             try:
                 check = _Check(model, part, _hosting(space))
@@ -125,6 +126,17 @@ def right_path(
         f"model_name: the torch engine cannot run {type(model).__name__} as transformers does: "
         f"{why}; accepted are models with which it agrees to {TOLERANCE}"
     )
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """Run small matmuls as lanes do: on a busy machine threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _sentence(error: Exception) -> str:
