@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from typing import ClassVar
 
 from es_cookbook.common.errors import EngineError
 
@@ -31,8 +32,11 @@ class Output:
         is_shown: to the user, at the level that the user has set, and not kept.
     """
 
+    _num_kept: ClassVar[int] = 0
+    """Engines that start in this process now, for which the level is not the user's."""
+
     def __init__(self) -> None:
-        self.is_shown = _LEVEL in os.environ
+        self.is_shown = _LEVEL in os.environ and not Output._num_kept
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._ignored = 0
         self._told: tuple[int, str | None, str] = (0, None, "")
@@ -51,10 +55,13 @@ class Output:
         for fd, _ in before:
             os.dup2(self._file.fileno(), fd)
         os.environ[_LEVEL] = "ERROR"
+        Output._num_kept += 1
         try:
             yield
         finally:
-            del os.environ[_LEVEL]
+            Output._num_kept -= 1
+            if not Output._num_kept:
+                os.environ.pop(_LEVEL, None)
             _flush()
             for fd, copy in before:
                 os.dup2(copy, fd)
