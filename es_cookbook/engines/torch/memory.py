@@ -52,12 +52,11 @@ class WeightBytes:
 
 def weight_bytes(model: PreTrainedModel, space: SearchSpace, size: int) -> WeightBytes:
     """For a model that may be without its weights, with numbers of `size` bytes."""
-    linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
-    own = {id(p): p.numel() for p in linear}
-    own |= {id(p): p.numel() for name, p in named_weights(model) if name in space.shapes}
+    own = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
+    own |= {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
     elements = sum(p.numel() for p in model.parameters())
-    return WeightBytes(size * elements, size * sum(own.values()), 4 * perturbed)
+    return WeightBytes(size * elements, size * sum(p.numel() for p in own), 4 * perturbed)
 
 
 def check_weights_fit(model_name: str, needed: WeightBytes, device: torch.device) -> None:
