@@ -12,6 +12,7 @@ flip a token.
 """
 
 import copy
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -269,7 +270,7 @@ def _inputs(
 
     With `keep`, so many of the last tokens have logits, and nothing is cached.
     """
-    takes = inspect.signature(type(module).forward).parameters
+    takes = _takes(type(module).forward)
     inputs: dict[str, object] = {"input_ids": tokens_B_L}
     # Without padding a model counts best by itself: some number positions from elsewhere than 0,
     # and some take a mask for that of the newest token.
@@ -289,6 +290,12 @@ def _inputs(
         # Models that keep some of their state in their modules make no cache by themselves.
         inputs[name] = DynamicCache(config=module.config)
     return {key: value for key, value in inputs.items() if key in takes}
+
+
+@functools.cache
+def _takes(forward: Callable[..., object]) -> frozenset[str]:
+    """Names of a forward's arguments; asked for every token, and slow to find."""
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def _cache_in(output: object, inputs: Mapping[str, object]) -> object:
