@@ -276,14 +276,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             rank, more_slots = space.adapter.lora.rank, 2
         else:
             return {}
-        _refuse_experts(_perturbed(space))
+        _refuse_experts(space.weights)
         slots = self.max_genomes + more_slots
         return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
-
-
-def _perturbed(space: SearchSpace) -> Collection[str]:
-    """Names of the model's weights that genomes change, by themselves or through an adapter."""
-    return space.shapes.keys() if space.adapter is None else space.adapter.targets.keys()
 
 
 def _refuse_experts(weights: Collection[str]) -> None:
@@ -306,7 +301,7 @@ def _for_experts(model: PreTrainedModel, space: SearchSpace, on_cpu: bool) -> di
     """
     if not any(split_member(name)[1] is not None for name in linear_weights(model)):
         return {}
-    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in _perturbed(space)}
+    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in space.weights}
     arguments: dict[str, object] = {} if on_cpu else {"moe_backend": "triton"}
     if space.low_rank is not None or space.adapter is not None:
         arguments["lora_target_modules"] = sorted(layers)

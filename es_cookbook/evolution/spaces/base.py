@@ -18,7 +18,7 @@ import difflib
 import fnmatch
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
@@ -116,6 +116,11 @@ class SearchSpace(ABC):
     def low_rank(self) -> LowRankTerms | None:
         """How a term is factors beside the centre's weights; None if it is not."""
         return None
+
+    @property
+    def weights(self) -> Collection[str]:
+        """Names of the model's weights that genomes change, by themselves or by an adapter."""
+        return self.shapes.keys() if self.adapter is None else self.adapter.targets.keys()
 
     @property
     def hosts_offsets(self) -> bool:

@@ -285,9 +285,8 @@ def _most(differences: torch.Tensor) -> float:
 
 def _hosting(space: SearchSpace) -> Collection[str] | None:
     """Weights that host low-rank genomes; None if genomes are dense."""
-    if space.adapter is not None:
-        return space.adapter.targets
-    return None if space.low_rank is None else space.shapes
+    dense = space.low_rank is None and space.adapter is None
+    return None if dense else space.weights
 
 
 def _whole(model: PreTrainedModel) -> PreTrainedModel:
