@@ -38,6 +38,7 @@ from es_cookbook.common.chz_fields import (
 )
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, leaves, nearest
+from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import printable, program, until_stdout_closes
 
 _Config = TypeVar("_Config")
@@ -56,6 +57,7 @@ def run_cli(
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
+    refuse_while_imported()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         given = _parse([argument for argument in arguments if argument not in _HELP])

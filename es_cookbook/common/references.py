@@ -13,11 +13,12 @@ by its path.
 Left out: checking what the code of a trusted package does.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import cast
@@ -33,6 +34,7 @@ _IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 """Not those that Unicode has beside ASCII, some of which Python takes for the same."""
 _loaded_scripts: dict[str, Path] = {}
 """Name of a module -> the trusted script that was imported as it."""
+_is_importing = False
 _LONGEST = 300
 """Characters of a name that is followed."""
 
@@ -158,12 +160,35 @@ def _loaded(path: Path) -> str:
         sys.path.append(folder)  # A script may import what lies beside it.
     sys.modules[name], _loaded_scripts[name] = module, here
     try:
-        spec.loader.exec_module(module)
+        with _importing():
+            spec.loader.exec_module(module)
     except Exception as error:  # Whatever a script's own code raises.
         del sys.modules[name], _loaded_scripts[name]
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"trust={path}: it cannot be imported: {said}") from error
     return name
+
+
+def refuse_while_imported() -> None:
+    """For what a program does when it is run: refuse it while a script is only imported.
+
+    Raises:
+        ConfigError: A script that is trusted is being imported now.
+    """
+    if _is_importing:
+        raise ConfigError(
+            "it starts to work when it is imported; put that behind `if __name__ == '__main__':`"
+        )
+
+
+@contextlib.contextmanager
+def _importing() -> Generator[None]:
+    global _is_importing
+    before, _is_importing = _is_importing, True
+    try:
+        yield
+    finally:
+        _is_importing = before
 
 
 def _checked(name: str) -> str:

@@ -24,7 +24,7 @@ from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
-from es_cookbook.runs.scripts import scripts_not_trusted
+from es_cookbook.runs.scripts import scripts_not_trusted, trust_option
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
@@ -151,7 +151,6 @@ def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:
     if scripts := scripts_not_trusted(log_path, text, trust):
         raise ConfigError(
             f"{path} names classes of {', '.join(script.name for script in scripts)}, which is not "
-            f"part of es_cookbook; if you trust that script, add trust="
-            f"{','.join(map(str, scripts))}"
+            f"part of es_cookbook; if you trust that script, add{trust_option(log_path, text)}"
         )
     return load_config(path, Config, trust)

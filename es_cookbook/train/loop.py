@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 
 from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import command
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
@@ -57,6 +58,7 @@ def run(config: Config) -> None:
         KeyboardInterrupt: It was stopped; says how to go on.
         ESCookbookError: As `main`.
     """
+    refuse_while_imported()
     try:
         interrupted = _run(_interrupted(config))
     except KeyboardInterrupt:
