@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import shlex
 import shutil
 import sys
@@ -35,6 +36,7 @@ from es_cookbook.common.chz_fields import (
     cast_text,
     default_of,
     doc_of,
+    path_of_failure,
     type_name,
 )
 from es_cookbook.common.configs import Names
@@ -209,10 +211,25 @@ def _build(
         return blueprint.apply(typed, layer_name="command line").make()
     except CHZ_ERRORS as error:
         raise _OptionError(" ".join(str(error).split())) from error
-    except ESCookbookError:
-        raise
-    except (ValueError, TypeError) as error:  # From a config's own validators.
-        raise ConfigError(" ".join(str(error).split())) from error
+    except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
+        sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
+        kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
+        raise kind(sentence) from error
+
+
+def _located(sentence: str, part: str, options: Iterable[str]) -> str:
+    """What the class of a part says of its fields, with the fields' names as a user types them.
+
+    A class does not know where it stands in a config. Its sentences begin with a field, bare or
+    behind the name that its part usually has, and show values as `field=value`.
+    """
+    own = [path.removeprefix(f"{part}.") for path in options if path.startswith(f"{part}.")]
+    fields = "|".join(sorted({re.escape(name.partition(".")[0]) for name in own}))
+    if not part or not fields:
+        return sentence
+    sentence = re.sub(rf"(?<![\w.])(?=(?:{fields})\b[\w.]*=)", f"{part}.", sentence)
+    sentence, number = re.subn(rf"^(?:\w+\.)*(?=(?:{fields})\b)", f"{part}.", sentence)
+    return sentence if number or part in sentence else f"{part}: {sentence}"
 
 
 def _meant(

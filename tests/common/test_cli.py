@@ -13,6 +13,7 @@ import pytest
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import EngineError, TooManyLostError
+from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
@@ -41,6 +42,7 @@ class Config:
     if_exists: Literal["ask", "resume"] = chz.field(default="ask", doc="what to do")
     tags: tuple[str, ...] = chz.field(default=("a", "b"), doc="labels")
     kl: KLToBase | None = chz.field(default=None, doc="or none")
+    pool: RayPoolBuilder | None = chz.field(default=None, doc="or none")
 
 
 @chz.chz
@@ -178,7 +180,33 @@ def test_a_config_that_refuses_itself_gives_its_sentence(
 ) -> None:
     code, said = refused(capsys, "optimizer.population_size=7")
     assert code == 1
-    assert said.startswith("population_size must be even when antithetic is on")
+    assert said.startswith("optimizer.population_size must be even with optimizer.antithetic=True,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("optimizer.sigma=-1", "optimizer.sigma must be above 0, found -1.0"),
+        (
+            "optimizer.sigma_schedule=cosine optimizer.sigma_schedule.final=-1",
+            "optimizer.sigma_schedule.final must be 0 or more, found -1.0",
+        ),
+        ("optimizer.adaptive_sigma.rate=0", "optimizer.adaptive_sigma.rate must be above 0, found"),
+        (
+            "optimizer=genetic optimizer.species_by=behaviour",
+            "optimizer.species_by=behaviour needs optimizer.species_distance=...: how much a",
+        ),
+        ("kl.weight=-1", "kl.weight must be 0 or more, found -1.0"),
+        ("pool.engine=vllm pool.engine.max_genomes=0", "pool.engine.max_genomes must be above 0"),
+        ("pool.num_engines=0", "pool.num_engines must be above 0, found 0"),
+    ],
+)
+def test_a_part_that_refuses_itself_is_named_as_it_was_typed(
+    capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    code, said = refused(capsys, *arguments.split())
+    assert code == 1
+    assert said.startswith(sentence)
 
 
 def test_a_missing_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,6 +230,11 @@ class SearchSpaceBuilder(ABC):
         """Whether it perturbs what quantised weights are made of, and not the weights."""
         return self.kinds != WHOLE_KINDS
 
+    @property
+    def hosts_offsets(self) -> bool:
+        """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
+        return "codes" not in self.kinds
+
     @abstractmethod
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

@@ -17,8 +17,8 @@ class ProblemDataset(RLDataset):
     ) -> None:
         if not 1 <= problems_per_generation <= len(builders):
             raise ConfigError(
-                f"problems_per_generation must be from 1 to the number of training problems, "
-                f"{len(builders)}, found {problems_per_generation}"
+                f"dataset.problems_per_generation must be from 1 to {len(builders)}, the number of "
+                f"training problems, found {problems_per_generation}"
             )
         self.builders = builders
         self.problems_per_generation = problems_per_generation
