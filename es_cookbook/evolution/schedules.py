@@ -16,6 +16,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import plural
 
 SCHEDULE_NAMES = {
     "none": "es_cookbook.evolution.schedules:Constant",
@@ -124,7 +125,8 @@ class Table(Schedule):
         if len(self.generations) != len(self.factors) or not self.generations:
             raise ConfigError(
                 "generations of a table must be as many as its factors, at least one; "
-                f"found {len(self.generations)} generations and {len(self.factors)} factors"
+                f"found {plural(len(self.generations), 'generation')} and "
+                f"{plural(len(self.factors), 'factor')}"
             )
         if any(later <= earlier for earlier, later in pairwise(self.generations)):
             raise ConfigError(f"generations of a table must rise, found {list(self.generations)}")

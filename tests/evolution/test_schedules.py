@@ -66,7 +66,7 @@ def test_schedules_that_cannot_work_are_refused() -> None:
         Cosine(final=float("nan"))
     with pytest.raises(ConfigError, match="final must be above 0, found 0"):
         Exponential(final=0)
-    with pytest.raises(ConfigError, match=r"as many as its factors.* 2 .* 1 factors"):
+    with pytest.raises(ConfigError, match=r"as many as its factors.* 2 .* 1 factor$"):
         Table(generations=(0, 1), factors=(1,))
     with pytest.raises(ConfigError, match=r"must rise, found \[0, 0\]"):
         Table(generations=(0, 0), factors=(1, 1))
