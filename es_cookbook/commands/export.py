@@ -14,6 +14,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.terminal import plural
 from es_cookbook.runs.export.export import write_export
 from es_cookbook.runs.replay import Replay, open_replay
 
@@ -78,7 +79,7 @@ def export(config: ExportConfig) -> str:
     if config.merge and replay.space.adapter is None:
         said.append("merge=true changes nothing: this run moves the model's own weights")
     which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
-    what = f"the centre after {replay.generation} generations ({which})"
+    what = f"the centre after {plural(replay.generation, 'generation')} ({which})"
     return "\n".join([*said, f"exported {what} as {written.kind}: {output}"])
 
 

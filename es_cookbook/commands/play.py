@@ -48,7 +48,7 @@ class PlayConfig:
     generation: int | None = chz.field(
         default=None,
         doc="the centre after so many generations, and the genomes around it; 0 is "
-        "the base, None the latest",
+        "the base, None the latest, for a genome the latest that has any",
     )
     genome: int | Literal["centre", "base"] = chz.field(
         default="centre", doc="who answers: centre, base, or the number of a genome"
@@ -179,7 +179,15 @@ class Session:
         self._console.show_answer(action)
 
     def _to_genome(self, arguments: Sequence[str]) -> None:
-        self.answer_as(_number("genome", arguments[0]))
+        number, run = _number("genome", arguments[0]), self._rebuilt.run
+        if (end := self._rebuilt.generation) > run.last_with_genomes:
+            run.genome(run.last_with_genomes, number)
+            self.go_to(run.last_with_genomes)
+            self._console.say(
+                f"generation {end} is the end of the run and has no genomes: this is generation "
+                f"{run.last_with_genomes}"
+            )
+        self.answer_as(number)
 
     def _to(self, arguments: Sequence[str]) -> None:
         if len(arguments) > 1:
@@ -246,10 +254,12 @@ def _number(what: str, text: str) -> int:
 def main(config: PlayConfig) -> None:
     """Rebuild the run and answer."""
     run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
-    generation = len(run.records) if config.generation is None else config.generation
-    run.check_generation(generation)
+    generation = config.generation
     if isinstance(config.genome, int):
+        generation = run.last_with_genomes if generation is None else generation
         run.genome(generation, config.genome)
+    elif generation is not None:
+        run.check_generation(generation)
     console = open_console()
     with contextlib.ExitStack() as stack:
         # The engine has an event loop and a thread of its own: this one waits for a person.
@@ -258,7 +268,7 @@ def main(config: PlayConfig) -> None:
         rebuilt = portal.call(rebuild, run, config.engine)
         stack.callback(portal.call, rebuilt.close)
         session = Session(config, rebuilt, portal, console)
-        session.go_to(config.generation)
+        session.go_to(generation)
         session.answer_as(config.genome)
         if config.problem is not None:
             session.play(config.split, config.problem)

@@ -103,6 +103,15 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def plural(count: int, noun: str) -> str:
+    """A count of something.
+
+    >>> plural(1, "generation"), plural(0, "step"), plural(2, "GPU")
+    ('1 generation', '0 steps', '2 GPUs')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def show_bytes(number: float) -> str:
     """With the largest unit that leaves a whole part: 1.50 KiB."""
     for unit in ("B", "KiB", "MiB"):

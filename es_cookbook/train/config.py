@@ -127,6 +127,7 @@ class Config:
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", above=0)
         self.objective.check(self.attempts, self.sampling.temperature)
+        self.optimizer.check_space(self.search_space)
         check_evaluation(self.eval_attempts, self.eval_temperature)
 
 

@@ -86,6 +86,11 @@ class RecordedRun:
         infos = parameter_infos(architecture_for(search_space, self.model_name))
         return search_space(infos, read_adapter)
 
+    @property
+    def last_with_genomes(self) -> int:
+        """The last generation that has genomes, recorded or not: a finished run's end has none."""
+        return min(len(self.records), self.config.num_generations - 1)
+
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.
 
@@ -127,16 +132,17 @@ class RecordedRun:
         config = self.config
         if generation >= config.num_generations:
             raise ConfigError(
-                f"generation {generation} has no genomes: it is the end of the run; generations 0 "
-                f"to {config.num_generations - 1} have them"
+                f"generation {generation} has no genomes: it is the end of the run; the last that "
+                f"has them is generation={config.num_generations - 1} (in play: /generation "
+                f"{config.num_generations - 1})"
             )
         fork = self.header and self.header.fork
         first = fork.generation if fork else 0
         if fork and generation < first:
             raise ConfigError(
                 f"generation {generation} was not this run's but that of log_path="
-                f"{one_line(fork.log_path)}, from which it was forked; genomes of generations "
-                f"{first} and later are here"
+                f"{one_line(fork.log_path)}, from which it was forked; the first whose genomes are "
+                f"here is generation={first} (in play: /generation {first})"
             )
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=self._space

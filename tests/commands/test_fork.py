@@ -1,6 +1,7 @@
 """Fork, rewind and resume: a run goes another way from generation t, or on from its directory."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -238,13 +239,17 @@ def test_a_fork_saves_what_is_before_the_damage(
     with pytest.raises(SystemExit):
         resumes(tmp_path / "a")
     said = capsys.readouterr().err
-    assert f"python -m es_cookbook fork log_path={tmp_path / 'a'} generation=3 output=..." in said
+    assert (
+        f"es_cookbook fork log_path={tmp_path / 'a'} generation=3 output={tmp_path / 'a'}-from-3"
+        in said
+    )
     with pytest.raises(SystemExit):
         forks(f"log_path={tmp_path / 'a'}", "generation=4", f"output={tmp_path / 'b'}")
     assert "line 5 is damaged" in capsys.readouterr().err
-    forks(f"log_path={tmp_path / 'a'}", "generation=3", f"output={tmp_path / 'b'}")
-    resumes(tmp_path / "b")
-    same_run(tmp_path / "b", recorded)
+    (typed,) = re.findall(r"\(python -m es_cookbook fork ([^)]*)\)", said)
+    forks(*typed.split())
+    resumes(tmp_path / "a-from-3")
+    same_run(tmp_path / "a-from-3", recorded)
 
 
 def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(

@@ -22,6 +22,7 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.commands.play import PlayConfig, main
+from es_cookbook.commands.play_console import Terminal
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
@@ -144,6 +145,23 @@ def test_options_say_who_answers_and_how(log_path: Path) -> None:
     assert len(third) < len(second)
 
 
+def test_a_genome_without_a_generation_is_of_the_last_that_has_any(log_path: Path) -> None:
+    answers = expected(log_path, [(3, 1, "A"), (3, "centre", "A")])
+    assert answers[0] != answers[1]
+    assert fed(log_path, "A\n/centre\nA\n", "genome=1").stdout.splitlines() == answers
+    typed = "/genome 4\n/genome 1\nA\n/genome 0\n/quit\n"
+    with mock.patch("es_cookbook.commands.play.open_console", Terminal):
+        done = fed(log_path, typed)
+    assert "there is no genome 4: generation 3 has 4, 0 to 3" in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-4:] == [
+        "generation 4, centre> generation 4 is the end of the run and has no genomes: this is "
+        "generation 3",
+        f"generation 3, genome 1> {answers[0]}",
+        "[cut after 4 tokens]",
+        "generation 3, genome 1> generation 3, genome 0> ",
+    ], "said once, where it went there"
+
+
 def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     (model / "chat_template.jinja").write_text(
@@ -233,7 +251,12 @@ def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(fake_run: 
             "there is no generation 5: the run has recorded 4 of 4, so 0 (the base) ",
         ),
         (["generation=1", "genome=4"], "there is no genome 4: generation 1 has 4, 0 to 3"),
-        (["genome=0"], "generation 4 has no genomes: it is the end of the run; generations 0 to 3"),
+        (
+            ["genome=0", "generation=4"],
+            "generation 4 has no genomes: it is the end of the run; the last that has them is "
+            "generation=3 (in play: /generation 3)",
+        ),
+        (["genome=4"], "there is no genome 4: generation 3 has 4, 0 to 3"),
         (["problem=4"], "there is no held-out problem 4: the run has 4, 0 to 3"),
         (["temperature=-1"], "temperature must be 0 (greedy) or positive, found -1"),
         (["max_tokens=0"], "max_tokens must be at least 1, found 0"),

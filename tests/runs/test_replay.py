@@ -36,7 +36,7 @@ SPACES = {
     "rank 3, signs": LowRank(rank=3, noise="rademacher"),
     "dense": FullRank(),
     "adapter": Adapter(rank=2, init_seed=5),
-    "singular values of an adapter": SingularValues(fraction=0.5),
+    "singular values of an adapter": SingularValues(start="given later", fraction=0.5),
     "quantised: scales, zero points": QuantScales(which="both"),
     "quantised: codes": QuantCodes(),
 }

@@ -48,6 +48,7 @@ from es_cookbook.common.errors import (
     RequestError,
     with_notes,
 )
+from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -366,8 +367,8 @@ class RayPool(_AskingHost, Engine):
     def _shortage(self, count: int) -> str:
         needs, there = self._settings.needs, self._settings.cluster.resources()
         return (
-            f"room on the Ray cluster for {count} engines with CPU {needs.num_cpus:g} and "
-            f"GPU {needs.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
+            f"room on the Ray cluster for {plural(count, 'engine')} with CPU {needs.num_cpus:g} "
+            f"and GPU {needs.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
             f"GPU {there.get('GPU', 0):g} in all"
         )
 

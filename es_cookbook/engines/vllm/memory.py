@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.terminal import GIB, show_bytes
+from es_cookbook.common.terminal import GIB, plural, show_bytes
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
@@ -159,7 +159,7 @@ class Needs:
             raise ConfigError(
                 f"engine.max_genomes={self.max_genomes} needs {show_bytes(needed)} for LoRA slots, "
                 f"{show_bytes(self.slot)} each, and of {there} {show_bytes(left)} are left beside "
-                f"weights, cache and centre: at most {fit} genomes fit"
+                f"weights, cache and centre: there is room for {plural(fit, 'genome')} at most"
             )
 
 

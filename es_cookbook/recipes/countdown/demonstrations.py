@@ -17,6 +17,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import plural
 from es_cookbook.recipes.countdown.env import question
 from es_cookbook.recipes.countdown.problems import solved_problems
 from es_cookbook.recipes.countdown.warm_start import demonstrate
@@ -53,7 +54,7 @@ def main(config: Demonstrations) -> None:
             file.writelines(f"{line}\n" for line in lines)
     except OSError as error:
         raise ConfigError(f"cannot write output {str(output)!r}: {error.strerror}") from error
-    print(f"{len(lines)} rows written to {output}")
+    print(f"{plural(len(lines), 'row')} written to {output}")
 
 
 def cli() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import es_cookbook
 from es_cookbook.checkpoints.models import BaseIdentity
 from es_cookbook.checkpoints.tensors import dtype_name
+from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import Written
 from es_cookbook.runs.replay import Replay
@@ -22,7 +23,7 @@ _HELD_OUT = "test/env/all/"
 def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written) -> str:
     """The card of a centre as Markdown with a YAML head, as the Hub reads it."""
     what = (
-        f"The centre of a population after {replay.generation} generations of evolution "
+        f"The centre of a population after {plural(replay.generation, 'generation')} of evolution "
         f"strategies, as {written.kind}. It was rebuilt from the base model and the run's history"
     )
     fingerprint = replay.fingerprint

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.terminal import command, one_line
+from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import (
@@ -108,7 +108,8 @@ def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
             try:
                 version, entry = decode(line)
             except HistoryError as error:
-                raise HistoryError(f"{path}, line {number}: {error}") from error
+                advice = f"; {_advice(path, expected)}" if expected else ""
+                raise HistoryError(f"{path}, line {number}: {error}{advice}") from error
             except ValueError as error:
                 damage = f"{path}, line {number} is damaged ({error}); {_advice(path, expected)}"
                 if line.count(CHECKSUM_KEY) > 1:  # Two lines that lost the newline between them.
@@ -118,11 +119,12 @@ def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
             if version != first_version:
                 raise HistoryError(
                     f"{path}, line {number} has format version {version}, the lines before it "
-                    f"{first_version}"
+                    f"{first_version}; {_advice(path, expected)}"
                 )
             if (number == 1 and version > 1) != isinstance(entry, Header):
                 raise HistoryError(
-                    f"{path}, line {number}: the header must be the first line, and only that"
+                    f"{path}, line {number}: the header must be the first line, and only that; "
+                    f"{_advice(path, expected)}"
                 )
             if isinstance(entry, Record):
                 if entry.generation != expected:
@@ -138,9 +140,11 @@ def _advice(path: Path, whole: int) -> str:
     """What to do about a history of which only the first `whole` generations can be read."""
     if not whole:
         return "restore the file from a copy"
+    run = path.parent
     return (
-        f"restore the file from a copy, or go on from what is before it: "
-        f"{command('fork')} log_path={path.parent} generation={whole} output=..."
+        f"restore the file from a copy, or go on after {plural(whole, 'generation')}: in a new run "
+        f"({command('fork')} log_path={run} generation={whole} output={run}-from-{whole}) or in "
+        f"this one ({command('rewind')} log_path={run} generation={whole})"
     )
 
 
@@ -184,7 +188,7 @@ class HistoryStore:
         self.is_orderly = not torn_bytes or not path.read_bytes().endswith(b"\n")
         if torn_bytes:
             self.warning = (
-                f"{path}: dropped a torn last line ({torn_bytes} bytes); "
+                f"{path}: dropped a torn last line ({plural(torn_bytes, 'byte')}); "
                 f"the run goes on from generation {self.next_generation}"
             )
         elif not good_bytes:
@@ -281,7 +285,7 @@ def check_fingerprint(generation: int, recorded: int, found: int, model_name: st
     """
     if found != recorded:
         raise HistoryError(
-            f"after {generation} generations the centre had fingerprint {recorded:016x}, but the "
-            f"history gives {found:016x} from model_name={model_name}; give the model that began "
-            "the run"
+            f"after {plural(generation, 'generation')} the centre had fingerprint "
+            f"{recorded:016x}, but the history gives {found:016x} from model_name={model_name}; "
+            "give the model that began the run"
         )

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.terminal import printable
+from es_cookbook.common.terminal import plural, printable
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.jsonl import read_metrics
@@ -235,7 +235,7 @@ class ScreenTracker(Tracker):
         if "genomes/tied_fraction" in latest:
             facts.append(f"{latest['genomes/tied_fraction']:.0%} of pairs tied")
         if latest.get("rollouts/failed", 0) > 0:
-            facts.append(f"{latest['rollouts/failed']:.0f} rollouts lost")
+            facts.append(f"{plural(round(latest['rollouts/failed']), 'rollout')} lost")
         return Group(table, Text("  ·  ".join(facts), style="dim"))
 
 

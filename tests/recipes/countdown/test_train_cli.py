@@ -71,7 +71,18 @@ def test_the_same_options_find_the_same_run_directory() -> None:
     [
         ("optimizer.sigmo=1", 2, "did you mean 'optimizer.sigma'?"),
         ("engine=torhc", 2, "did you mean 'torch'?"),
-        ("optimizer.population_size=7", 1, "population_size must be even when antithetic is on"),
+        (
+            "optimizer.population_size=7",
+            1,
+            "optimizer.population_size must be even with optimizer.antithetic=True, because "
+            "genomes come in mirrored pairs; found 7\n",
+        ),
+        ("optimizer=cma", 1, "add search_space=singular_values search_space.start=... (the"),
+        ("optimizer=sep_cma", 1, ", search_space=adapter or search_space=full_rank\n"),
+        ("optimizer=qes", 1, "add search_space=quant_codes, with a GPTQ or compressed-tensors"),
+        ("search_space=singular_values", 1, "needs search_space.start=..., the directory of a"),
+        ("objective=pass_at_k", 1, "objective.k=4 needs attempts=4 or more of a genome at a"),
+        ("density=0.1", 2, "did you mean search_space=full_rank search_space.density=0.1?"),
         ("num_generations=0", 1, "num_generations must be at least 1, found 0"),
         ("dataset.num_train=x", 2, "dataset.num_train=x: it must be int"),
     ],
