@@ -16,8 +16,6 @@ from typing import Literal, TypeAlias
 import anyio
 import chz
 
-from es_cookbook.checkpoints.models import architecture_for, parameter_infos
-from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
@@ -82,6 +80,10 @@ class RecordedRun:
 
     @functools.cached_property
     def _space(self) -> SearchSpace:
+        # torch and transformers, which a Config does without.
+        from es_cookbook.checkpoints.models import architecture_for, parameter_infos
+        from es_cookbook.checkpoints.peft import read_adapter
+
         search_space = self.config.search_space
         infos = parameter_infos(architecture_for(search_space, self.model_name))
         return search_space(infos, read_adapter)

@@ -24,7 +24,8 @@ from es_cookbook.commands import fork
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, load_config
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
-from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
