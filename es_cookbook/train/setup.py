@@ -62,6 +62,7 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(locked(log_path))
         stack.enter_context(failures_told(log_path))
+        await asyncio.to_thread(_check, config)
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
         stack.push_async_callback(_close, engine)
         stack.callback(end_idle_workers)
@@ -107,6 +108,13 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
             recorder,
         )
         await recorder.finish()
+
+
+def _check(config: Config) -> None:
+    """Refuse what would fail outside of this process, before a model is loaded."""
+    for builder in (config.hub, config.trackers, config.dataset, config.kl, config.preference):
+        if builder is not None:
+            builder.check()
 
 
 def _optimizer(config: Config, engine: Engine) -> Optimizer:

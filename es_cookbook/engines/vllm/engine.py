@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
+from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import (
     end_of_sequence_ids,
     load_architecture,
@@ -190,7 +191,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         else:
             share = share_for_vllm(needs, share, current_platform.get_device_total_memory())
         arguments: dict[str, object] = {
-            "model": model_name,
+            # A directory also for a Hub name, for which each of its processes would ask the Hub.
+            "model": str(model_directory(model_name)),
             "dtype": dtype,
             "max_model_len": self.context_length(model),
             "gpu_memory_utilization": share,
