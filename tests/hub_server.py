@@ -16,6 +16,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 from urllib.parse import unquote
 
+import pytest
+
 TOKEN = "hf_secret"
 LARGEST_REGULAR = 100
 """Bytes; what is larger goes through LFS."""
@@ -40,6 +42,7 @@ class HubServer:
         repositories: by name.
         requests: method and path of all that came, in order.
         fail_with: a status with which to answer everything, or None.
+        read_only: whether the token may not write.
         fail_after: requests that are answered well all the same, and at once.
         hang: seconds to wait before any answer.
     """
@@ -49,6 +52,7 @@ class HubServer:
         self.requests: list[str] = []
         self.fail_with: int | None = None
         self.fail_after = 0
+        self.read_only = False
         self.hang = 0.0
         self.blobs: dict[str, bytes] = {}
         self.stopping = threading.Event()
@@ -75,6 +79,19 @@ class HubServer:
         """Variables that lead the real client here."""
         variables = {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         return variables if token is None else variables | {"HF_TOKEN": token}
+
+    def lead_here(self, patch: pytest.MonkeyPatch, cache: Path | None = None) -> None:
+        """Have the client of this process and of those that it starts ask here."""
+        from huggingface_hub import constants  # It has read the variables when it was imported.
+
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
+        patch.setattr(constants, "ENDPOINT", self.url)
+        resolve = f"{self.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", resolve)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        if cache is not None:
+            patch.setattr(constants, "HF_HUB_CACHE", str(cache))
 
     def serve(self, name: str, directory: Path) -> Repository:
         """A public repository with the files of a directory."""
@@ -109,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         hub = self.hub
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path == "/api/agent-harnesses":  # The client asks it once a day, whatever it does.
+            return self.answer(404, {})
         hub.requests.append(f"{self.command} {self.path}")
         is_well = len(hub.requests) <= hub.fail_after
         if hub.hang and not is_well:
@@ -126,6 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(*found)
         if not has_token:
             return self.answer(401, {"error": "Invalid credentials"})
+        if hub.read_only:
+            return self.answer(403, {"error": "You don't have the rights"})
         return self.answer(*self.respond(parts, body))
 
     def read(self, parts: list[str], has_token: bool) -> tuple[int, object, dict[str, str]] | None:

@@ -51,12 +51,14 @@ class WandbTrackerBuilder(TrackerBuilder):
             raise not_installed("trackers.wandb", "wandb", "wandb")
         if self.wandb_project is None or os.environ.get("WANDB_MODE", "online") != "online":
             return
-        if not _is_logged_in():
-            logger.warning(
-                "W&B stays offline for trackers.wandb.wandb_project=%s, because nobody is logged "
-                "in: set WANDB_API_KEY, or run `wandb login`; `wandb sync` uploads the run later",
-                self.wandb_project,
-            )
+        with contextlib.suppress(Exception):  # The tracker says what fails in W&B.
+            if not _is_logged_in():
+                logger.warning(
+                    "trackers.wandb.wandb_project=%s: nobody is logged in to W&B, so the run stays "
+                    "offline; set WANDB_API_KEY or run `wandb login` before it, or upload it with "
+                    "`wandb sync` later",
+                    self.wandb_project,
+                )
 
     def __call__(self, run: RunInfo) -> Tracker:
         """Start or continue the W&B run."""
