@@ -164,10 +164,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return None
         repository = self.hub.repositories.get(repo_id)
         if repository is None or (repository.private and not has_token):
-            missing = (
-                {"X-Error-Code": "RepoNotFound"} if "authorization" not in self.headers else {}
-            )
-            return (404 if has_token else 401), {"error": "Repository not found"}, missing
+            if "authorization" in self.headers and not has_token:
+                wrong = {"X-Error-Message": "Invalid credentials in Authorization header"}
+                return 401, {}, wrong
+            return (404 if has_token else 401), {}, {"X-Error-Code": "RepoNotFound"}
         match self.command, what:
             case "GET", [] | ["revision", _]:
                 sha, files = repository.commit(what[1] if what else "main")

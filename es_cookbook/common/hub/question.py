@@ -93,10 +93,7 @@ def within(seconds: float, ask: Callable[[], _Result]) -> _Result:
     if errors:
         raise errors[0]
     if not results:
-        raise TimeoutError(
-            f"did not answer within {seconds:g} s ({_SETTING} in the environment is how long to "
-            "wait)"
-        )
+        raise TimeoutError(f"did not answer within {seconds:g} s")
     return results[0]
 
 
@@ -118,7 +115,7 @@ def reason(error: Exception, what: str) -> str:
     given = "with the token that is set" if get_token() else f"without a token ({TOKEN} is not set)"
     match error:
         case TimeoutError():
-            return str(error)
+            return f"{error} ({_SETTING} in the environment sets how long to wait)"
         case GatedRepoError():
             return f"has terms that an account has to accept for {what}; it was asked {given}"
         case RepositoryNotFoundError():
