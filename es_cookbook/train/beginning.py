@@ -32,6 +32,7 @@ async def begun(config: Config) -> AsyncGenerator[Standing]:
             run that cannot go on with this Config; says what can be done instead.
         HistoryError: Its history is damaged or missing, or began with another base.
         ModelError: The base of a recorded run cannot be read.
+        ESCookbookError: What the run needs outside of this process is not there.
     """
     log_path, config_json = Path(config.log_path), config_to_json(config)
     with locked(log_path), failures_told(log_path):
@@ -45,7 +46,16 @@ async def begun(config: Config) -> AsyncGenerator[Standing]:
         if standing.config_json is not None and not standing.is_complete:
             _check_schedules(standing.config_json, standing.generations, config)
             await asyncio.to_thread(_check_base, standing, config)
+        if not standing.is_complete:
+            await asyncio.to_thread(_check_outside, config)
         yield standing
+
+
+def _check_outside(config: Config) -> None:
+    """Refuse what would fail outside of this process, before a model is loaded."""
+    for builder in (config.hub, config.trackers, config.dataset, config.kl, config.preference):
+        if builder is not None:
+            builder.check()
 
 
 def forking(config: Config, generation: int) -> str:

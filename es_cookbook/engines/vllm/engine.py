@@ -166,6 +166,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     ) -> "AsyncLLM":
         import torch
 
+        from es_cookbook.checkpoints.model_files import model_directory
         from es_cookbook.engines.vllm.memory import cpu_cache_gib, needs_of, share_for_vllm
         from es_cookbook.engines.vllm.slots import arguments_for_experts
 
@@ -207,7 +208,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         else:
             share = share_for_vllm(needs, share, current_platform.get_device_total_memory())
         arguments: dict[str, object] = {
-            "model": model_name,
+            # A directory also for a Hub name, for which each of its processes would ask the Hub.
+            "model": str(model_directory(model_name)),
             "dtype": dtype,
             "max_model_len": self.context_length(model),
             "gpu_memory_utilization": share,
