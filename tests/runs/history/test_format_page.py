@@ -77,7 +77,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ],
 )
 def test_the_page_alone_rebuilds_a_trained_run(
-    tmp_path: Path, models: dict[str, Path], which: str, stored: str, dtype: str
+    tmp_path: Path, models: dict[str, Path], which: str, stored: str, dtype: Any
 ) -> None:
     config = TinyConfig(
         model_name=str(models[stored]),
@@ -187,10 +187,10 @@ def test_the_examples_on_the_page_are_what_the_centre_comes_to() -> None:
     assert rows == expected
     for rule in (ADAM, MuonRule(0.2, 5), FEEDBACK):
         fields = rule.__dataclass_fields__
-        assert ", ".join(f"`{name}` {_as_text(getattr(rule, name))}" for name in fields) in PAGE
+        assert ", ".join(f"`{name}` {as_text(getattr(rule, name))}" for name in fields) in PAGE
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
     return json.dumps(value).replace("-", "−")  # as the page has it
 
 
