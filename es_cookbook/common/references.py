@@ -131,9 +131,14 @@ def is_script(trusted: str) -> bool:
     return trusted.endswith(_SCRIPT)
 
 
+def was_run(module_name: str) -> bool:
+    """Whether it is the module or the script that this process was started with."""
+    return module_name == _module_that_was_run()
+
+
 def script_of(module_name: str) -> Path | None:
     """The file of a module that is a script: the one that was run, or one that is trusted."""
-    if module_name == _module_that_was_run():
+    if was_run(module_name):
         main = sys.modules["__main__"]
         return None if main.__spec__ is not None else Path(str(main.__file__))
     return _loaded_scripts.get(module_name)
@@ -146,7 +151,7 @@ def _loaded(path: Path) -> str:
         raise ConfigError(f"trust={path}: a script that is imported is named like a Python module")
     if not path.is_file():
         raise ConfigError(f"trust={path}: there is no such script")
-    if _loaded_scripts.get(name) == here or name == _module_that_was_run():
+    if name == _module_that_was_run() or _is_copy(here, _loaded_scripts.get(name)):
         return name
     if name in sys.modules or name in sys.stdlib_module_names:
         raise ConfigError(
@@ -167,6 +172,13 @@ def _loaded(path: Path) -> str:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"trust={path}: it cannot be imported: {said}") from error
     return name
+
+
+def _is_copy(script: Path, known: Path | None) -> bool:
+    """Whether it is the known script or a copy of it."""
+    if known is None or script == known:
+        return known is not None
+    return known.is_file() and known.read_bytes() == script.read_bytes()
 
 
 def refuse_while_imported() -> None:

@@ -179,14 +179,24 @@ def failures_told(log_path: Path) -> Generator[None]:
 
 
 def check_is_run(log_path: Path) -> None:
-    """Refuse a directory that is not a run's.
+    """Refuse a directory that is not a run's; a `config.json` that is damaged may be one.
 
     Raises:
         RunDirectoryError: It is not.
     """
-    if not (log_path / CONFIG).exists():
+    config = log_path / CONFIG
+    if not config.is_file():
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
+        )
+    try:
+        plain = json.loads(config.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if "$class" not in plain:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds a {CONFIG} that is no run's (a model has one, too), so it "
+            "is not a run directory"
         )
 
 

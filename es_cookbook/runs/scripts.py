@@ -14,7 +14,7 @@ from pathlib import Path
 
 from es_cookbook.common.configs import modules_named
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.references import is_script, script_of
+from es_cookbook.common.references import is_script, script_of, was_run
 from es_cookbook.runs.files import replace_file
 
 SCRIPTS = "scripts"
@@ -61,7 +61,7 @@ def scripts_not_trusted(
     trusted = {Path(name).stem for name in trust if is_script(name)}
     trusted |= {name for name in trust if not is_script(name)}
     copies = [kept_script(log_path, name) for name in _named(config_json) if name not in trusted]
-    return [copy for copy in copies if copy.is_file() and script_of(copy.stem) is None]
+    return [copy for copy in copies if copy.is_file() and not was_run(copy.stem)]
 
 
 def trust_option(log_path: Path, config_json: str) -> str:

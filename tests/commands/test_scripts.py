@@ -133,6 +133,9 @@ def test_a_script_is_found_by_its_path_with_what_lies_beside_it(
     # And another of the same name is not taken for it.
     (written / "other").mkdir()
     other = shutil.copy(written / "a_script_of_mine.py", written / "other")
+    again = recorded_config(written / "run", ["tests", str(other)])
+    assert again.dataset == config.dataset, "a copy of it"
+    Path(other).write_text(SCRIPT + "# and more")
     with pytest.raises(ConfigError, match="another module is called a_script_of_mine"):
         recorded_config(written / "run", ["tests", str(other)])
 
