@@ -1,17 +1,22 @@
-"""A stand-in for the Hub's upload API, on this machine: what `huggingface_hub` asks of it.
+"""A stand-in for the Hub, on this machine: what `huggingface_hub` asks of it to push and to load.
 
 It keeps repositories in memory: a branch is a list of commits, a commit is path -> bytes. Small
-files come inline with the commit, large ones through LFS first, as on the Hub.
+files come inline with the commit, large ones through LFS first, as on the Hub. Public repositories
+can be read without a token. The name of a data set begins with `datasets/`.
 """
 
 import base64
 import hashlib
 import json
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 from typing import Any
 from urllib.parse import unquote
+
+import pytest
 
 TOKEN = "hf_secret"
 LARGEST_REGULAR = 100
@@ -19,9 +24,15 @@ LARGEST_REGULAR = 100
 
 
 class Repository:
-    def __init__(self, private: bool) -> None:
+    def __init__(self, private: bool, files: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self.private = private
-        self.branches: dict[str, list[dict[str, bytes]]] = {"main": [{}]}
+        self.gated = False
+        self.branches: dict[str, list[dict[str, bytes]]] = {"main": [dict(files)]}
+
+    def commit(self, revision: str) -> tuple[str, dict[str, bytes]]:
+        """Its hash, which is its number, and its files; of a branch the last."""
+        commits = self.branches.get(revision) or self.branches["main"][: int(revision, 16)]
+        return f"{len(commits):040x}", commits[-1]
 
 
 class HubServer:
@@ -31,6 +42,8 @@ class HubServer:
         repositories: by name.
         requests: method and path of all that came, in order.
         fail_with: a status with which to answer everything, or None.
+        read_only: whether the token may not write.
+        fail_after: requests that are answered well all the same, and at once.
         hang: seconds to wait before any answer.
     """
 
@@ -38,6 +51,8 @@ class HubServer:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
         self.fail_with: int | None = None
+        self.fail_after = 0
+        self.read_only = False
         self.hang = 0.0
         self.blobs: dict[str, bytes] = {}
         self.stopping = threading.Event()
@@ -65,6 +80,25 @@ class HubServer:
         variables = {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         return variables if token is None else variables | {"HF_TOKEN": token}
 
+    def lead_here(self, patch: pytest.MonkeyPatch, cache: Path | None = None) -> None:
+        """Have the client of this process and of those that it starts ask here."""
+        from huggingface_hub import constants  # It has read the variables when it was imported.
+
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
+        patch.setattr(constants, "ENDPOINT", self.url)
+        resolve = f"{self.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", resolve)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        if cache is not None:
+            patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+
+    def serve(self, name: str, directory: Path) -> Repository:
+        """A public repository with the files of a directory."""
+        files = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+        self.repositories[name] = Repository(private=False, files=files)
+        return self.repositories[name]
+
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
         """What a branch holds."""
         return self.repositories[repo_id].branches[revision][-1]
@@ -80,6 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.serve()
 
+    def do_HEAD(self) -> None:
+        self.serve()
+
     def do_POST(self) -> None:
         self.serve()
 
@@ -89,19 +126,82 @@ class _Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         hub = self.hub
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path == "/api/agent-harnesses":  # The client asks it once a day, whatever it does.
+            return self.answer(404, {})
         hub.requests.append(f"{self.command} {self.path}")
-        if hub.hang:
+        is_well = len(hub.requests) <= hub.fail_after
+        if hub.hang and not is_well:
             hub.stopping.wait(hub.hang)
-        if hub.fail_with is not None:
+        if hub.fail_with is not None and not is_well:
             return self.answer(hub.fail_with, {"error": "as it was told"})
         if self.command == "PUT":  # An address that was given out needs no token, as on S3.
             oid = self.path.rpartition("/")[2]
             assert hashlib.sha256(body).hexdigest() == oid
             hub.blobs[oid] = body
             return self.answer(200, {})
-        if self.headers.get("authorization") != f"Bearer {TOKEN}":
+        parts = list(map(unquote, self.path.partition("?")[0].strip("/").split("/")))
+        has_token = self.headers.get("authorization") == f"Bearer {TOKEN}"
+        if (found := self.read(parts, has_token)) is not None:
+            return self.answer(*found)
+        if not has_token:
             return self.answer(401, {"error": "Invalid credentials"})
-        return self.answer(*self.respond(list(map(unquote, self.path.strip("/").split("/"))), body))
+        if hub.read_only:
+            return self.answer(403, {"error": "You don't have the rights"})
+        return self.answer(*self.respond(parts, body))
+
+    def read(self, parts: list[str], has_token: bool) -> tuple[int, object, dict[str, str]] | None:
+        """What everybody may ask of a public repository; None if it is something else."""
+        match parts:
+            case ["api", "models", owner, name, *what]:
+                repo_id = f"{owner}/{name}"
+            case ["api", "datasets", owner, name, *what]:
+                repo_id = f"datasets/{owner}/{name}"
+            case ["datasets", owner, name, "resolve", *what]:
+                repo_id, what = f"datasets/{owner}/{name}", ["resolve", *what]
+            case [owner, name, "resolve", *what]:
+                repo_id, what = f"{owner}/{name}", ["resolve", *what]
+            case _:
+                return None
+        repository = self.hub.repositories.get(repo_id)
+        if repository is None or (repository.private and not has_token):
+            if "authorization" in self.headers and not has_token:
+                wrong = {"X-Error-Message": "Invalid credentials in Authorization header"}
+                return 401, {}, wrong
+            return (404 if has_token else 401), {}, {"X-Error-Code": "RepoNotFound"}
+        match self.command, what:
+            case "GET", [] | ["revision", _]:
+                sha, files = repository.commit(what[1] if what else "main")
+                return (
+                    200,
+                    {
+                        "id": repo_id.removeprefix("datasets/"),
+                        "private": repository.private,
+                        "sha": sha,
+                        "siblings": [{"rfilename": name} for name in files],
+                    },
+                    {},
+                )
+            case "GET", ["tree", revision, *folder]:
+                _, files = repository.commit(revision)
+                return (
+                    200,
+                    [
+                        {"type": "file", "path": name, "size": len(content), "oid": _etag(content)}
+                        for name, content in files.items()
+                        if name.startswith("/".join(folder))
+                    ],
+                    {},
+                )
+            case "GET" | "HEAD", ["resolve", revision, *file]:
+                sha, files = repository.commit(revision)
+                content = files.get("/".join(file))
+                if repository.gated:
+                    return 403, {}, {"X-Error-Code": "GatedRepo"}
+                if content is None:
+                    return 404, {}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha}
+                return 200, content, {"X-Repo-Commit": sha, "ETag": f'"{_etag(content)}"'}
+            case _:
+                return None
 
     def respond(self, parts: list[str], body: bytes) -> tuple[int, object]:
         hub = self.hub
@@ -138,8 +238,6 @@ class _Handler(BaseHTTPRequestHandler):
         self, method: str, repo_id: str, repository: Repository, rest: list[str], body: bytes
     ) -> tuple[int, object]:
         match method, rest:
-            case "GET", []:
-                return 200, {"id": repo_id, "private": repository.private, "sha": "0" * 40}
             case "POST", ["branch", branch]:
                 if branch in repository.branches:
                     return 409, {"error": "exists"}
@@ -176,10 +274,19 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 return 404, {"error": f"not stood in for: {self.command} {self.path}"}
 
-    def answer(self, status: int, value: object) -> None:
-        content = json.dumps(value).encode()
+    def answer(
+        self, status: int, value: object, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+def _etag(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()

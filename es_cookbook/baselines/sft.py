@@ -64,7 +64,7 @@ def main(config: SFTConfig) -> None:
         raise ConfigError(f"output {str(output)!r} is there already; give another one")
     rows = [
         {name: _text(row, name) for name in ("prompt", "completion")}
-        for row in load_rows(config.data)
+        for row in load_rows(config.data, option="data")
     ]
     if not rows:
         raise DataError(f"{config.data}: there are no rows")

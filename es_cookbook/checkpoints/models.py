@@ -32,6 +32,14 @@ from es_cookbook.checkpoints.linear_weights import (
     named_weights,
     split_member,
 )
+from es_cookbook.checkpoints.model_files import (
+    CONFIG,
+    OLDER_VOCABULARY,
+    TOKENIZER_FILES,
+    VOCABULARY,
+    model_directory,
+    weight_paths,
+)
 from es_cookbook.checkpoints.quantised import (
     QuantisedCheckpoint,
     QuantisedWeight,
@@ -44,9 +52,7 @@ from es_cookbook.checkpoints.quantised import (
 from es_cookbook.checkpoints.tensors import (
     ReadTensors,
     WeightFiles,
-    find_file,
     first_line,
-    weight_paths,
 )
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import whole_directory
@@ -56,10 +62,6 @@ from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """From a parameter's name and value to the names and values that stand for it."""
 
-_VOCABULARY = "tokenizer.json"
-"""The whole vocabulary; where it is, the older files beside it are not read."""
-_OLDER_VOCABULARY = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
-_TOKENIZER_FILES = (_VOCABULARY, *_OLDER_VOCABULARY)
 _TOKENIZER_SETTINGS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -90,15 +92,11 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: It is missing or cannot be read; says where.
     """
-    _check_directory(model_name)
-    path = Path(model_name)
-    if path.is_dir() and not any((path / name).exists() for name in _TOKENIZER_FILES):
-        raise ModelError(
-            f"model_name: directory {model_name!r} has no tokenizer (one of "
-            f"{', '.join(_TOKENIZER_FILES)})"
-        )
+    directory = model_directory(model_name, "tokenizer")
+    if not any((directory / name).exists() for name in TOKENIZER_FILES):
+        raise _no_tokenizer(model_name)
     try:
-        return AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds; to the user it is one mistake
         raise ModelError(
             f"model_name: cannot load the tokenizer of {model_name!r}: {first_line(error)}"
@@ -116,8 +114,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     Raises:
         ModelError: Config or weights are missing or cannot be read; says where.
     """
-    _check_model_directory(model_name)
-    _check_kernels(model_name)
+    directory = _checked_directory(model_name)
     checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
     quantised: dict[str, QuantisedWeight] = {}
     try:
@@ -125,7 +122,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
             if checkpoint is None:
                 held = dtype if dtype == "auto" else getattr(torch, dtype)
                 loaded = AutoModelForCausalLM.from_pretrained(
-                    model_name, dtype=held, output_loading_info=True, trust_remote_code=False
+                    directory, dtype=held, output_loading_info=True, trust_remote_code=False
                 )
             else:
                 quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
@@ -141,6 +138,8 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
             f"{len(missing) - 1} more"
         )
     _make_quantised(model, {layer: weight.to(device) for layer, weight in quantised.items()})
+    # As it was given, not where the cache has it: PEFT and TRL write it into what they save.
+    model.name_or_path = model.config.name_or_path = model_name
     cast("torch.nn.Module", model).to(device)  # in place; `PreTrainedModel.to` has no usable type
     return model.eval().requires_grad_(False)
 
@@ -153,11 +152,10 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
     Raises:
         ModelError: It cannot be read, or is not a causal LM; says where.
     """
-    _check_model_directory(model_name, weights)
-    _check_kernels(model_name)
+    directory = _checked_directory(model_name, weights)
     try:
         with torch.device("meta"):
-            config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {first_line(error)}") from error
@@ -181,8 +179,8 @@ def _load_quantised(
     checkpoint: QuantisedCheckpoint, quantised: Mapping[str, QuantisedWeight], dtype: str
 ) -> tuple[object, object]:
     """As `from_pretrained` returns it, the quantised weights as what they stand for."""
-    model_name = checkpoint.model_name
-    config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
+    directory = model_directory(checkpoint.model_name)
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     # transformers would want its own quantisers for it.
     vars(config).pop("quantization_config", None)
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
@@ -196,9 +194,8 @@ def _load_quantised(
     model, loading = model_class.from_pretrained(
         None, config=config, state_dict=weights, dtype=held, output_loading_info=True
     )
-    model.name_or_path = model_name
-    if find_file(model_name, "generation_config.json"):
-        model.generation_config = GenerationConfig.from_pretrained(model_name)
+    if (directory / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory)
     return model, loading
 
 
@@ -250,8 +247,9 @@ def base_identity(model_name: str) -> BaseIdentity:
 
 def tokenizer_files(model_name: str) -> list[Path]:
     """The files of a directory's or Hub name's tokenizer, all that there are."""
-    names = (*_TOKENIZER_FILES, *_TOKENIZER_SETTINGS)
-    return [path for name in names if (path := find_file(model_name, name))]
+    directory = model_directory(model_name, "tokenizer")
+    names = (*TOKENIZER_FILES, *_TOKENIZER_SETTINGS)
+    return [path for name in names if (path := directory / name).is_file()]
 
 
 class BaseParameters(ReadTensors):
@@ -378,16 +376,12 @@ def _dtype_of(name: str) -> torch.dtype:
 
 
 def _tokenizer_digest(model_name: str) -> str:
-    def present(names: Iterable[str]) -> list[tuple[str, Path]]:
-        return [(name, path) for name in names if (path := find_file(model_name, name))]
-
-    vocabulary = present([_VOCABULARY]) or present(_OLDER_VOCABULARY)
-    if not vocabulary:
-        raise ModelError(
-            f"model_name: {model_name!r} has no tokenizer (one of {', '.join(_TOKENIZER_FILES)})"
-        )
-    files = vocabulary + present(_TOKENIZER_SETTINGS)
-    return _digest((name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in files)
+    there = {path.name: path for path in tokenizer_files(model_name)}
+    vocabulary = [VOCABULARY] if VOCABULARY in there else [*OLDER_VOCABULARY]
+    if not there.keys() & vocabulary:
+        raise _no_tokenizer(model_name)
+    names = [name for name in (*vocabulary, *_TOKENIZER_SETTINGS) if name in there]
+    return _digest((n, hashlib.sha256(there[n].read_bytes()).hexdigest()) for n in names)
 
 
 def _tensor_digest(files: WeightFiles, name: str) -> str:
@@ -415,12 +409,16 @@ def _no_progress_bar() -> Generator[None]:
         enable_progress_bar()
 
 
-def _check_model_directory(model_name: str, weights: bool = True) -> None:
-    _check_directory(model_name)
-    path = Path(model_name)
-    if not path.is_dir():
-        return
-    if not (path / "config.json").exists():
+def _no_tokenizer(model_name: str) -> ModelError:
+    return ModelError(
+        f"model_name: {model_name!r} has no tokenizer (one of {', '.join(TOKENIZER_FILES)})"
+    )
+
+
+def _checked_directory(model_name: str, weights: bool = True) -> Path:
+    """A model's directory, if it is one, has weights, and has nothing run that others wrote."""
+    path = model_directory(model_name, "weights" if weights else "config")
+    if not (path / CONFIG).exists():
         raise ModelError(
             f"model_name: directory {model_name!r} has no config.json: it is no model directory"
         )
@@ -428,13 +426,14 @@ def _check_model_directory(model_name: str, weights: bool = True) -> None:
         raise ModelError(
             f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
         )
+    _check_kernels(model_name, path / CONFIG)
+    return path
 
 
-def _check_kernels(model_name: str) -> None:
+def _check_kernels(model_name: str, path: Path) -> None:
     """Refuse a config that names kernels on the Hub, which transformers would fetch and run."""
-    path = find_file(model_name, "config.json")
     try:
-        waiting: list[object] = [] if path is None else [json.loads(path.read_text("utf-8"))]
+        waiting: list[object] = [json.loads(path.read_text("utf-8"))]
     except (ValueError, RecursionError):  # Who loads the model says so.
         return
     while waiting:
@@ -449,9 +448,3 @@ def _check_kernels(model_name: str) -> None:
                         f"model_name: the config.json of {model_name!r} has kernels of others run, "
                         f"as {one_line(name)} {value!r:.60}; take that out of it"
                     )
-
-
-def _check_directory(model_name: str) -> None:
-    looks_like_path = model_name.startswith((".", "/", "~")) or model_name.count("/") > 1
-    if looks_like_path and not Path(model_name).is_dir():
-        raise ModelError(f"model_name: there is no directory {model_name!r}")

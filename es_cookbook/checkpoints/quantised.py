@@ -41,7 +41,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from es_cookbook.checkpoints.tensors import ReadTensors, WeightFiles, find_file, weight_paths
+from es_cookbook.checkpoints.model_files import find_file, weight_paths
+from es_cookbook.checkpoints.tensors import ReadTensors, WeightFiles
 from es_cookbook.common.errors import ModelError
 
 Kind: TypeAlias = Literal["codes", "scales", "zeros"]

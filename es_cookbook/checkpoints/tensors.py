@@ -18,15 +18,9 @@ from typing import Any, Self, TypeAlias, cast
 
 import safetensors
 import torch
-from transformers.utils.hub import cached_file
 
 from es_cookbook.common.errors import ModelError
 
-# In the order in which transformers looks for them.
-_SINGLE_AND_INDEX = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
 TensorKind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape."""
 
@@ -97,59 +91,9 @@ class WeightFiles(ReadTensors):
         super().__init__(tensor_of, lambda name: tensor_of[name](name))
 
 
-def weight_paths(model_name: str) -> list[Path]:
-    """The files of a checkpoint that transformers takes, safetensors before others.
-
-    Raises:
-        ModelError: There is none, or it cannot be read; says where.
-    """
-    for single, index in _SINGLE_AND_INDEX:
-        if path := find_file(model_name, single):
-            return [path]
-        if path := find_file(model_name, index):
-            return _shards(model_name, path)
-    raise ModelError(
-        f"model_name: {model_name!r} has no weights: none of "
-        f"{', '.join(name for names in _SINGLE_AND_INDEX for name in names)} in its directory, or "
-        "on the Hub and in the cache"
-    )
-
-
-def find_file(model_name: str, file_name: str) -> Path | None:
-    """A file of a directory or Hub name, from the cache where it is there; None if it has none.
-
-    Raises:
-        ModelError: The Hub refuses it.
-    """
-    try:
-        found = cached_file(
-            model_name,
-            file_name,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except Exception as error:  # transformers raises many kinds; to the user it is one mistake
-        raise ModelError(f"model_name: cannot find {model_name!r}: {first_line(error)}") from error
-    return None if found is None else Path(found)
-
-
 def first_line(error: Exception) -> str:
     """What a library's error says, or its class if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _shards(model_name: str, index: Path) -> list[Path]:
-    weight_map = cast("dict[str, dict[str, str]]", json.loads(index.read_text()))["weight_map"]
-    paths: list[Path] = []
-    for name in sorted(set(weight_map.values())):
-        path = find_file(model_name, name)
-        if path is None:
-            raise ModelError(
-                f"model_name: {model_name!r} has no file {name!r}, which its {index.name} names"
-            )
-        paths.append(path)
-    return paths
 
 
 def _read_safetensors(path: Path) -> tuple[list[str], Callable[[str], torch.Tensor]]:

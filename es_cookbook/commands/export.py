@@ -8,6 +8,7 @@ The run directory is only read, and the run may be going on.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chz
 
@@ -15,8 +16,9 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.runs.export.export import write_export
-from es_cookbook.runs.replay import Replay, open_replay
+
+if TYPE_CHECKING:
+    from es_cookbook.runs.replay import Replay
 
 
 @chz.chz
@@ -61,6 +63,10 @@ def export(config: ExportConfig) -> str:
     output = Path(config.output)
     if output.exists() or output.is_symlink():
         raise ConfigError(f"output {str(output)!r} is there already; give another one")
+    # torch, which the options do without.
+    from es_cookbook.runs.export.export import write_export
+    from es_cookbook.runs.replay import open_replay
+
     try:
         replay = open_replay(
             Path(config.log_path),
@@ -83,7 +89,7 @@ def export(config: ExportConfig) -> str:
     return "\n".join([*said, f"exported {what} as {written.kind}: {output}"])
 
 
-def _check_options(config: ExportConfig, replay: Replay) -> None:
+def _check_options(config: ExportConfig, replay: "Replay") -> None:
     if config.rank is None:
         return
     if config.merge:

@@ -47,6 +47,7 @@ from es_cookbook.common.errors import (
     leaves,
     nearest,
 )
+from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import printable, program, until_stdout_closes
 
 _Config = TypeVar("_Config")
@@ -65,6 +66,7 @@ def run_cli(
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
+    refuse_while_imported()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         given = _parse([argument for argument in arguments if argument not in _HELP])

@@ -66,7 +66,7 @@ class HistoryError(ESCookbookError, ValueError):
 
 
 class HubError(ESCookbookError, OSError):
-    """A push that the Hugging Face Hub refused, or that did not get there."""
+    """A question or a push that the Hugging Face Hub refused, or that did not get there."""
 
 
 def with_notes(error: _Error, of: BaseException | None) -> _Error:

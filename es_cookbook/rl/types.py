@@ -333,6 +333,14 @@ class Datasets:
 class RLDatasetBuilder(ABC):
     """Builds the training and the held-out problems."""
 
+    def check(self) -> None:
+        """Refuse, before a model is loaded, sources that are not there; by default nothing.
+
+        Raises:
+            DataError: Which one, and why.
+        """
+        return
+
     @abstractmethod
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Load, check and split.

@@ -291,7 +291,7 @@ def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
     rewinds(run, 4)
     assert capsys.readouterr().out == (
         f"{run} holds 4 generations now, and {run / 'rewound' / '1'} the run as it stood; to go "
-        f"on: python -m es_cookbook resume log_path={run}\n"
+        f"on: python -m es_cookbook resume log_path={run} trust=tests\n"
     )
     assert len(list(read_history(run / "history.jsonl"))) == 4
     cut = files(run)
@@ -395,5 +395,5 @@ def test_what_may_not_differ_and_runs_that_are_none_are_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"$class": "__main__:Config"}))
     with pytest.raises(SystemExit):
         resumes(tmp_path / "script")
-    assert "needs classes of the script that wrote it" in capsys.readouterr().err
+    assert "give that script as trust=path/to/script.py, or run it again" in capsys.readouterr().err
     assert files(recorded) == before

@@ -19,8 +19,9 @@ import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.commands import plan as module
-from es_cookbook.commands.plan import GPUS, Plan, PlanConfig, check, read_architecture, report
+from es_cookbook.commands.plan import main
+from es_cookbook.commands.plan_config import GPUS, PlanConfig
+from es_cookbook.commands.plan_numbers import Plan, check, read_architecture, report
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ModelError
@@ -468,7 +469,7 @@ def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, st
     """The exit code, and what was printed and said."""
     code = 0
     try:
-        run_cli(module.main, PlanConfig, options)
+        run_cli(main, PlanConfig, options)
     except SystemExit as stop:
         code = typing.cast(int, stop.code)
     return code, *capsys.readouterr()

@@ -38,6 +38,7 @@ import anyio
 import chz
 from typing_extensions import override
 
+from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, needs_trust
 from es_cookbook.common.cores import num_cores
@@ -55,6 +56,7 @@ from es_cookbook.engines.base import (
     EngineBuilder,
     Host,
     LogprobsRequest,
+    ModelEngineBuilder,
     SampleRequest,
 )
 from es_cookbook.engines.ray.cluster import Cluster, Needs, Place
@@ -151,6 +153,8 @@ class RayPoolBuilder(EngineBuilder):
 
     @override
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
+        if isinstance(self.engine, ModelEngineBuilder):  # A name that is none needs no cluster.
+            await asyncio.to_thread(model_directory, model_name)
         cluster = Cluster.connect(self.address)
         pool: RayPool | None = None
         try:

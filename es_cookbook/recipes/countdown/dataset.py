@@ -11,6 +11,7 @@ from itertools import islice
 from typing import cast
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
@@ -23,7 +24,7 @@ from es_cookbook.recipes.countdown.problems import (
     solve,
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, validate_gold
-from es_cookbook.rl.data.rows import Row, load_rows
+from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
 from es_cookbook.rl.rewards.format import THINK_OPEN
@@ -72,6 +73,13 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
                 "test_source needs source=... beside it: generated problems hold out their own"
             )
 
+    @override
+    def check(self) -> None:
+        if self.source is not None:
+            check_source(self.source, "dataset.source")
+        if self.test_source is not None:
+            check_source(self.test_source, "dataset.test_source")
+
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, solve what has no solution, render the prompts."""
         train, test = self._generated() if self.source is None else self._loaded(self.source)
@@ -104,7 +112,7 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         if self.test_source is None:
             train: dict[str, Problem] = {}
             test: dict[str, Problem] = {}
-            for where, problem in _read(load_rows(source)):
+            for where, problem in _read(load_rows(source, option="dataset.source")):
                 is_train = problem.split == "train" or self.num_test == 0
                 split, most = (train, self.num_train) if is_train else (test, self.num_test)
                 if len(split) < most:
@@ -112,8 +120,10 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
                 elif len(train) == self.num_train and len(test) == self.num_test:
                     break
             return train, test
-        train = dict(islice(_read(load_rows(source)), self.num_train))
-        test = dict(islice(_read(load_rows(self.test_source)), self.num_test))
+        train = dict(islice(_read(load_rows(source, option="dataset.source")), self.num_train))
+        test = dict(
+            islice(_read(load_rows(self.test_source, option="dataset.test_source")), self.num_test)
+        )
         _refuse_shared(train, test)
         return train, test
 

@@ -19,8 +19,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural
 from es_cookbook.recipes.countdown.env import question
-from es_cookbook.recipes.countdown.problems import solved_problems
-from es_cookbook.recipes.countdown.warm_start import demonstrate
+from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
 
 
 @chz.chz
@@ -34,6 +33,12 @@ class Demonstrations:
     @chz.validate
     def _num_problems(self) -> None:
         check_range(self, "num_problems", at_least=1)
+
+
+def demonstrate(problem: Problem, solution: Solution, rng: random.Random) -> str:
+    """The clean demonstration; it has nothing to draw."""
+    del problem, rng
+    return f"<think>{solution.first_step}</think><answer>{solution.expression}</answer>"
 
 
 def main(config: Demonstrations) -> None:

@@ -7,11 +7,18 @@ loader reports the first bad batch, if anything, and users need the line.
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from es_cookbook.common.errors import DataError, did_you_mean
+from es_cookbook.common.errors import DataError, HubError, did_you_mean
+from es_cookbook.common.hub.question import repository_files
+
+if TYPE_CHECKING:
+    from datasets.packaged_modules.cache.cache import Cache
+
+_logger = logging.getLogger(__name__)
 
 Fields: TypeAlias = Mapping[str, object]
 
@@ -70,23 +77,43 @@ class Row:
         raise self.error(f"field {missing} is missing{hint}; the row has: {shown}")
 
 
-def load_rows(source: str, *, hub_split: str = "train") -> Iterator[Row]:
+def check_source(source: str, option: str) -> None:
+    """Refuse a source that is not there, without reading it; `option` is the user's name for it.
+
+    Raises:
+        DataError: There is no such file, or the Hub does not give the set and no cache has it.
+    """
+    if not _is_file(source) and (unavailable := _why_unavailable(source)):
+        _cached_set(source, option, unavailable)
+
+
+def load_rows(source: str, *, option: str = "source", hub_split: str = "train") -> Iterator[Row]:
     """Rows of a `.jsonl` or `.parquet` file, or else of a Hub set, in order.
+
+    A set is asked for on the Hub, and read from the cache if that cannot give it.
 
     Args:
         source: a path that ends in one of `FILE_TYPES`, or a Hub name such as "owner/name".
+        option: the user's name for the source.
         hub_split: which split of a Hub set.
 
     Raises:
         DataError: The source cannot be found or read, or a line is not a JSON object.
     """
+    if _is_file(source) and source.endswith(".jsonl"):
+        return _json_lines(Path(source))
+    return _table_rows(source, option, hub_split)
+
+
+def _is_file(source: str) -> bool:
+    """Whether a source is a file, or else a set's name; refuses a path to nothing or to others."""
     path = Path(source)
     if path.suffix not in FILE_TYPES and (path.exists() or source.count("/") > 1):
         kinds = " or ".join(FILE_TYPES)
         raise DataError(f"{source}: a data file's name must end in {kinds}, found {path.suffix!r}")
     if path.suffix in FILE_TYPES and not path.is_file():
         raise DataError(f"{source}: there is no such file")
-    return _json_lines(path) if path.suffix == ".jsonl" else _table_rows(source, hub_split)
+    return path.suffix in FILE_TYPES
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -104,24 +131,64 @@ def _json_lines(path: Path) -> Iterator[Row]:
             yield Row(where, cast(dict[str, object], fields))
 
 
-def _table_rows(source: str, hub_split: str) -> Iterator[Row]:
+def _table_rows(source: str, option: str, hub_split: str) -> Iterator[Row]:
+    local = source.endswith(".parquet")
+    unavailable = None if local else _why_unavailable(source)
     # Slow to import, and generated problems do not need it.
     import datasets
     from datasets.exceptions import DatasetsError
 
-    local = source.endswith(".parquet")
     try:
-        table = (
-            datasets.Dataset.from_parquet(source)
-            if local
-            else datasets.load_dataset(source, split=hub_split)
-        )
+        if local:
+            table = datasets.Dataset.from_parquet(source)
+        elif unavailable is None:
+            table = datasets.load_dataset(source, split=hub_split)
+        else:
+            table = _cached_set(source, option, unavailable).as_dataset(hub_split)
+            _logger.warning("%s: %s is read from the cache: %s", option, source, unavailable)
     except (OSError, ValueError, DatasetsError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{source}: could not be read as a dataset ({first_line})") from error
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{source}: could not be read as a dataset ({_first_line(error)})"
+        ) from error
     where = source if local else f"{source} [{hub_split}]"
     for row_number, fields in enumerate(cast(Iterable[Fields], table), 1):
         yield Row(f"{where}, row {row_number}", fields)
+
+
+def _why_unavailable(source: str) -> HubError | None:
+    """Why a set cannot be had from the Hub; None if it can."""
+    try:
+        repository_files("dataset", source)
+    except HubError as error:
+        return error
+    return None
+
+
+def _cached_set(source: str, option: str, unavailable: HubError) -> "Cache":
+    """A set as it was when it was last loaded.
+
+    Raises:
+        DataError: It was never loaded here, or in several configurations.
+    """
+    from datasets import config
+    from datasets.packaged_modules.cache.cache import Cache
+
+    name = source.rpartition("/")[2]
+    try:
+        return Cache(repo_id=source, dataset_name=name, version="auto", hash="auto")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{option}: {source!r} is no {' or '.join(FILE_TYPES)} file, it cannot be had from the "
+            f"cache in {config.HF_DATASETS_CACHE} ({_first_line(error)}), and {unavailable}; "
+            "accepted: such a file, a set that is in the cache, and with a network one on the Hub "
+            "(HF_ENDPOINT for a mirror)"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _is_integer(value: object) -> bool:

@@ -40,6 +40,14 @@ class Regulariser(ABC):
         check_range(self, "weight", at_least=0)
         check_range(self, "problems_per_generation", at_least=1)
 
+    def check(self) -> None:
+        """Refuse, before a model is loaded, a source that is not there; by default nothing.
+
+        Raises:
+            DataError: Why.
+        """
+        return
+
     @abstractmethod
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
         """Load and check rows, whose order follows from `run_seed`.

@@ -24,13 +24,14 @@ import math
 from collections.abc import Sequence
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.epochs import EpochOrder
-from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.data.rows import check_source, load_rows
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.regularisers.base import AddedProblems, Regulariser
 from es_cookbook.rl.types import (
@@ -133,13 +134,18 @@ class KLToBase(Regulariser):
     def _ranges(self) -> None:
         check_range(self, "max_tokens", at_least=1)
 
+    @override
+    def check(self) -> None:
+        if self.source is not None:
+            check_source(self.source, "kl.source")
+
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
         """Load and render the prompts, if there are any to load."""
         count = self.problems_per_generation
         if self.source is None:
             return lambda _, batch_P: [KLProblem(p, self.max_tokens) for p in batch_P[:count]]
         problems: list[KLProblem] = []
-        for row in load_rows(self.source):
+        for row in load_rows(self.source, option="kl.source"):
             tokens_T = render_prompt(tokenizer, row.text("prompt"), chat=self.chat)
             if len(tokens_T) >= context_length:
                 raise row.error(

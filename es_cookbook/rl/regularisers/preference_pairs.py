@@ -25,12 +25,13 @@ from collections.abc import Sequence
 from typing import cast
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.epochs import EpochOrder
-from es_cookbook.rl.data.rows import Row, load_rows
+from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.regularisers.base import AddedProblems, Regulariser
 from es_cookbook.rl.types import (
@@ -148,13 +149,17 @@ class PreferencePairs(Regulariser):
     def _ranges(self) -> None:
         check_range(self, "beta", above=0)
 
+    @override
+    def check(self) -> None:
+        check_source(self.source, "preference.source")
+
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
         """Load the pairs as tokens."""
         problems = [
             PairProblem(
                 _pair(row, tokenizer, self.chat, context_length), self.beta, self.relative_to_base
             )
-            for row in load_rows(self.source)
+            for row in load_rows(self.source, option="preference.source")
         ]
         if not problems:
             raise DataError(f"{self.source}: there are no preference pairs")

@@ -16,14 +16,13 @@ from typing import cast
 
 import torch
 
+from es_cookbook.checkpoints.model_files import find_file, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture, tokenizer_files
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
     TensorKind,
     WeightFiles,
     dtype_name,
-    find_file,
-    weight_paths,
 )
 from es_cookbook.common.errors import ModelError
 

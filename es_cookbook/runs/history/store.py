@@ -151,10 +151,13 @@ def _advice(path: Path, whole: int) -> str:
 class HistoryStore:
     """The history of one run, open for appending; made where there is none.
 
+    What is torn is dropped by `begin`, which the first `append` calls.
+
     Attributes:
         next_generation: how many generations are recorded, and the number of the next one.
         header: what the run began with; None for a history of version 1, which goes on as such.
-        warning: what was dropped on opening, or None.
+        warning: what `begin` drops, or None.
+        is_orderly: whether all of that is a line that was not written to its end.
 
     Raises:
         HistoryError: As `read_history`, or the run began with another base (names it).
@@ -177,26 +180,39 @@ class HistoryStore:
                 self.next_generation += 1
             good_bytes += line_bytes
         self._file = LineFile(path)
-        try:
-            self._begin(header, good_bytes)
-        except BaseException:
-            self.close()
-            raise
-
-    def _begin(self, header: Header, good_bytes: int) -> None:
-        """Drop what is torn, and write the header where nothing is left."""
-        path = self.path
+        self._good_bytes = good_bytes
+        self._has_begun = False
+        if not good_bytes:
+            self.header = header
         torn_bytes = path.stat().st_size - good_bytes
+        self.is_orderly = not torn_bytes or not path.read_bytes().endswith(b"\n")
         if torn_bytes:
-            self._file.truncate(good_bytes)
             self.warning = (
                 f"{path}: dropped a torn last line ({plural(torn_bytes, 'byte')}); "
                 f"the run goes on from generation {self.next_generation}"
             )
-            logger.warning(self.warning)
-        if not good_bytes:
-            self._file.append(encode(header))
-            self.header = header
+        elif not good_bytes:
+            self.begin()
+
+    def begin(self) -> None:
+        """Drop what is torn, and write the header where nothing is left; again is harmless.
+
+        Raises:
+            RunDirectoryError: The disk refuses.
+        """
+        if self._has_begun:
+            return
+        try:
+            if self.warning is not None:
+                self._file.truncate(self._good_bytes)
+                logger.warning(self.warning)
+            if not self._good_bytes:
+                assert self.header is not None
+                self._file.append(encode(self.header))
+        except BaseException:
+            self.close()
+            raise
+        self._has_begun = True
 
     def append(self, record: Record) -> None:
         """Record a generation; it counts when this returns.
@@ -209,6 +225,7 @@ class HistoryStore:
             raise HistoryError(
                 f"the history expects generation {self.next_generation}, found {record.generation}"
             )
+        self.begin()
         self._file.append(encode(record, self._version))
         self.next_generation += 1
 

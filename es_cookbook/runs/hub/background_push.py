@@ -23,14 +23,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.hub.client import MAIN, RUN_FILES, TOKEN, check_repo_id, no_token
+from es_cookbook.common.errors import ConfigError, HubError
+from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
 _COMMAND = ("-m", "es_cookbook", "hub")
 _LONGEST_REASON = 500
+_CHECK_SECONDS = 10.0
+"""How long a run's start waits for the Hub."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,25 @@ class HubPush(TrackerBuilder):
         """The branch for a run of so many recorded generations."""
         return self.revision.format(generation=generations)
 
+    @override
+    def check(self) -> None:
+        """A push that the Hub would refuse is refused now; a Hub that is out of reach is logged.
+
+        A run may have to go on while the Hub or the network is down; its pushes are made good
+        later.
+
+        Raises:
+            HubError: There is no token, or the Hub refuses.
+        """
+        try:
+            unknown = check_push(self.repo_id, self.private, min(self.timeout, _CHECK_SECONDS))
+        except HubError as error:
+            raise HubError(
+                f"{error}; a run without hub.repo_id pushes nothing, and resume with hub=None"
+            ) from error
+        if unknown is not None:
+            logger.warning("%s; the run goes on, and tries it every hub.every generations", unknown)
+
     def __call__(self, run: RunInfo) -> "BackgroundPush":
         """Start the thread that pushes."""
         return BackgroundPush(self, run.path)
@@ -96,8 +118,6 @@ class BackgroundPush(Tracker):
         self._pushed = 0
         self._failed = 0
         self._logged: set[str] = set()
-        if not os.environ.get(TOKEN):  # Said now, not only after the first generations.
-            self._log(str(no_token()))
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._thread.start()
 

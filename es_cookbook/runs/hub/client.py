@@ -16,20 +16,23 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import PARTIAL_SUFFIX
+from es_cookbook.common.hub.question import TOKEN, check_online, is_refusal, within
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 RUN_FILES = (HISTORY, METRICS, CONFIG)
 """What is pushed of a run directory. A generation's metrics are written before its history line, so
 in this order no generation is without them."""
 RUN_FOLDER = "run"
-TOKEN = "HF_TOKEN"
-"""Name of the environment variable that holds the token."""
 MAIN = "main"
 _NOT_PUSHED = (PARTIAL_SUFFIX, ".lock")
 
@@ -44,14 +47,6 @@ def check_repo_id(repo_id: str) -> None:
         raise ConfigError(
             f"repo_id must be owner/name in letters, digits, '-', '_' and '.', found {repo_id!r}"
         )
-
-
-def no_token() -> HubError:
-    """The error of a push for which no token is set."""
-    return HubError(
-        f"cannot push to the Hub: {TOKEN} is not set; make a token that may write at "
-        f"https://huggingface.co/settings/tokens and set {TOKEN} to it"
-    )
 
 
 def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
@@ -102,21 +97,14 @@ def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -
         HistoryError: The history of a run directory is damaged.
         HubError: There is no token, or the Hub cannot be reached or refuses.
     """
-    token = os.environ.get(TOKEN)
-    if not token:
-        raise no_token()
+    token = _token()
     files = files_to_push(path)
     # Imported only here: a run that pushes nothing needs none of it.
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi(token=token)
     try:
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        if private and not api.model_info(repo_id).private:
-            raise HubError(
-                f"cannot push to {repo_id}: it is public; make it private, or give private=False "
-                "to push what everybody may read"
-            )
+        _make_repository(api, repo_id, private)
         if revision != MAIN:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         operations = [
@@ -132,11 +120,66 @@ def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -
     # The library raises its own errors, those of HTTP, of sockets and of the Rust below it; to the
     # user all of them are one thing.
     except Exception as error:
-        reason = _reason(error, repo_id).replace(token, "…")
-        raise HubError(
-            f"cannot push to {repo_id} on {urlsplit(api.endpoint).netloc}: {reason}"
-        ) from error
+        raise _push_error(error, api, repo_id) from error
     return done.commit_url
+
+
+def check_push(repo_id: str, private: bool, seconds: float) -> str | None:
+    """Find out whether the Hub would take a push; the repository is made, if there is none.
+
+    Returns why that cannot be known, if the Hub gives no answer within so many seconds.
+
+    Raises:
+        HubError: There is no token, or the Hub refuses.
+    """
+    token = _token()
+    try:
+        check_online()
+    except HubError as error:
+        raise HubError(f"cannot push to {repo_id}: {error}") from error
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi(token=token)
+
+    def ask() -> None:
+        _make_repository(api, repo_id, private)
+        # The Hub is asked how a file would have to come, which it tells only those who may write.
+        file = CommitOperationAdd(f"{RUN_FOLDER}/{CONFIG}", b"{}")
+        api.preupload_lfs_files(repo_id, [file])
+
+    try:
+        within(seconds, ask)
+    except HubError:
+        raise
+    except Exception as error:  # As in `push`.
+        failed = _push_error(error, api, repo_id)
+        if is_refusal(error):
+            raise failed from error
+        return str(failed)
+    return None
+
+
+def _token() -> str:
+    if token := os.environ.get(TOKEN):
+        return token
+    raise HubError(
+        f"cannot push to the Hub: {TOKEN} is not set; make a token that may write at "
+        f"https://huggingface.co/settings/tokens and set {TOKEN} to it"
+    )
+
+
+def _make_repository(api: "HfApi", repo_id: str, private: bool) -> None:
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    if private and not api.model_info(repo_id).private:
+        raise HubError(
+            f"cannot push to {repo_id}: it is public; make it private, or give private=False "
+            "to push what everybody may read"
+        )
+
+
+def _push_error(error: Exception, api: "HfApi", repo_id: str) -> HubError:
+    reason = _reason(error, repo_id).replace(str(api.token), "…")
+    return HubError(f"cannot push to {repo_id} on {urlsplit(api.endpoint).netloc}: {reason}")
 
 
 def _reason(error: Exception, repo_id: str) -> str:
@@ -151,6 +194,8 @@ def _reason(error: Exception, repo_id: str) -> str:
             return f"it knows no {repo_id} to which the token in {TOKEN} gives access"
         case int():
             return f"it answered with status {status}"
+        case _ if isinstance(error, TimeoutError):
+            return f"it {error}"
         case _:
             first_line = str(error).strip().partition("\n")[0]
             return f"{type(error).__name__}: {first_line}".removesuffix(": ")

@@ -75,6 +75,14 @@ class Tracker(ABC):
 class TrackerBuilder(ABC):
     """Builds a tracker for a run."""
 
+    def check(self) -> None:
+        """Refuse, at the start of a run, what cannot be tracked so; by default nothing.
+
+        Raises:
+            ESCookbookError: What is missing, in one sentence.
+        """
+        return
+
     @abstractmethod
     def __call__(self, run: RunInfo) -> Tracker:
         """Open whatever the tracker writes to.

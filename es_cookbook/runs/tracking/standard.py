@@ -1,6 +1,7 @@
 """The trackers of a run: JSONL always, the live view, W&B where it is asked for."""
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
@@ -24,7 +25,15 @@ class StandardTrackersBuilder(TrackerBuilder):
         doc="Weights & Biases; None leaves it out",
     )
 
+    @override
+    def check(self) -> None:
+        for builder in self._builders():
+            builder.check()
+
     def __call__(self, run: RunInfo) -> Tracker:
         """Open them all, the files first: what is shown is also on the disk."""
+        return Trackers([builder(run) for builder in self._builders()])
+
+    def _builders(self) -> list[TrackerBuilder]:
         builders: list[TrackerBuilder | None] = [self.jsonl, self.wandb, self.live]
-        return Trackers([builder(run) for builder in builders if builder is not None])
+        return [builder for builder in builders if builder is not None]

@@ -12,10 +12,13 @@ import logging
 import os
 import uuid
 from collections.abc import Generator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import chz
+from typing_extensions import override
 
+from es_cookbook.common.errors import not_installed
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
@@ -35,6 +38,27 @@ class WandbTrackerBuilder(TrackerBuilder):
     wandb_name: str | None = chz.field(
         default=None, doc="name of the run in W&B; the run directory's name if not given"
     )
+
+    @override
+    def check(self) -> None:
+        """Say now, not beside the first generation, that nothing will reach W&B.
+
+        Raises:
+            ConfigError: It is not installed.
+        """
+        found = find_spec("wandb")
+        if found is None or found.origin is None:  # A folder of W&B's own files is no package.
+            raise not_installed("trackers.wandb", "wandb", "wandb")
+        if self.wandb_project is None or os.environ.get("WANDB_MODE", "online") != "online":
+            return
+        with contextlib.suppress(Exception):  # The tracker says what fails in W&B.
+            if not _is_logged_in():
+                logger.warning(
+                    "trackers.wandb.wandb_project=%s: nobody is logged in to W&B, so the run stays "
+                    "offline; set WANDB_API_KEY or run `wandb login` before it, or upload it with "
+                    "`wandb sync` later",
+                    self.wandb_project,
+                )
 
     def __call__(self, run: RunInfo) -> Tracker:
         """Start or continue the W&B run."""
@@ -70,6 +94,12 @@ class _WandbTracker(Tracker):
             logger.warning("W&B is off for the rest of this run: %s: %s", name, error)
 
 
+def _is_logged_in() -> bool:
+    import wandb
+
+    return wandb.login(prompt=False, verify=False)
+
+
 def _start(builder: WandbTrackerBuilder, run: RunInfo) -> "Run":
     import wandb
 
@@ -81,7 +111,7 @@ def _start(builder: WandbTrackerBuilder, run: RunInfo) -> "Run":
     mode: Literal["online", "offline", "disabled"] = "offline"
     if wanted == "disabled":
         mode = "disabled"
-    elif wanted == "online" and project and wandb.login(prompt=False, verify=False):
+    elif wanted == "online" and project and _is_logged_in():
         mode = "online"
     else:
         # W&B's service would look up the address of its error reporting even when offline.

@@ -1,5 +1,6 @@
 """Rows from files: what is read, and what is said about rows that cannot be."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import datasets
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.rows import Row, load_rows
+from es_cookbook.rl.data.rows import Row, check_source, load_rows
+from tests.hub_server import HubServer, Repository
 
 
 def test_json_lines_know_their_line(tmp_path: Path) -> None:
@@ -111,3 +113,47 @@ def test_damaged_parquet_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"not parquet at all")
     with pytest.raises(DataError, match="could not be read as a dataset"):
         list(load_rows(str(path)))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer() as server:
+        server.lead_here(monkeypatch, cache=tmp_path / "cache")
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", server.url)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+        server.repositories["datasets/me/data"] = Repository(False, {"train.jsonl": b'{"a": 7}\n'})
+        yield server
+
+
+def test_a_hub_set_is_read_and_then_needs_no_hub(
+    hub: HubServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_source("me/data", "dataset.source")
+    rows = list(load_rows("me/data"))
+    assert rows == [Row("me/data [train], row 1", {"a": 7})]
+    assert caplog.messages == []
+    hub.fail_with = 503
+    hub.requests.clear()
+    check_source("me/data", "dataset.source")
+    assert list(load_rows("me/data", option="dataset.source")) == rows
+    assert caplog.messages[-1] == (
+        f"dataset.source: me/data is read from the cache: {hub.url} answered with status 503"
+    )
+    assert len(hub.requests) == 2, "one question each"
+
+
+@pytest.mark.parametrize("read", [check_source, lambda source, _: list(load_rows(source))])
+def test_a_hub_set_that_cannot_be_had_is_one_sentence(
+    hub: HubServer, tmp_path: Path, read: Callable[[str, str], object]
+) -> None:
+    with pytest.raises(DataError) as caught:
+        read("me/none", "source")
+    assert str(caught.value) == (
+        "source: 'me/none' is no .jsonl or .parquet file, it cannot be had from the cache in "
+        f"{tmp_path / 'datasets'} (Couldn't find cache for me/none), and {hub.url} knows no "
+        "dataset me/none, or hides it, because it is private; it was asked with the token that is "
+        "set; accepted: such a file, a set that is in the cache, and with a network one on the Hub "
+        "(HF_ENDPOINT for a mirror)"
+    )
+    assert len(hub.requests) == 1

@@ -97,6 +97,8 @@ def test_a_last_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path: P
         assert list(read_history(path)) == records[:2]
         store = HistoryStore(path, HEADER)
         assert store.warning is not None and f"({end - start_of_last} byte" in store.warning
+        assert path.read_bytes() == whole[:end], "it may still be refused"
+        store.begin()
         assert path.read_bytes() == whole[:start_of_last]
         store.append(records[2])
         store.close()

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import chz
 import pytest
 
 from es_cookbook import train
 from es_cookbook.common.configs import load_config
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.history.store import read_history
+from es_cookbook.common.errors import ConfigError, HubError
+from es_cookbook.engines.base import Engine, EngineBuilder
 from es_cookbook.runs.hub.background_push import BackgroundPush, HubPush
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder
-from tests.hub_server import TOKEN, HubServer
+from tests.hub_server import TOKEN, HubServer, Repository
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +31,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with HubServer() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
+        server.lead_here(monkeypatch)
         yield server
 
 
@@ -135,11 +135,15 @@ async def test_pushes_that_wait_become_one_the_latest(
     assert set(hub.repositories["me/run"].branches) == {"main", "g1", "g49"}
 
 
+ASKED_AT_THE_START = 3
+"""Requests before a model is loaded: make the repository, is it private, may one write."""
+
+
 @pytest.mark.parametrize(
     "trouble",
     ["refuses the token", "fails", pytest.param("hangs", marks=pytest.mark.slow), "is not there"],
 )
-async def test_a_run_is_the_same_whatever_the_server_does(
+async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
     hub: HubServer,
     model: Path,
     tmp_path: Path,
@@ -147,8 +151,9 @@ async def test_a_run_is_the_same_whatever_the_server_does(
     caplog: pytest.LogCaptureFixture,
     trouble: str,
 ) -> None:
+    hub.fail_after = ASKED_AT_THE_START
     if trouble == "refuses the token":
-        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        hub.fail_with = 401
     elif trouble == "fails":
         hub.fail_with = 500
     elif trouble == "hangs":
@@ -167,6 +172,70 @@ async def test_a_run_is_the_same_whatever_the_server_does(
     assert any("cannot push to a/b" in message for message in caplog.messages)
 
 
+@chz.chz
+class NoEngine(EngineBuilder):
+    """A run that builds it has gone too far."""
+
+    async def __call__(self, **_: object) -> Engine:
+        raise AssertionError("a model was loaded")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "sentence"),
+    [
+        ("no token", "cannot push to the Hub: HF_TOKEN is not set; make a token that may write at"),
+        ("wrong token", "cannot push to me/run on {}: it does not accept the token in HF_TOKEN"),
+        ("may not write", "cannot push to me/run on {}: the token in HF_TOKEN may not write to"),
+        ("public", "cannot push to me/run: it is public; make it private, or give private=False"),
+        ("offline", "cannot push to me/run: http://{} is not asked, because HF_HUB_OFFLINE is set"),
+    ],
+)
+async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_loaded(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, sentence: str
+) -> None:
+    if trouble == "no token":
+        monkeypatch.delenv("HF_TOKEN")
+    elif trouble == "wrong token":
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    elif trouble == "may not write":
+        hub.repositories["me/run"] = Repository(private=True)
+        hub.read_only = True
+    elif trouble == "public":
+        hub.repositories["me/run"] = Repository(private=False)
+    else:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    push = HubPush(repo_id="me/run")
+    with pytest.raises(HubError) as caught:
+        await train.main(chz.replace(config(tmp_path, tmp_path / "run", push), engine=NoEngine()))
+    assert str(caught.value).startswith(sentence.format(hub.url[7:]))
+    assert str(caught.value).endswith(
+        "; a run without hub.repo_id pushes nothing, and resume with hub=None"
+    )
+    assert not (tmp_path / "run" / "history.jsonl").exists()
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "fails", "is not there"])
+def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
+    hub: HubServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+) -> None:
+    if trouble == "hangs":
+        hub.hang = 600
+        expected = "it did not answer within 0.2 s"
+    elif trouble == "fails":
+        hub.fail_with = 501
+        expected = "it answered with status 501"
+    else:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+        expected = "ConnectError: "
+    HubPush(repo_id="me/run", timeout=0.2 if trouble == "hangs" else 20).check()
+    (warning,) = caplog.messages
+    assert expected in warning
+    assert warning.endswith("; the run goes on, and tries it every hub.every generations")
+
+
 async def test_the_token_is_in_no_file_and_no_log(
     hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,23 +249,9 @@ async def test_the_token_is_in_no_file_and_no_log(
     assert TOKEN not in caplog.text
 
 
-async def test_without_a_token_the_run_says_so_at_once_and_goes_on(
-    hub: HubServer,
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.delenv("HF_TOKEN")
-    await train.main(config(model, tmp_path, HubPush(repo_id="me/run")))
-    assert caplog.messages[0].startswith("cannot push to the Hub: HF_TOKEN is not set")
-    assert len(list(read_history(tmp_path / "history.jsonl"))) == 12
-    assert hub.requests == []
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Path) -> None:
-    hub.hang = 600
+    hub.hang, hub.fail_after = 600, ASKED_AT_THE_START
     options = [
         f"model_name={model}",
         "engine=tests.fakes:FakeEngineBuilder",
@@ -210,7 +265,7 @@ def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Pa
         text=True,
         stderr=subprocess.PIPE,
     )
-    while not hub.requests:
+    while len(hub.requests) <= ASKED_AT_THE_START:
         assert run.poll() is None, run.communicate()[1]
         time.sleep(0.01)
     (pusher,) = children_of(run.pid)

@@ -1,0 +1,167 @@
+"""Where the files of a model are: in a directory, or in the Hub's cache, fetched if need be.
+
+A name on the Hub becomes its snapshot in the cache (HF_HOME), a directory like any other, and all
+that loads models gets that directory: transformers and vLLM never ask the Hub themselves. What is
+in the cache is taken as it is, without a question to anybody. So a run that goes on has the base
+that it began with, with or without a network; `hf download owner/name` brings a newer one. For what
+is not there the Hub is asked once (`es_cookbook.common.hub.question`), before anything is fetched.
+"""
+
+import json
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Literal, TypeAlias, cast
+
+from es_cookbook.common.errors import HubError, ModelError
+from es_cookbook.common.hub.question import endpoint, reason, repository_files
+
+Part: TypeAlias = Literal["config", "tokenizer", "weights"]
+"""What of a model must be there; with the weights also the rest."""
+
+CONFIG = "config.json"
+VOCABULARY = "tokenizer.json"
+"""The whole vocabulary; where it is, the older files beside it are not read."""
+OLDER_VOCABULARY = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
+TOKENIZER_FILES = (VOCABULARY, *OLDER_VOCABULARY)
+# In the order in which transformers looks for them.
+_SINGLE_AND_INDEX = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+_SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+"""Endings of files that are no weights and no code."""
+_TERMS = ("LICENSE", "NOTICE")
+_ACCEPTED = (
+    "accepted: a model directory, a name whose files are in the cache, and with a network a name "
+    "on the Hub (HF_ENDPOINT for a mirror)"
+)
+
+
+def model_directory(model_name: str, part: Part = "weights") -> Path:
+    """The directory with a model's files: itself, or a Hub name's in the cache.
+
+    Of a Hub name at least `part` is there, fetched if it was not.
+
+    Raises:
+        ModelError: It is neither, or the Hub does not give the files; says why.
+    """
+    path = Path(model_name)
+    if path.is_dir():
+        return path
+    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+        raise ModelError(f"model_name: there is no directory {model_name!r}")
+    return _cached(model_name, part) or _fetched(model_name, part)
+
+
+def find_file(model_name: str, file_name: str) -> Path | None:
+    """A file of a directory or Hub name that is no weights; None if it has none.
+
+    Raises:
+        ModelError: As `model_directory`.
+    """
+    path = model_directory(model_name, "config") / file_name
+    return path if path.is_file() else None
+
+
+def weight_paths(model_name: str) -> list[Path]:
+    """The files of a checkpoint that transformers takes, safetensors before others.
+
+    Raises:
+        ModelError: There is none, or it cannot be read; says where.
+    """
+    directory = model_directory(model_name)
+    names = _weights_of(directory)
+    if names is None:
+        raise _no_weights(model_name)
+    for name in names:
+        if not (directory / name).is_file():
+            raise ModelError(
+                f"model_name: {model_name!r} has no file {name!r}, which the index of its weights "
+                "names"
+            )
+    return [directory / name for name in names]
+
+
+def _cached(model_name: str, part: Part) -> Path | None:
+    """The snapshot in the cache, if the part is whole."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(model_name, CONFIG)
+    except HFValidationError:  # Who asks the Hub says so.
+        return None
+    if not isinstance(config, str):
+        return None
+    directory = Path(config).parent
+    if part == "tokenizer":
+        is_there = any((directory / name).is_file() for name in TOKENIZER_FILES)
+    elif part == "weights":
+        names = _weights_of(directory)
+        is_there = names is not None and all((directory / name).is_file() for name in names)
+    else:
+        is_there = True
+    return directory if is_there else None
+
+
+def _fetched(model_name: str, part: Part) -> Path:
+    try:
+        files = repository_files("model", model_name)
+        if CONFIG not in files:
+            raise ModelError(
+                f"model_name: {model_name!r} has no {CONFIG} on {endpoint()}: it is no model for "
+                "transformers"
+            )
+        # First, so that whoever finds weights in the cache also finds all that belongs to them.
+        directory = _download(model_name, filter(_is_small, files))
+        if part == "weights":
+            names = _weights_of(directory, files)
+            if names is None:
+                raise _no_weights(model_name)
+            _download(model_name, names)
+    except HubError as error:
+        from huggingface_hub import constants
+
+        raise ModelError(
+            f"model_name: {model_name!r} is no directory, its files are not all in the cache "
+            f"({constants.HF_HUB_CACHE}), and {error}; {_ACCEPTED}"
+        ) from error
+    return directory
+
+
+def _download(model_name: str, files: Iterable[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_name, allow_patterns=list(files)))
+    # As in `repository_files`, and what a full disk raises.
+    except Exception as error:
+        raise HubError(f"{endpoint()} {reason(error, f'model {model_name}')}") from error
+
+
+def _is_small(file: str) -> bool:
+    folder, _, name = file.rpartition("/")
+    in_place = folder in ("", "additional_chat_templates")
+    return in_place and (name.endswith(_SMALL) or name.startswith(_TERMS))
+
+
+def _weights_of(directory: Path, more: Collection[str] = ()) -> list[str] | None:
+    """The names of the weight files, whether they are there or not; `more` are taken as there."""
+    for single, index in _SINGLE_AND_INDEX:
+        if single in more or (directory / single).is_file():
+            return [single]
+        if (path := directory / index).is_file():
+            try:
+                found = cast("dict[str, dict[str, str]]", json.loads(path.read_text("utf-8")))
+                return sorted(set(found["weight_map"].values()))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise ModelError(f"cannot read the index of weights {str(path)!r}") from error
+    return None
+
+
+def _no_weights(model_name: str) -> ModelError:
+    return ModelError(
+        f"model_name: {model_name!r} has no weights: none of "
+        f"{', '.join(name for names in _SINGLE_AND_INDEX for name in names)} in its directory or "
+        "on the Hub"
+    )

@@ -1,0 +1,1 @@
+"""The Hugging Face Hub: one question before anything else is asked of it."""

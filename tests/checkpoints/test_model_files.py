@@ -1,0 +1,165 @@
+"""A Hub name is a directory of the cache, fetched once; a sentence where it cannot be had."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from es_cookbook.checkpoints.model_files import find_file, model_directory, weight_paths
+from es_cookbook.checkpoints.models import (
+    base_identity,
+    load_architecture,
+    load_causal_lm,
+    load_tokenizer,
+)
+from es_cookbook.common.errors import ModelError
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.hub_server import TOKEN, HubServer, Repository
+
+NAME = "some/model"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer() as server:
+        server.lead_here(monkeypatch, cache=tmp_path / "cache")
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+
+
+@pytest.fixture
+def served(hub: HubServer, tiny_model: Callable[[str], Path]) -> Repository:
+    return hub.serve(NAME, tiny_model("qwen2"))
+
+
+def test_a_name_is_fetched_loaded_and_then_needs_no_hub(
+    hub: HubServer, served: Repository, tiny_model: Callable[[str], Path]
+) -> None:
+    own = str(tiny_model("qwen2"))
+    assert load_tokenizer(NAME).get_vocab() == load_tokenizer(own).get_vocab()
+    assert not any("model.safetensors" in request for request in hub.requests), "not needed yet"
+    model = load_causal_lm(NAME, "auto", torch.device("cpu"))
+    expected = load_causal_lm(own, "auto", torch.device("cpu")).state_dict()
+    assert all(torch.equal(expected[name], value) for name, value in model.state_dict().items())
+    assert model.name_or_path == model.config.name_or_path == NAME, "as it was given"
+    hub.requests.clear()
+    hub.hang = 600
+    assert base_identity(NAME) == base_identity(own)
+    load_tokenizer(NAME)
+    load_architecture(NAME)
+    assert find_file(NAME, "no.json") is None
+    assert hub.requests == []
+
+
+def test_of_what_is_there_only_what_is_needed_is_fetched(
+    hub: HubServer, served: Repository
+) -> None:
+    served.branches["main"][0] |= {
+        "pytorch_model.bin": b"the same again",
+        "onnx/config.json": b"{}",
+        "run.py": b"what nobody runs",
+        "LICENSE": b"free",
+        "chat_template.jinja": b"{{ messages }}",
+    }
+    load_architecture(NAME, weights=False)
+    assert not any("model.safetensors" in request for request in hub.requests)
+    there = {path.name for path in model_directory(NAME).rglob("*")}
+    assert there >= {"config.json", "model.safetensors", "LICENSE", "chat_template.jinja"}
+    assert not there & {"pytorch_model.bin", "onnx", "run.py"}
+
+
+def test_weights_in_parts_are_fetched_as_their_index_names_them(
+    hub: HubServer, served: Repository, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    tensors = load_file(tiny_model("qwen2") / "model.safetensors")
+    files = served.branches["main"][0]
+    del files["model.safetensors"]
+    weight_map = {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)}
+    for part in sorted(set(weight_map.values())):
+        held = {name: tensors[name] for name in weight_map if weight_map[name] == part}
+        save_file(held, tmp_path / part, {"format": "pt"})
+        files[part] = (tmp_path / part).read_bytes()
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    assert [path.name for path in weight_paths(NAME)] == [
+        "part-0.safetensors",
+        "part-1.safetensors",
+    ]
+    assert base_identity(NAME) == base_identity(str(tiny_model("qwen2")))
+    weight_paths(NAME)[1].unlink()  # As after a download that was broken off.
+    assert [path.is_file() for path in weight_paths(NAME)] == [True, True]
+    weight_paths(NAME)[1].unlink()
+    hub.fail_with = 500
+    with pytest.raises(ModelError, match="its files are not all in the cache"):
+        weight_paths(NAME)
+
+
+def test_what_cannot_be_had_is_one_sentence(hub: HubServer, tmp_path: Path) -> None:
+    hub.fail_with = 500
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(NAME)
+    assert str(caught.value) == (
+        f"model_name: '{NAME}' is no directory, its files are not all in the cache "
+        f"({tmp_path / 'cache'}), and {hub.url} answered with status 500; accepted: a model "
+        "directory, a name whose files are in the cache, and with a network a name on the Hub "
+        "(HF_ENDPOINT for a mirror)"
+    )
+    assert len(hub.requests) == 1
+
+
+def test_terms_that_were_not_accepted_are_one_sentence(hub: HubServer, served: Repository) -> None:
+    served.gated = True
+    with pytest.raises(ModelError, match="has terms that an account has to accept for model some/"):
+        load_tokenizer(NAME)
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"weights.gguf": b""}, "has no config.json on http://.*: it is no model for transformers"),
+        ({"config.json": b"{}"}, "has no weights: none of model.safetensors, "),
+    ],
+)
+def test_a_repository_that_is_no_model_is_one_sentence(
+    hub: HubServer, files: dict[str, bytes], sentence: str
+) -> None:
+    hub.repositories[NAME] = Repository(False, files)
+    with pytest.raises(ModelError, match=f"model_name: '{NAME}' {sentence}"):
+        load_causal_lm(NAME, "auto", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("path", ["./none", "/none", "~/none", "a/b/c"])
+def test_a_path_to_nothing_is_no_name(hub: HubServer, path: str) -> None:
+    with pytest.raises(ModelError, match=f"there is no directory '{path}'"):
+        model_directory(path)
+    assert hub.requests == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "builder",
+    [
+        TorchEngineBuilder(),
+        VLLMEngineBuilder(),
+        RayPoolBuilder(engine=TorchEngineBuilder()),
+        RayPoolBuilder(engine=VLLMEngineBuilder()),
+    ],
+)
+async def test_no_engine_starts_a_process_for_a_name_that_cannot_be_had(
+    hub: HubServer,
+    monkeypatch: pytest.MonkeyPatch,
+    builder: TorchEngineBuilder | VLLMEngineBuilder | RayPoolBuilder,
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr("es_cookbook.engines.ray.cluster.Cluster.connect", start)
+    monkeypatch.setattr(VLLMEngineBuilder, "_start", start)
+    with pytest.raises(ModelError, match="knows no model no/such, or hides it"):
+        await builder(model_name="no/such", search_space=LowRank())
+    assert len(hub.requests) == 1
