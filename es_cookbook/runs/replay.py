@@ -17,11 +17,10 @@ from typing import Any, cast
 
 import torch
 
+from es_cookbook.checkpoints.identity import BaseIdentity, base_identity
 from es_cookbook.checkpoints.models import (
-    BaseIdentity,
     BaseParameters,
     architecture_for,
-    base_identity,
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import es_cookbook
-from es_cookbook.checkpoints.models import BaseIdentity
+from es_cookbook.checkpoints.identity import BaseIdentity
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import METRICS

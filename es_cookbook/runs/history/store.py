@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.evolution.genome import Step
@@ -248,8 +249,6 @@ def header_of(model_name: str, base_dtype: str) -> Header:
     Raises:
         ModelError: It cannot be read.
     """
-    from es_cookbook.checkpoints.models import base_identity  # Which imports torch.
-
     base = base_identity(model_name)
     return Header(model_name, base.weights, base.tokenizer, base_dtype)
 

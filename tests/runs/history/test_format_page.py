@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from es_cookbook import train
-from es_cookbook.checkpoints.models import base_identity
+from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
