@@ -8,6 +8,7 @@ from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 
 _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
@@ -57,6 +58,9 @@ class PlanConfig:
         fields = chz.chz_fields(self)
         numbers = [name for name in fields if isinstance(getattr(self, name), int | float)]
         check_range(self, *numbers, above=0)
+        if isinstance(self.engine, VLLMEngineBuilder):
+            self.engine.check_space(self.search_space)
+        ES(population_size=self.population_size)  # Which refuses an odd one: pairs are mirrored.
         if self.gpu not in GPUS:
             raise ConfigError(
                 f"gpu={self.gpu} is not in the table: {nearest(self.gpu, GPUS)}; describe another "

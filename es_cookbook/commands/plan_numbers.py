@@ -20,15 +20,16 @@ from es_cookbook.common.cli import changed
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.torch.forward.attention import round_up
-from es_cookbook.engines.torch.forward.cache_size import Unfit, flat_cache_size
+from es_cookbook.engines.torch.forward.cache_size import CacheSize, Unfit, flat_cache_size
 from es_cookbook.engines.torch.forward.low_rank_tables import elements_of_row
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     PopulationModel,
 )
-from es_cookbook.engines.torch.memory import CACHE_SHARE, GENOME_SHARE, weight_bytes
+from es_cookbook.engines.torch.memory import CACHE_SHARE, GENOME_SHARE, Memory, weight_bytes
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, Shards, slot_rank
+from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, Shards
+from es_cookbook.engines.vllm.slots import slots_for
 
 
 def read_architecture(model_name: str) -> PreTrainedModel:
@@ -68,17 +69,20 @@ class Plan:
         self.config, self.model, self.engine = config, model, engine
         self.request_tokens = config.prompt_tokens + config.sampled_tokens
         if isinstance(engine, VLLMEngineBuilder):
-            self.vllm, self.tp, terms = engine, engine.tensor_parallel_size, engine.terms_per_genome
+            self.vllm, self.tp = engine, engine.tensor_parallel_size
             self.max_rows = int(engine.extra.get("max_num_seqs", 1024))
             self.pass_tokens = int(engine.extra.get("max_num_batched_tokens", 2048))
         else:
-            self.vllm, self.tp, terms = None, 1, 1
+            self.vllm, self.tp = None, 1
             self.max_rows, self.pass_tokens = engine.max_batch_size, engine.prefill_tokens
             self.request_tokens = max(64, round_up(self.request_tokens, 32))
         self.shards = Shards(model, self.tp)
         self.space = config.search_space(self.shards.infos)
         self.rank = self.space.low_rank.rank if self.space.low_rank else 0
-        self.slot_rank = slot_rank(self.rank * terms) if self.vllm else self.rank
+        self.slot_rank = self.rank
+        if self.vllm:
+            slots = slots_for(self.space, self.vllm.max_genomes, self.vllm.terms_per_genome)
+            self.slot_rank = slots.get("max_lora_rank", 0)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.perturbed = sum(math.prod(shape) for shape in self.space.shapes.values())
         self.layers, heads = int(text.num_hidden_layers), int(text.num_attention_heads)
@@ -254,17 +258,42 @@ class Plan:
         return 150 + self.terms * 39 + self.config.population_size * 20
 
 
-def _check_flat(plan: Plan) -> None:
-    """Refuse models of which the torch engine does not keep keys and values alone."""
+def _cache_size(plan: Plan) -> CacheSize | None:
+    """What the torch engine keeps of a request; None where weights would have to tell.
+
+    Refuses models of which it does not keep keys and values alone.
+    """
     try:
-        flat_cache_size(plan.model, plan.context)
+        return flat_cache_size(plan.model, plan.context)
     except Unfit as error:
         raise ModelError(
             f"model_name: {type(plan.model).__name__} is not counted for the torch engine, which "
             f"may run it all the same: {error}"
         ) from error
     except RuntimeError:  # without weights a router cannot choose experts
-        pass
+        return None
+
+
+def _shortened(plan: Plan, size: CacheSize) -> int:
+    """The context that the torch engine will have, which divides memory in the same way."""
+    cache = Memory(plan.left_bytes(), plan.engine.kv_cache_gib, None).plan(
+        size,
+        num_lanes=1,
+        max_rows=plan.max_rows,
+        vocabulary_size=plan.vocabulary,
+        context_length=plan.context,
+        may_shorten=plan.engine.max_model_len is None,
+    )
+    return cache.context_length
+
+
+def _check_length(plan: Plan, most: int) -> None:
+    length = plan.config.prompt_tokens + plan.config.sampled_tokens
+    if length > most:
+        raise ConfigError(
+            f"prompt_tokens + sampled_tokens = {length} is more than the engine's context of {most}"
+            " tokens; lower them, or raise engine.max_model_len as far as the model goes"
+        )
 
 
 def check(plan: Plan) -> None:
@@ -278,20 +307,15 @@ def check(plan: Plan) -> None:
     length = config.prompt_tokens + config.sampled_tokens
     if plan.vllm and plan.vllm.quantization:
         raise ConfigError("engine.quantization: quantised weights are not counted here; leave it")
-    if not plan.vllm:
-        _check_flat(plan)
+    cache_size = None if plan.vllm else _cache_size(plan)
     if plan.tp not in (accepted := plan.shards.accepted_tp()):
         raise ConfigError(
             f"engine.tensor_parallel_size={plan.tp} does not divide this model's "
             f"{plan.shards.heads} attention heads, {plan.shards.kv_heads} key and value heads and "
             f"the sides of its weights; accepted: {', '.join(map(str, accepted))}"
         )
-    if length > (most := plan.context):
-        raise ConfigError(
-            f"prompt_tokens + sampled_tokens = {length} is more than the engine's context of {most}"
-            " tokens; lower them, or raise engine.max_model_len as far as the model goes"
-        )
-    cache_gib = plan.engine.kv_cache_gib
+    _check_length(plan, plan.context)
+    cache_gib = plan.vllm.kv_cache_gib if plan.vllm else None
     if cache_gib is not None and plan.context_bytes() > cache_gib * GIB:
         least = math.ceil(plan.context_bytes() / GIB * 1000) / 1000
         raise ConfigError(
@@ -306,6 +330,8 @@ def check(plan: Plan) -> None:
             f"{show_bytes(missing)} too little; what would do: "
             f"{', or '.join(_changes(plan)) or 'no one option alone'}"
         )
+    if cache_size is not None:
+        _check_length(plan, _shortened(plan, cache_size))
 
 
 def _changes(plan: Plan) -> Iterator[str]:

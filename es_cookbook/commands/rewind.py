@@ -12,7 +12,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import command
+from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.directory import CONFIG
 from es_cookbook.runs.scripts import trust_option
@@ -30,10 +30,10 @@ def main(rewind: Rewind) -> None:
     """Cut, and say where the rest is and how to go on."""
     log_path = Path(rewind.log_path)
     kept = rewind_run(log_path, rewind.generation)
-    config_json = (log_path / CONFIG).read_text("utf-8", "replace")
+    trust = trust_option(log_path, (log_path / CONFIG).read_text("utf-8", "replace"))
     print(
-        f"{log_path} holds {rewind.generation} generations now, and {kept} the run as it stood; "
-        f"to go on: {command('resume')} log_path={log_path}{trust_option(log_path, config_json)}"
+        f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the run as "
+        f"it stood; to go on: {command('resume')} log_path={log_path}{trust}"
     )
 
 

@@ -11,10 +11,13 @@ import contextlib
 import os
 import select
 import sys
+import time
 import unicodedata
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+BEGAN = time.monotonic()
+"""When this process did, as far as Python knows: whoever is called imports this module early."""
 GIB = 1 << 30
 _LINE_ENDS = "\u2028\u2029"
 """No control characters, but `str.splitlines` and some terminals end a line at them."""

@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import (
     CONFIG,
     GENERATION_KEYS,
@@ -82,8 +83,8 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         cut = b"".join(kept.encode())
         if not (log_path / HISTORY).exists() or (log_path / HISTORY).stat().st_size <= len(cut):
             raise HistoryError(
-                f"log_path {log_path} holds {generation} generations and no more: there is nothing "
-                "to cut"
+                f"log_path {log_path} holds {plural(generation, 'generation')} and no more: there "
+                "is nothing to cut"
             )
         rewound = set_aside(log_path)
         _move_snapshots(log_path, generation, rewound)

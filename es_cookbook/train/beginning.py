@@ -14,7 +14,7 @@ import chz
 
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.common.terminal import command
+from es_cookbook.common.terminal import command, plural
 from es_cookbook.evolution.schedules import Schedule
 from es_cookbook.runs.directory import HISTORY, failures_told, locked
 from es_cookbook.runs.history.store import check_same_base, header_of
@@ -80,7 +80,8 @@ def _check_schedules(recorded_json: str, generations: int, config: Config) -> No
         if any(schedule(t, then) != schedule(t, now) for t in range(generations)):
             raise RunDirectoryError(
                 f"num_generations was {then}, is {now}, and {name}={type(schedule).__name__} "
-                f"depends on it: the {generations} recorded generations would have been others. "
+                f"depends on it: the recorded {plural(generations, 'generation')} would have come "
+                "out otherwise. "
                 f"To go on from the last of them: {forking(config, generations)}"
             )
 

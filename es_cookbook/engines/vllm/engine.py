@@ -102,6 +102,19 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             raise
         return engine
 
+    def check_space(self, search_space: "SearchSpaceBuilder") -> None:
+        """Refuse a search space that vLLM can never host, before there is a model.
+
+        Raises:
+            ConfigError: Says which it could.
+        """
+        if search_space.moves_quantised:
+            raise ConfigError(
+                f"search_space: engine=vllm cannot host {type(search_space).__name__}, because "
+                "vLLM repacks scales and codes for its kernels when it loads them; use "
+                "engine=torch, or search_space=adapter over the quantised base"
+            )
+
     def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "VLLMEngine":
         # torch and transformers, which a Config does without.
         from es_cookbook.checkpoints.models import (
@@ -114,12 +127,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         from es_cookbook.engines.vllm.host import VLLMEngine
         from es_cookbook.engines.vllm.slots import slots_for
 
-        if search_space.moves_quantised:
-            raise ConfigError(
-                f"search_space: engine=vllm cannot host {type(search_space).__name__}, because "
-                "vLLM repacks scales and codes for its kernels when it loads them; use "
-                "engine=torch, or search_space=adapter over the quantised base"
-            )
+        self.check_space(search_space)
         tokenizer = load_tokenizer(model_name)
         model = load_architecture(model_name)
         infos = parameter_infos(model)

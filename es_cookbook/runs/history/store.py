@@ -25,6 +25,7 @@ from es_cookbook.runs.history.format import (
     decode,
     encode,
 )
+from es_cookbook.runs.scripts import trust_option
 
 logger = logging.getLogger(__name__)
 
@@ -141,11 +142,12 @@ def _advice(path: Path, whole: int) -> str:
     """What to do about a history of which only the first `whole` generations can be read."""
     if not whole:
         return "restore the file from a copy"
-    run = path.parent
+    run, config = path.parent, path.with_name("config.json")
+    trust = trust_option(run, config.read_text("utf-8", "replace")) if config.is_file() else ""
     return (
         f"restore the file from a copy, or go on after {plural(whole, 'generation')}: in a new run "
-        f"({command('fork')} log_path={run} generation={whole} output={run}-from-{whole}) or in "
-        f"this one ({command('rewind')} log_path={run} generation={whole})"
+        f"({command('fork')} log_path={run} generation={whole} output={run}-from-{whole}{trust}) "
+        f"or in this one ({command('rewind')} log_path={run} generation={whole})"
     )
 
 

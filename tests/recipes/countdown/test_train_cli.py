@@ -1,7 +1,9 @@
 """The main job's command line: its defaults, its options, and what it says about mistakes."""
 
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import chz
@@ -131,6 +133,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_generation(
 @pytest.mark.slow
 def test_the_command_trains_and_says_what_it_brought(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "es_cookbook.recipes.countdown.train_cli"]
+    began = time.monotonic()
     done = subprocess.run(
         [*command, *TINY, f"log_path={tmp_path}"],
         cwd=ROOT,
@@ -138,8 +141,13 @@ def test_the_command_trains_and_says_what_it_brought(tmp_path: Path) -> None:
         text=True,
         timeout=300,
     )
+    took = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("test/env/all/correct ")
+    told = re.search(r" in ([\d.]+) (s|min) \(2 generations: .*\); everything", done.stdout)
+    assert told is not None
+    seconds = float(told[1]) * {"s": 1, "min": 60}[told[2]]
+    assert took / 2 < seconds < took + 5, "start, loading and evaluations are in it"
     assert done.stdout.endswith(f"everything is in {tmp_path}\n")
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert {"test/env/all/correct", "test/env/all/format"} <= rows[0].keys() & rows[-1].keys()
