@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from es_cookbook.common.terminal import command
+from es_cookbook.common.terminal import as_program, command
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.train.config import Config
@@ -40,6 +40,7 @@ async def main(config: Config) -> None:
             )
 
 
+@as_program()
 def run(config: Config) -> None:
     """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
 

@@ -48,6 +48,7 @@ from es_cookbook.common.errors import (
     RequestError,
     with_notes,
 )
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -150,6 +151,8 @@ class RayPoolBuilder(EngineBuilder):
 
     @override
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
+        where = "a Ray of its own" if self.address == "local" else f"Ray at {self.address}"
+        say(f"starting {self.num_engines} x {self.engine.name} on {where}: 10 s to some minutes")
         cluster = Cluster.connect(self.address)
         pool: RayPool | None = None
         try:
