@@ -15,7 +15,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.common.terminal import plural
+from es_cookbook.common.terminal import plural, say
 
 if TYPE_CHECKING:
     from es_cookbook.runs.replay import Replay
@@ -63,6 +63,7 @@ def export(config: ExportConfig) -> str:
     output = Path(config.output)
     if output.exists() or output.is_symlink():
         raise ConfigError(f"output {str(output)!r} is there already; give another one")
+    say(f"{config.log_path}: rebuilding its centre for {output}")
     # torch, which the options do without.
     from es_cookbook.runs.export.export import write_export
     from es_cookbook.runs.replay import open_replay

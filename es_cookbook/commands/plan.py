@@ -8,10 +8,12 @@ numbers are those of `plan_numbers`. docs/multi_gpu.md is the guide.
 
 from es_cookbook.commands.plan_config import PlanConfig
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.terminal import say
 
 
 def main(config: PlanConfig) -> None:
     """Check the plan and print it."""
+    say(f"reading the config.json of {config.model_name}")
     # torch, which the options do without.
     from es_cookbook.commands.plan_numbers import Plan, check, read_architecture, report
 

@@ -28,6 +28,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder, Target
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import Observation
@@ -260,12 +261,13 @@ def main(config: PlayConfig) -> None:
         run.genome(generation, config.genome)
     elif generation is not None:
         run.check_generation(generation)
+    engine = config.engine or run.config.engine
+    say(f"{config.log_path}: loading {run.model_name} on {engine.name}")
     console = open_console()
     with contextlib.ExitStack() as stack:
         # The engine has an event loop and a thread of its own: this one waits for a person.
         portal = stack.enter_context(start_blocking_portal())
-        console.say(f"{config.log_path}: loading {run.model_name} ...")
-        rebuilt = portal.call(rebuild, run, config.engine)
+        rebuilt = portal.call(rebuild, run, engine)
         stack.callback(portal.call, rebuilt.close)
         session = Session(config, rebuilt, portal, console)
         session.go_to(generation)

@@ -6,7 +6,8 @@ is wrong with an option and what would be right, and prints a help page that sho
 its value and its one line of documentation.
 
 Exit codes: 0 done, 1 a mistake that the run found (one sentence on stderr), 2 an option that is not
-one, 130 Ctrl-C or SIGTERM. An error nobody foresaw keeps its traceback: that is a bug.
+one, 130 Ctrl-C or SIGTERM, 141 nobody reads stdout any more. An error nobody foresaw keeps its
+traceback: that is a bug.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ from es_cookbook.common.errors import (
     nearest,
 )
 from es_cookbook.common.references import refuse_while_imported
-from es_cookbook.common.terminal import printable, program, until_stdout_closes
+from es_cookbook.common.terminal import as_program, printable, program, until_stdout_closes
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -70,7 +71,7 @@ def run_cli(
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         given = _parse([argument for argument in arguments if argument not in _HELP])
-        with until_stdout_closes():
+        with until_stdout_closes(), as_program():
             if any(argument in _HELP for argument in arguments):
                 print(help_page(config_class, given) + more_help)
             else:

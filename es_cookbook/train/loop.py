@@ -15,7 +15,7 @@ import anyio
 
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.references import refuse_while_imported
-from es_cookbook.common.terminal import command
+from es_cookbook.common.terminal import as_program, command
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.scripts import trust_option
@@ -51,6 +51,7 @@ async def main(config: Config) -> None:
                 )
 
 
+@as_program()
 def run(config: Config) -> None:
     """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
 

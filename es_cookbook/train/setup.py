@@ -16,6 +16,7 @@ import anyio
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.garbage import rare_garbage_collection
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
@@ -23,8 +24,9 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
-from es_cookbook.runs.directory import RunDirectory
+from es_cookbook.runs.directory import LOG, RunDirectory
 from es_cookbook.runs.history.store import header_of
+from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.opening import Standing, open_run_directory
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
@@ -60,10 +62,15 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
     """
     log_path, config_json = Path(config.log_path), config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
-        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
+        stack.enter_context(library_log(log_path / LOG))
+        model_name, search_space = config.model_name, config.search_space
+        say(f"{log_path}: loading {model_name} on {config.engine.name}")
+        with libraries_quiet():
+            engine = await config.engine(model_name=model_name, search_space=search_space)
         stack.push_async_callback(_close, engine)
         stack.callback(end_idle_workers)
-        datasets = await config.dataset(engine.tokenizer)
+        with libraries_quiet():
+            datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.traits.context_length)
         regularisers = (config.kl, config.preference)
         scoring = Scoring(config.objective, config.fitness, regularisers, engine, config.seed)
@@ -83,6 +90,10 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         stack.callback(directory.history.close)
         await _go_on(directory, config, engine, optimizer)
         directory.begin()
+        if not directory.history.next_generation and datasets.test_P:
+            say(
+                f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
+            )
         tracker = _tracker(config, directory)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
@@ -139,6 +150,7 @@ async def _go_on(
         f"or take the recorded steps as given: {forking(config, history.next_generation)}",
     )
     if records:
+        say(f"rebuilding the centre after {len(records)} generations")
         await restore(engine, history.path, history.header, records, config.model_name)
 
 

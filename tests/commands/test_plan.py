@@ -471,13 +471,14 @@ def test_a_directory_needs_no_more_than_its_config(tmp_path: Path) -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
-    """The exit code, and what was printed and said."""
+    """The exit code, and what was printed and said, but for what is read."""
     code = 0
     try:
         run_cli(main, PlanConfig, options)
     except SystemExit as stop:
         code = typing.cast(int, stop.code)
-    return code, *capsys.readouterr()
+    page, said = capsys.readouterr()
+    return code, page, re.sub(r"^reading the config.json of .*\n", "", said)
 
 
 @pytest.mark.parametrize("options", [(), ("engine=vllm",), ("search_space=full_rank",)])

@@ -49,7 +49,7 @@ from es_cookbook.common.errors import (
     RequestError,
     with_notes,
 )
-from es_cookbook.common.terminal import plural
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -155,6 +155,8 @@ class RayPoolBuilder(EngineBuilder):
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
         if isinstance(self.engine, ModelEngineBuilder):  # A name that is none needs no cluster.
             await asyncio.to_thread(model_directory, model_name)
+        where = "a Ray of its own" if self.address == "local" else f"Ray at {self.address}"
+        say(f"starting {self.num_engines} x {self.engine.name} on {where}: 10 s to some minutes")
         cluster = Cluster.connect(self.address)
         pool: RayPool | None = None
         try:

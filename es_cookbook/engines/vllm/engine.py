@@ -19,7 +19,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import needs_trust
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.terminal import GIB
+from es_cookbook.common.terminal import GIB, say
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
 from es_cookbook.engines.vllm.output import Output
 
@@ -137,6 +137,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
         own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
         dtype = own_dtype if self.dtype == "auto" else self.dtype
+        say("starting vLLM, which takes 10 to 30 s, and longer for a large model")
         output = Output()
         try:
             with output.kept():

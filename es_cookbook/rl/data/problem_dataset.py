@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.terminal import plural
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import RLDataset
@@ -36,6 +36,7 @@ class ProblemDataset(RLDataset):
 
     async def validate(self, context_length: int) -> None:
         """Check every prompt's length and grade every gold answer."""
+        say(f"checking {len(self.builders):,} training problems")
         for builder in self.builders:
             length = len(builder.make_env().observation.tokens_T)
             if length >= context_length:

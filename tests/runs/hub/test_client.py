@@ -28,7 +28,7 @@ def hub() -> Iterator[HubServer]:
 def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """The real command with the real client."""
     inherited = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "es_cookbook", "hub", *options],
         cwd=ROOT,
         env=inherited | environment,
@@ -37,6 +37,9 @@ def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedP
         timeout=60,
         check=False,
     )
+    what_it_does, _, done.stderr = done.stderr.partition("\n")
+    assert what_it_does.startswith("pushing ")
+    return done
 
 
 @pytest.fixture
