@@ -195,6 +195,14 @@ class FakeEngineBuilder(EngineBuilder):
         return self.made[-1]
 
 
+@chz.chz
+class NoEngineBuilder(EngineBuilder):
+    """A run that builds it has gone too far."""
+
+    async def __call__(self, **_: object) -> Engine:
+        raise AssertionError("a model was loaded")
+
+
 class Pieces(ProblemEnv):
     """Pays for every odd character of the answer."""
 

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,13 @@ from es_cookbook import train
 from es_cookbook.commands import fork
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, load_config
-from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.common.errors import (
+    ConfigError,
+    DataError,
+    HistoryError,
+    ModelError,
+    RunDirectoryError,
+)
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Step
@@ -31,6 +38,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
 from es_cookbook.evolution.schedules import Constant, Cosine, Exponential, Linear, Schedule
 from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
@@ -41,7 +49,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
-from tests.fakes import FakeEngine, FakeEngineBuilder
+from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
 from tests.tiny_run import TinyConfig, assert_measured_as, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -291,6 +299,27 @@ async def test_another_optimizer_of_the_same_config_is_noticed(
 class BrokenEngineBuilder(FakeEngineBuilder):
     async def __call__(self, **_: Any) -> FakeEngine:
         raise ModelError("model_name none has no weights")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("dataset", CountdownDatasetBuilder(source="none.jsonl"), "none.jsonl: there is no such"),
+        (
+            "dataset",
+            CountdownDatasetBuilder(source="a/b/c.csv", test_source="a/b"),
+            "must end in .jsonl or .parquet, found '.csv'",
+        ),
+        ("kl", KLToBase(weight=0.0, source="a/b"), "kl.source: 'a/b' is no .jsonl or .parquet"),
+        ("preference", PreferencePairs(weight=0.0, source="a"), "preference.source: 'a' is no "),
+    ],
+)
+async def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, field: str, value: object, sentence: str
+) -> None:
+    asked = chz.replace(config(tmp_path), engine=NoEngineBuilder(), **{field: value})
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        await train.main(asked)
 
 
 async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class _WandbTracker(Tracker):
 
 
 def _is_logged_in() -> bool:
+    if os.environ.get("WANDB_API_KEY"):  # Without a network `login` would take seconds to take it.
+        return True
     import wandb
 
     return wandb.login(prompt=False, verify=False)

@@ -16,11 +16,10 @@ import pytest
 from es_cookbook import train
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, HubError
-from es_cookbook.engines.base import Engine, EngineBuilder
 from es_cookbook.runs.hub.background_push import BackgroundPush, HubPush
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.fakes import FakeEngineBuilder
+from tests.fakes import FakeEngineBuilder, NoEngineBuilder
 from tests.hub_server import TOKEN, HubServer, Repository
 from tests.tiny_run import TinyConfig, write_tiny_model
 
@@ -172,14 +171,6 @@ async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
     assert any("cannot push to a/b" in message for message in caplog.messages)
 
 
-@chz.chz
-class NoEngine(EngineBuilder):
-    """A run that builds it has gone too far."""
-
-    async def __call__(self, **_: object) -> Engine:
-        raise AssertionError("a model was loaded")
-
-
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
     [
@@ -206,7 +197,9 @@ async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_l
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     push = HubPush(repo_id="me/run")
     with pytest.raises(HubError) as caught:
-        await train.main(chz.replace(config(tmp_path, tmp_path / "run", push), engine=NoEngine()))
+        await train.main(
+            chz.replace(config(tmp_path, tmp_path / "run", push), engine=NoEngineBuilder())
+        )
     assert str(caught.value).startswith(sentence.format(hub.url[7:]))
     assert str(caught.value).endswith(
         "; a run without hub.repo_id pushes nothing, and resume with hub=None"

@@ -1,12 +1,15 @@
 import logging
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
 
 pytestmark = pytest.mark.slow
@@ -127,3 +130,36 @@ def test_online_takes_a_project_a_login_and_no_word_against_it(
         monkeypatch.setenv("WANDB_MODE", mode)
     WandbTrackerBuilder(wandb_project=project)(RunInfo(tmp_path, "{}", 0, 3)).close()
     assert asked == [expected]
+
+
+@pytest.mark.parametrize(
+    ("project", "key", "mode", "is_told"),
+    [
+        ("mine", False, None, True),
+        ("mine", True, None, False),
+        (None, False, None, False),
+        ("mine", False, "offline", False),
+    ],
+)
+def test_a_project_without_a_login_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    project: str | None,
+    key: bool,
+    mode: str | None,
+    is_told: bool,
+) -> None:
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    if mode:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    StandardTrackersBuilder(wandb=WandbTrackerBuilder(wandb_project=project)).check()
+    told = [message for message in caplog.messages if "nobody is logged in to W&B" in message]
+    assert len(told) == is_told
+
+
+def test_wandb_that_is_not_installed_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"trackers\.wandb needs wandb, which is not installed"):
+        StandardTrackersBuilder(wandb=WandbTrackerBuilder()).check()
+    StandardTrackersBuilder().check()
