@@ -247,7 +247,7 @@ def test_a_fork_saves_what_is_before_the_damage(
         forks(f"log_path={tmp_path / 'a'}", "generation=4", f"output={tmp_path / 'b'}")
     assert "line 5 is damaged" in capsys.readouterr().err
     (typed,) = re.findall(r"\(python -m es_cookbook fork ([^)]*)\)", said)
-    forks(*typed.replace("trust=tests", "").split())
+    forks(*typed.split())
     resumes(tmp_path / "a-from-3")
     same_run(tmp_path / "a-from-3", recorded)
 

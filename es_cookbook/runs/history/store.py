@@ -25,7 +25,6 @@ from es_cookbook.runs.history.format import (
     decode,
     encode,
 )
-from es_cookbook.runs.scripts import trust_option
 
 logger = logging.getLogger(__name__)
 
@@ -142,11 +141,10 @@ def _advice(path: Path, whole: int) -> str:
     """What to do about a history of which only the first `whole` generations can be read."""
     if not whole:
         return "restore the file from a copy"
-    run, config = path.parent, path.with_name("config.json")
-    trust = trust_option(run, config.read_text("utf-8", "replace")) if config.is_file() else ""
+    run = path.parent
     return (
         f"restore the file from a copy, or go on after {plural(whole, 'generation')}: in a new run "
-        f"({command('fork')} log_path={run} generation={whole} output={run}-from-{whole}{trust}) "
+        f"({command('fork')} log_path={run} generation={whole} output={run}-from-{whole}) "
         f"or in this one ({command('rewind')} log_path={run} generation={whole})"
     )
 
