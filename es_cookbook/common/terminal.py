@@ -70,7 +70,8 @@ def say(sentence: str) -> None:
     """
     if _is_program:
         with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
-            print(printable(sentence), file=screen(), flush=True)
+            line = printable(sentence).replace("\n", r"\n")
+            print(line, file=screen(), flush=True)
 
 
 def screen() -> TextIO:

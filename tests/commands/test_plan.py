@@ -48,6 +48,7 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.history.format import Record, encode
 from tests.engines.torch.reference import request, running_engine, sample_all
+from tests.said import after_start
 from tests.tiny_models import FAMILIES
 
 GUIDE = Path(__file__).parents[2] / "docs" / "multi_gpu.md"
@@ -478,7 +479,7 @@ def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, st
     except SystemExit as stop:
         code = typing.cast(int, stop.code)
     page, said = capsys.readouterr()
-    return code, page, re.sub(r"^reading the config.json of .*\n", "", said)
+    return code, page, after_start(said)
 
 
 @pytest.mark.parametrize("options", [(), ("engine=vllm",), ("search_space=full_rank",)])

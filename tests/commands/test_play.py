@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pty
-import re
 import select
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder
 from tests.play_engines import HOSTILE, write_model
+from tests.said import after_start
 from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[2]
@@ -88,14 +88,8 @@ def piped(
         timeout=120,
         check=False,
     )
-    done.stderr = after_loading(log_path, done.stderr)
+    done.stderr = after_start(done.stderr)
     return done
-
-
-def after_loading(log_path: Path, said: str) -> str:
-    """What is said after the line which tells that the model is loaded now."""
-    loading = re.escape(f"{log_path}: loading ") + r".* on \w+\n"
-    return re.sub(f"^{loading}", "", said)
 
 
 def fed(log_path: Path, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -112,7 +106,7 @@ def fed(log_path: Path, typed: str, *options: str) -> subprocess.CompletedProces
         except SystemExit as stopped:
             assert isinstance(stopped.code, int)
             code = stopped.code
-    said = after_loading(log_path, err.getvalue())
+    said = after_start(err.getvalue())
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), said)
 
 
@@ -250,7 +244,7 @@ def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(fake_run: 
     player.stdin.write(b"A\n" * 3)
     player.stdin.close()
     assert player.wait(60) == 141  # As of other programs whose reader leaves.
-    assert after_loading(fake_run, player.stderr.read().decode()) == ""
+    assert after_start(player.stderr.read().decode()) == ""
 
 
 @pytest.mark.parametrize(

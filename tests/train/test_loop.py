@@ -50,6 +50,7 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
+from tests.said import after_start
 from tests.tiny_run import TinyConfig, assert_measured_as, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -425,7 +426,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
-    assert err == (
+    assert after_start(err) == (
         f"interrupted after generation {recorded}; to go on, run the same command with "
         "behavior_if_log_dir_exists=resume, or python -m es_cookbook resume "
         f"log_path={tmp_path}\n"

@@ -380,7 +380,7 @@ async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
         ({"generation": 4}, HistoryError, r"generation must be 0 to 3, since .*found 4"),
         ({"output": str(run)}, ConfigError, "is there already"),
         ({"log_path": str(tmp_path / "none")}, RunDirectoryError, "holds no config"),
-        ({"log_path": str(base)}, ConfigError, r"model/config\.json must hold a run's Config"),
+        ({"log_path": str(base)}, RunDirectoryError, r"config\.json that is no run's"),
     ):
         given = {"log_path": str(run), "output": str(tmp_path / "out"), **fields}
         with pytest.raises(error, match=sentence) as raised:

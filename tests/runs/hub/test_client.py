@@ -14,6 +14,7 @@ from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryErr
 from es_cookbook.runs.hub.client import files_to_push
 from tests.fakes import FakeEngineBuilder
 from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
+from tests.said import after_start
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -37,8 +38,7 @@ def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedP
         timeout=60,
         check=False,
     )
-    what_it_does, _, done.stderr = done.stderr.partition("\n")
-    assert what_it_does.startswith("pushing ")
+    done.stderr = after_start(done.stderr)
     return done
 
 
