@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import chz
 import pytest
 
 from es_cookbook import train
