@@ -34,8 +34,8 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.harness import Row, report, row
 from es_cookbook import train
+from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.models import (
-    base_identity,
     load_architecture,
     load_causal_lm,
     parameter_infos,

@@ -19,7 +19,8 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.harness import ratios, report, row
-from es_cookbook.engines.torch import engine
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.forward import self_check
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 
@@ -73,14 +74,14 @@ def load(path: str) -> tuple[float, float]:
 
     async def build() -> float:
         started = time.perf_counter()
-        builder = engine.TorchEngineBuilder(kv_cache_gib=KV_CACHE_GIB)
+        builder = TorchEngineBuilder(kv_cache_gib=KV_CACHE_GIB)
         built = await builder(model_name=path, search_space=LowRank())
         seconds = time.perf_counter() - started
         await built.close()
         return seconds
 
     checks: list[float] = []
-    with mock.patch.object(engine, "right_path", timed(engine.right_path, checks)):
+    with mock.patch.object(self_check, "right_path", timed(self_check.right_path, checks)):
         return asyncio.run(build()), checks[0]
 
 

@@ -36,7 +36,7 @@ from benchmarks.harness import report, row
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.common.errors import ModelError
-from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.self_check import TOLERANCE, right_path
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -90,7 +90,7 @@ async def examine(name: str) -> Family:
         (why,) = re.findall(r"as transformers does: (.*); accepted", str(error))
         return Family(name, f"refused: {why}")
     options = TorchEngineBuilder(num_lanes=2, max_model_len=CONTEXT, max_batch_size=64)
-    engine = TorchEngine(model, character_tokenizer(), space, options, CPU, path, size)
+    engine = options.around(model, character_tokenizer(), space, CPU, path, size)
     try:
         difference = await difference_from_merged(engine, model)
     finally:

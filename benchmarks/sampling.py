@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Lfm2Config, Lfm2Fo
 
 from benchmarks.harness import interleaved, ratios, report, row
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder

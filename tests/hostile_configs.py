@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.said import after_start
+
 RECORDED = Path(__file__).parent / "data/recorded"
 CANARY = "canary"
 EVIL = f"""
@@ -263,7 +265,7 @@ def main(directory: Path) -> Mapping[str, object]:
                     opened()
                 said[text].append(f"{way}: done")
             except SystemExit as left:
-                said[text].append(f"{way}: {left.code} {errors.getvalue().rstrip()}")
+                said[text].append(f"{way}: {left.code} {after_start(errors.getvalue()).rstrip()}")
             except Exception as error:
                 said[text].append(f"{way}: {type(error).__name__} {error}")
             finally:

@@ -67,6 +67,43 @@ def test_a_module_run_by_name_is_called_by_its_name(tmp_path: Path) -> None:
         assert (done.stdout or done.stderr).startswith(says)
 
 
+HEAVY = {"torch", "transformers", "datasets", "pandas", "huggingface_hub", "vllm", "ray", "wandb"}
+OPTIONS = """
+import contextlib, io, sys
+from es_cookbook.__main__ import COMMANDS, RECIPES, main
+for name in [*COMMANDS, *RECIPES]:
+    for option in ("--help", "no_such_option=1"):
+        sys.argv = ["es-cookbook", name, option]
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as page:
+            main()
+        if option == "--help":
+            assert page.getvalue().startswith("usage: "), name
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+PARTS = """
+import sys
+from es_cookbook.common.configs import Names, config_to_json
+from es_cookbook.recipes.countdown.train_cli import CLIConfig
+import chz
+fields = [field.meta_factory for field in chz.chz_fields(CLIConfig).values()]
+for names in [names for names in fields if isinstance(names, Names)]:
+    for name in names.accepted:
+        names.from_string(name)
+config_to_json(CLIConfig())
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+
+
+@pytest.mark.parametrize("program", [OPTIONS, PARTS], ids=["commands", "parts"])
+def test_options_are_shown_checked_and_built_without_libraries_that_take_seconds(
+    program: str,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) & HEAVY == set()
+
+
 def test_a_misspelt_command_is_one_sentence_with_the_nearest_and_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,7 +124,43 @@ def test_nobody_reading_on_is_an_ordinary_end(
     os.close(reading)
     with os.fdopen(writing, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        call(monkeypatch, *arguments)
+        with pytest.raises(SystemExit) as ended:
+            call(monkeypatch, *arguments)
+    assert ended.value.code == 141  # 128 + SIGPIPE, as of any program in such a pipe
+
+
+@pytest.mark.parametrize("module", ["es_cookbook", "es_cookbook.recipes.countdown.train_cli"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_nobody_reads_ends_the_program_without_a_word(
+    module: str, unbuffered: str
+) -> None:
+    """`... --help | head -1`, with a process and a pipe that are real."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_mistake_is_said_though_nobody_reads_stdout(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "es_cookbook", "rewind", f"log_path={tmp_path}", "generation=1"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and str(tmp_path) in done.stderr
 
 
 def test_another_broken_pipe_than_stdout_is_not_hidden() -> None:

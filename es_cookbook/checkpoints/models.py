@@ -1,12 +1,8 @@
 """Hugging Face causal LMs and their tokenizers: read, written, told apart; a sentence a mistake."""
 
 import contextlib
-import dataclasses
-import hashlib
-import itertools
 import json
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -27,6 +23,7 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
+from es_cookbook.checkpoints.identity import no_tokenizer
 from es_cookbook.checkpoints.linear_weights import (
     linear_weights,
     named_weights,
@@ -34,9 +31,7 @@ from es_cookbook.checkpoints.linear_weights import (
 )
 from es_cookbook.checkpoints.model_files import (
     CONFIG,
-    OLDER_VOCABULARY,
     TOKENIZER_FILES,
-    VOCABULARY,
     model_directory,
     weight_paths,
 )
@@ -62,28 +57,7 @@ from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """From a parameter's name and value to the names and values that stand for it."""
 
-_TOKENIZER_SETTINGS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-_HASHING_THREADS = 16
-"""More than cores: reading from a disk or over a network gains from it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BaseIdentity:
-    """What a base model is, wherever it lies and however its files are split.
-
-    Attributes:
-        weights: hex digest over every tensor's name, dtype, shape and bytes.
-        tokenizer: hex digest over the tokenizer's files.
-    """
-
-    weights: str
-    tokenizer: str
 
 
 def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
@@ -94,7 +68,7 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     """
     directory = model_directory(model_name, "tokenizer")
     if not any((directory / name).exists() for name in TOKENIZER_FILES):
-        raise _no_tokenizer(model_name)
+        raise no_tokenizer(model_name)
     try:
         return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds; to the user it is one mistake
@@ -229,29 +203,6 @@ def save_model(
         tokenizer.save_pretrained(directory)
 
 
-def base_identity(model_name: str) -> BaseIdentity:
-    """What the checkpoint and the tokenizer of a directory or Hub name are.
-
-    Two checkpoints are the same if their tensors are, by name, dtype, shape and every bit.
-
-    Raises:
-        ModelError: Weights or tokenizer are missing or cannot be read; says where.
-    """
-    files = WeightFiles(weight_paths(model_name))
-    names = sorted(files)
-    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        digests = pool.map(_tensor_digest, itertools.repeat(files), names)
-        weights = _digest(zip(names, digests, strict=True))
-    return BaseIdentity(weights, _tokenizer_digest(model_name))
-
-
-def tokenizer_files(model_name: str) -> list[Path]:
-    """The files of a directory's or Hub name's tokenizer, all that there are."""
-    directory = model_directory(model_name, "tokenizer")
-    names = (*TOKENIZER_FILES, *_TOKENIZER_SETTINGS)
-    return [path for name in names if (path := directory / name).is_file()]
-
-
 class BaseParameters(ReadTensors):
     """A base model's parameters, each read when it is asked for, as an engine holds them.
 
@@ -375,27 +326,6 @@ def _dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def _tokenizer_digest(model_name: str) -> str:
-    there = {path.name: path for path in tokenizer_files(model_name)}
-    vocabulary = [VOCABULARY] if VOCABULARY in there else [*OLDER_VOCABULARY]
-    if not there.keys() & vocabulary:
-        raise _no_tokenizer(model_name)
-    names = [name for name in (*vocabulary, *_TOKENIZER_SETTINGS) if name in there]
-    return _digest((n, hashlib.sha256(there[n].read_bytes()).hexdigest()) for n in names)
-
-
-def _tensor_digest(files: WeightFiles, name: str) -> str:
-    tensor = files[name]
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _digest(named: Iterable[tuple[str, str]]) -> str:
-    parts = [part for pair in named for part in pair]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 @contextlib.contextmanager
 def _no_progress_bar() -> Generator[None]:
     """Keep the bar that transformers draws over the weights out of the run's output."""
@@ -407,12 +337,6 @@ def _no_progress_bar() -> Generator[None]:
         yield
     finally:
         enable_progress_bar()
-
-
-def _no_tokenizer(model_name: str) -> ModelError:
-    return ModelError(
-        f"model_name: {model_name!r} has no tokenizer (one of {', '.join(TOKENIZER_FILES)})"
-    )
 
 
 def _checked_directory(model_name: str, weights: bool = True) -> Path:

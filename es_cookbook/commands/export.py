@@ -8,14 +8,17 @@ The run directory is only read, and the run may be going on.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.runs.export.export import write_export
-from es_cookbook.runs.replay import Replay, open_replay
+from es_cookbook.common.terminal import plural, say
+
+if TYPE_CHECKING:
+    from es_cookbook.runs.replay import Replay
 
 
 @chz.chz
@@ -60,6 +63,11 @@ def export(config: ExportConfig) -> str:
     output = Path(config.output)
     if output.exists() or output.is_symlink():
         raise ConfigError(f"output {str(output)!r} is there already; give another one")
+    say(f"{config.log_path}: rebuilding its centre for {output}")
+    # torch, which the options do without.
+    from es_cookbook.runs.export.export import write_export
+    from es_cookbook.runs.replay import open_replay
+
     try:
         replay = open_replay(
             Path(config.log_path),
@@ -78,11 +86,11 @@ def export(config: ExportConfig) -> str:
     if config.merge and replay.space.adapter is None:
         said.append("merge=true changes nothing: this run moves the model's own weights")
     which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
-    what = f"the centre after {replay.generation} generations ({which})"
+    what = f"the centre after {plural(replay.generation, 'generation')} ({which})"
     return "\n".join([*said, f"exported {what} as {written.kind}: {output}"])
 
 
-def _check_options(config: ExportConfig, replay: Replay) -> None:
+def _check_options(config: ExportConfig, replay: "Replay") -> None:
     if config.rank is None:
         return
     if config.merge:

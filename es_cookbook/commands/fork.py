@@ -19,6 +19,7 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
 from es_cookbook.runs.branches import fork_run
+from es_cookbook.runs.scripts import trust_option
 
 _REFUSED = ("model_name", "search_space")
 """What the recorded steps mean depends on these."""
@@ -56,7 +57,7 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
         if taken
         else f"like {fork.log_path}, with no generation of it; to start"
     )
-    trust = f" trust={','.join(fork.trust)}" if fork.trust else ""
+    trust = trust_option(output, config)
     print(f"{fork.output} begins {begins}: {command('resume')} log_path={fork.output}{trust}")
 
 

@@ -15,6 +15,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.terminal import say
 from es_cookbook.runs.hub.client import MAIN, check_repo_id, push
 
 
@@ -43,6 +44,7 @@ def main(config: HubCommand) -> None:
     timer = threading.Timer(config.timeout or threading.TIMEOUT_MAX, _give_up, [config])
     timer.daemon = True
     timer.start()
+    say(f"pushing {config.path} to {config.repo_id}")
     try:
         print(push(Path(config.path), config.repo_id, config.revision, config.private))
     finally:

@@ -28,6 +28,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder, Target
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import Observation
@@ -48,7 +49,7 @@ class PlayConfig:
     generation: int | None = chz.field(
         default=None,
         doc="the centre after so many generations, and the genomes around it; 0 is "
-        "the base, None the latest",
+        "the base, None the latest, for a genome the latest that has any",
     )
     genome: int | Literal["centre", "base"] = chz.field(
         default="centre", doc="who answers: centre, base, or the number of a genome"
@@ -179,7 +180,15 @@ class Session:
         self._console.show_answer(action)
 
     def _to_genome(self, arguments: Sequence[str]) -> None:
-        self.answer_as(_number("genome", arguments[0]))
+        number, run = _number("genome", arguments[0]), self._rebuilt.run
+        if (end := self._rebuilt.generation) > run.last_with_genomes:
+            run.genome(run.last_with_genomes, number)
+            self.go_to(run.last_with_genomes)
+            self._console.say(
+                f"generation {end} is the end of the run and has no genomes: this is generation "
+                f"{run.last_with_genomes}"
+            )
+        self.answer_as(number)
 
     def _to(self, arguments: Sequence[str]) -> None:
         if len(arguments) > 1:
@@ -246,19 +255,22 @@ def _number(what: str, text: str) -> int:
 def main(config: PlayConfig) -> None:
     """Rebuild the run and answer."""
     run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
-    generation = len(run.records) if config.generation is None else config.generation
-    run.check_generation(generation)
+    generation = config.generation
     if isinstance(config.genome, int):
+        generation = run.last_with_genomes if generation is None else generation
         run.genome(generation, config.genome)
+    elif generation is not None:
+        run.check_generation(generation)
+    engine = config.engine or run.config.engine
+    say(f"{config.log_path}: loading {run.model_name} on {engine.name}")
     console = open_console()
     with contextlib.ExitStack() as stack:
         # The engine has an event loop and a thread of its own: this one waits for a person.
         portal = stack.enter_context(start_blocking_portal())
-        console.say(f"{config.log_path}: loading {run.model_name} ...")
-        rebuilt = portal.call(rebuild, run, config.engine)
+        rebuilt = portal.call(rebuild, run, engine)
         stack.callback(portal.call, rebuilt.close)
         session = Session(config, rebuilt, portal, console)
-        session.go_to(config.generation)
+        session.go_to(generation)
         session.answer_as(config.genome)
         if config.problem is not None:
             session.play(config.split, config.problem)

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from typing import TypeAlias
 
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.common.terminal import one_line, printable
+from es_cookbook.common.terminal import one_line, plural, printable
 from es_cookbook.rl.types import Action, LostRollout
 from es_cookbook.train.recorded import Played
 
@@ -66,7 +66,7 @@ class Terminal:
         """Show what a prompt got."""
         print(printable(action.text))
         if action.stop_reason == "length":
-            print(f"[cut after {len(action.tokens_T)} tokens]")
+            print(f"[cut after {plural(len(action.tokens_T), 'token')}]")
 
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
         """Show an attempt at a problem; `which` has its generation, genome, split and number."""
@@ -78,7 +78,7 @@ class Terminal:
             for turn in played.rollout.transitions:
                 cut = ", cut" if turn.action.stop_reason == "length" else ""
                 lines += ["prompt:", _indented(decode(turn.observation.tokens_T))]
-                lines += [f"answer ({len(turn.action.tokens_T)} tokens{cut}):"]
+                lines += [f"answer ({plural(len(turn.action.tokens_T), 'token')}{cut}):"]
                 lines += [_indented(turn.action.text)]
                 lines += [f"{name}: {text}" for name, text in turn.logs.items()]
                 metrics = {"reward": turn.reward, **turn.metrics}

@@ -12,8 +12,10 @@ from pathlib import Path
 import chz
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import command
+from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.branches import rewind_run
+from es_cookbook.runs.directory import CONFIG
+from es_cookbook.runs.scripts import trust_option
 
 
 @chz.chz
@@ -26,10 +28,12 @@ class Rewind:
 
 def main(rewind: Rewind) -> None:
     """Cut, and say where the rest is and how to go on."""
-    kept = rewind_run(Path(rewind.log_path), rewind.generation)
+    log_path = Path(rewind.log_path)
+    kept = rewind_run(log_path, rewind.generation)
+    trust = trust_option(log_path, (log_path / CONFIG).read_text("utf-8", "replace"))
     print(
-        f"{rewind.log_path} holds {rewind.generation} generations now, and {kept} the run as it "
-        f"stood; to go on: {command('resume')} log_path={rewind.log_path}"
+        f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the run as "
+        f"it stood; to go on: {command('resume')} log_path={log_path}{trust}"
     )
 
 

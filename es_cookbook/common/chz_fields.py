@@ -35,6 +35,18 @@ CHZ_ERRORS = (
 """What chz raises about options."""
 
 
+_ARGUMENT = re.compile(r" \(when evaluating argument '(\w+)' for .*\)", re.DOTALL)
+
+
+def path_of_failure(error: BaseException) -> str:
+    """Which option's part chz was building when its class refused: "optimizer"; "" for the whole.
+
+    chz notes each argument that it was about to evaluate, the innermost first.
+    """
+    notes = map(_ARGUMENT.fullmatch, getattr(error, "__notes__", ()))
+    return ".".join(reversed([note[1] for note in notes if note]))
+
+
 def type_name(of_type: object) -> str:
     """A type as its author wrote it, without the modules of its classes.
 

@@ -6,18 +6,21 @@ is wrong with an option and what would be right, and prints a help page that sho
 its value and its one line of documentation.
 
 Exit codes: 0 done, 1 a mistake that the run found (one sentence on stderr), 2 an option that is not
-one, 130 Ctrl-C or SIGTERM. An error nobody foresaw keeps its traceback: that is a bug.
+one, 130 Ctrl-C or SIGTERM, 141 nobody reads stdout any more. An error nobody foresaw keeps its
+traceback: that is a bug.
 """
 
 import dataclasses
 import functools
 import inspect
 import itertools
+import re
+import shlex
 import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import NoReturn, TypeVar, cast
@@ -34,11 +37,19 @@ from es_cookbook.common.chz_fields import (
     cast_text,
     default_of,
     doc_of,
+    path_of_failure,
     type_name,
 )
 from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, leaves, nearest
-from es_cookbook.common.terminal import printable, program, until_stdout_closes
+from es_cookbook.common.errors import (
+    ConfigError,
+    ESCookbookError,
+    closest,
+    leaves,
+    nearest,
+)
+from es_cookbook.common.references import refuse_while_imported
+from es_cookbook.common.terminal import as_program, printable, program, until_stdout_closes
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -56,10 +67,11 @@ def run_cli(
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
+    refuse_while_imported()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         given = _parse([argument for argument in arguments if argument not in _HELP])
-        with until_stdout_closes():
+        with until_stdout_closes(), as_program():
             if any(argument in _HELP for argument in arguments):
                 print(help_page(config_class, given) + more_help)
             else:
@@ -187,7 +199,7 @@ def _build(
         if path in options:
             _check_value(options[path], text)
         elif not _is_for_chz(path):
-            hint = did_you_mean(path, options) or ";"
+            hint = _meant(path, text, options, given, config is not None) or ";"
             raise _OptionError(f"unknown option {path!r}{hint} --help lists all")
     missing = [f"{path}=..." for path, option in options.items() if option.value is None]
     if missing and not any("..." in path for path in given):
@@ -202,10 +214,80 @@ def _build(
         return blueprint.apply(typed, layer_name="command line").make()
     except CHZ_ERRORS as error:
         raise _OptionError(" ".join(str(error).split())) from error
-    except ESCookbookError:
-        raise
-    except (ValueError, TypeError) as error:  # From a config's own validators.
-        raise ConfigError(" ".join(str(error).split())) from error
+    except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
+        sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
+        kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
+        raise kind(sentence) from error
+
+
+def _located(sentence: str, part: str, options: Iterable[str]) -> str:
+    """What the class of a part says of its fields, with the fields' names as a user types them.
+
+    A class does not know where it stands in a config. Its sentences begin with a field, bare or
+    behind the name that its part usually has, and show values as `field=value`.
+    """
+    own = [path.removeprefix(f"{part}.") for path in options if path.startswith(f"{part}.")]
+    fields = "|".join(sorted({re.escape(name.partition(".")[0]) for name in own}))
+    if not part or not fields:
+        return sentence
+    sentence = re.sub(rf"(?<![\w.])(?=(?:{fields})\b[\w.]*=)", f"{part}.", sentence)
+    sentence, number = re.subn(rf"^(?:\w+\.)*(?=(?:{fields})\b)", f"{part}.", sentence)
+    return sentence if number or part in sentence else f"{part}: {sentence}"
+
+
+def _meant(
+    path: str, text: str, options: Mapping[str, _Option], given: Mapping[str, str], kept: bool
+) -> str:
+    """A clause that says what an unknown option may stand for; nothing where nothing is near.
+
+    That is an option of the same name, or else one that is spelled alike: where the path leads if
+    another part is chosen, in the parts that are chosen now, or in any other.
+    """
+    others = sorted(_elsewhere(options.values(), given, kept), key=lambda other: len(other[0]))
+    elsewhere: dict[str, Sequence[str]] = {}
+    for chosen, paths in others:
+        elsewhere |= {each: chosen for each in paths if each not in elsewhere}
+    meant = path if path in elsewhere else closest(path, [*options, *elsewhere])
+    if meant is None:
+        return ""
+    if meant in options:
+        return f"; did you mean {meant!r}?"
+    return f"; did you mean {shlex.join([*elsewhere[meant], f'{meant}={text}'])}?"
+
+
+def _elsewhere(
+    options: Iterable[_Option],
+    given: Mapping[str, str],
+    kept: bool,
+    before: Sequence[str] = (),
+) -> Iterator[tuple[Sequence[str], Mapping[str, _Option]]]:
+    """Options that choose other parts than now, and the options that there are in those then.
+
+    Parts that cannot be imported here are left out. A part of a part is looked into, no deeper.
+    """
+    for option in options:
+        for choice, text in _other_parts(option):
+            chosen = [*before, f"{choice}={text}"] if text else before
+            try:
+                with_it = {**given, choice: text}
+                part, values = _part(option.field, option.path, with_it, MISSING, kept)
+            except _OptionError:
+                continue
+            if part is not None:
+                found = _options(part, option.path + ".", with_it, values, kept)
+                inside = {each.path: each for each in found}
+                yield chosen, inside
+                if not before:
+                    yield from _elsewhere(inside.values(), with_it, kept, chosen)
+
+
+def _other_parts(option: _Option) -> Iterator[tuple[str, str]]:
+    """What chooses another part for an option: it and a name, or any option inside, and nothing."""
+    factory = option.field.meta_factory
+    if isinstance(factory, Names):
+        yield from ((option.path, name) for name in factory.accepted if name != option.value)
+    elif factory is not None and not option.part:
+        yield f"{option.path}.", ""
 
 
 def _kept(part: object, prefix: str, given: Mapping[str, str]) -> dict[str, object]:

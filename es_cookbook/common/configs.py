@@ -35,7 +35,7 @@ from es_cookbook.common.declared_types import (
     takes,
 )
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.references import belongs_to, check_trust, reference, resolve
+from es_cookbook.common.references import belongs_to, reference, resolve, trusted_modules
 from es_cookbook.common.terminal import printable
 
 _Loaded = TypeVar("_Loaded")
@@ -57,17 +57,17 @@ def config_to_json(config: object) -> str:
             of its field's type; names the field.
     """
     plain = _to_plain(config, "config")
-    _Reader(_trusted_in(plain)).read(plain, "config", object)
+    _Reader(_RUN_CODE + tuple(_modules_in(plain))).read(plain, "config", object)
     return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     """Rebuild the object that `config_to_json` wrote.
 
-    The text may be anybody's. It names classes and functions of es_cookbook, of the packages in
-    `trust` and of the script that was run; every value must be of its field's declared type, and a
-    class or a function itself may stand only where that asks for one. Nothing is called but the
-    chz classes.
+    The text may be anybody's. It names classes and functions of es_cookbook, of the packages and
+    scripts in `trust` and of the script that was run; every value must be of its field's declared
+    type, and a class or a function itself may stand only where that asks for one. Nothing is called
+    but the chz classes.
 
     A field that a class has gained since takes its default; a field it has lost is refused, unless
     it has the value that is how the class behaves now.
@@ -91,7 +91,7 @@ def load_config(path: Path, config_class: type[_Loaded], trust: Collection[str] 
     Raises:
         ConfigError: As `config_from_json`, another class, or the file cannot be read; names it.
     """
-    config = _at(path, lambda text: _read(text, config_class, trust), _text_of(path))
+    config = _at(path, lambda text: _read(text, config_class, trust), text_of(path))
     return cast(_Loaded, config)
 
 
@@ -106,14 +106,14 @@ def load_fields(
     Raises:
         ConfigError: As `load_config`, or a field is missing.
     """
-    check_trust(trust)
-    plain = _at(path, _parsed, _text_of(path))
+    modules = trusted_modules(trust)
+    plain = _at(path, _parsed, text_of(path))
     entries = cast("dict[str, object]", plain) if isinstance(plain, dict) else {}
     if missing := [name for name in types if name not in entries]:
         raise ConfigError(f"{path} must hold a run's Config, which has a {' and a '.join(missing)}")
 
     def read(name: str) -> object:
-        return _guarded(lambda: _Reader(trust).read(entries[name], f"config.{name}", types[name]))
+        return _guarded(lambda: _Reader(modules).read(entries[name], f"config.{name}", types[name]))
 
     return {name: _at(path, read, name) for name in types}, entries
 
@@ -124,7 +124,16 @@ def trust_of(text: str) -> frozenset[str]:
     Args:
         text: from `config_to_json`, not from a file.
     """
-    return frozenset(_trusted_in(json.loads(text)))
+    return frozenset({*_RUN_CODE, *modules_named(text)})
+
+
+def modules_named(text: str) -> list[str]:
+    """Modules of the classes and functions that a config names, of any origin; imports none.
+
+    Raises:
+        ConfigError: Not JSON.
+    """
+    return sorted(_guarded(lambda: _modules_in(_parsed(text))))
 
 
 def needs_trust(package: str, is_harmless: Callable[[object], bool]) -> dict[str, object]:
@@ -138,12 +147,17 @@ def needs_trust(package: str, is_harmless: Callable[[object], bool]) -> dict[str
 
 
 def _read(text: str, declared: type, trust: Collection[str]) -> object:
-    check_trust(trust)
+    modules = trusted_modules(trust)
     plain = _parsed(text)
-    return _guarded(lambda: _Reader(trust).read(plain, "config", declared))
+    return _guarded(lambda: _Reader(modules).read(plain, "config", declared))
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a config file.
+
+    Raises:
+        ConfigError: It cannot be read; names it.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -168,9 +182,8 @@ def _guarded(function: Callable[[], _Found]) -> _Found:
         raise ConfigError("a config must be JSON that is not nested so deeply") from error
 
 
-def _trusted_in(plain: object) -> set[str]:
-    """The modules that a config names, and what some of its values need."""
-    found: set[str] = {*_RUN_CODE}
+def _modules_in(plain: object) -> set[str]:
+    found: set[str] = set()
     waiting = [plain]
     while waiting:
         item = waiting.pop()

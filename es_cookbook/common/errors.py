@@ -101,7 +101,7 @@ def nearest(name: str, accepted: Iterable[str]) -> str:
     "did you mean 'fullrank'? Accepted: fullrank, lowrank"
     """
     options = sorted(accepted)
-    close = _closest(name, options)
+    close = closest(name, options)
     return f"{f'did you mean {close!r}? A' if close else 'a'}ccepted: {', '.join(options)}"
 
 
@@ -111,11 +111,11 @@ def did_you_mean(name: str, accepted: Iterable[str]) -> str:
     >>> did_you_mean("sigma", ["seed", "optimizer.sigma"])
     "; did you mean 'optimizer.sigma'?"
     """
-    close = _closest(name, list(accepted))
+    close = closest(name, list(accepted))
     return f"; did you mean {close!r}?" if close else ""
 
 
-def _closest(name: str, options: Sequence[str]) -> str | None:
+def closest(name: str, options: Sequence[str]) -> str | None:
     """The option that ends in the same name, wherever it stands, else the one most alike."""
     by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
     last = name.rpartition(".")[2]

@@ -27,7 +27,7 @@ def whole_directory(path: Path) -> Generator[Path]:
     try:
         beside.mkdir()
         yield beside
-        for file in (*beside.iterdir(), beside):
+        for file in (*beside.rglob("*"), beside):
             fsync(file)
         beside.rename(path)
         fsync(path.parent)

@@ -6,13 +6,20 @@ belong to es_cookbook or to a package that the user trusts, and every piece must
 identifier. What is found must then be defined there, not merely imported there: `os` is an
 attribute of many modules, and everything can be reached from it.
 
+What a script defines belongs to the module that the script would be if it were imported, so that
+other programs can import it: `Env` of `recipes/my_env.py` is `my_env:Env`, and a script is trusted
+by its path.
+
 Left out: checking what the code of a trusted package does.
 """
 
+import contextlib
 import importlib
+import importlib.util
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import cast
 
@@ -20,8 +27,14 @@ from es_cookbook.common.errors import ConfigError, did_you_mean
 
 _OWN = "es_cookbook"
 _OWN_MAIN = "es_cookbook.__main__"
+_MAIN = ("__main__", "__mp_main__")
+"""What the module that was run calls itself, in the process and in those that it spawns."""
+_SCRIPT = ".py"
 _IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 """Not those that Unicode has beside ASCII, some of which Python takes for the same."""
+_loaded_scripts: dict[str, Path] = {}
+"""Name of a module -> the trusted script that was imported as it."""
+_is_importing = False
 _LONGEST = 300
 """Characters of a name that is followed."""
 
@@ -46,8 +59,8 @@ def reference(thing: Callable[..., object]) -> str:
         ConfigError: A lambda, a local or anything else that importing does not give back.
     """
     module = str(getattr(thing, "__module__", None))
-    if module == "__main__":
-        module = _module_that_was_run() or module
+    if module in _MAIN:
+        module = _module_that_was_run() or "__main__"
     text = f"{module}:{getattr(thing, '__qualname__', None)}"
     try:
         found = resolve(text, trust=[module])
@@ -76,7 +89,9 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
     """
     module_name, _, qualname = text.partition(":")
     module_name = _MOVED.get(module_name, module_name)
-    is_main = module_name in ("__main__", _module_that_was_run())
+    if module_name in _MAIN and len(scripts := _loaded_scripts.keys() & set(trust)) == 1:
+        (module_name,) = scripts  # Written before scripts had names of their own.
+    is_main = module_name in (*_MAIN, _module_that_was_run())
     pieces = qualname.split(".") if is_main else [*module_name.split("."), *qualname.split(".")]
     if len(text) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, pieces)):
         raise ConfigError(
@@ -90,26 +105,111 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
         module = importlib.import_module("__main__" if is_main else module_name)
     except Exception as error:  # Whatever a module's own code raises.
         said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{text} cannot be imported: {said}") from error
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            hint = f"; if it is a script, trust it by its path: trust=.../{module_name}{_SCRIPT}"
+        raise ConfigError(f"{text} cannot be imported: {said}{hint}") from error
     found = _defined(module, qualname, text)
     home = found.__module__
-    if not (is_main and home == "__main__" and _module_that_was_run() != _OWN_MAIN):
+    if not (is_main and home in _MAIN and _module_that_was_run() != _OWN_MAIN):
         _check_trusted(home, packages, text)
     return found
 
 
-def check_trust(trust: Collection[str]) -> None:
-    """Refuse what cannot be the name of a package that is trusted.
+def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
+    """Names of the packages and modules that a user trusts; scripts, given by path, are loaded.
 
     Raises:
-        ConfigError: Names it.
+        ConfigError: One can be neither; or a script is not there, fails, or has the name of another
+            module.
     """
-    for name in trust:
-        if not all(map(_IDENTIFIER.fullmatch, name.split("."))):
-            raise ConfigError(
-                f"trust={name}: a package is named as in an import, as trust=my_package or "
-                "trust=my_package,another.module"
-            )
+    return tuple(_loaded(Path(name)) if is_script(name) else _checked(name) for name in trust)
+
+
+def is_script(trusted: str) -> bool:
+    """Whether what a user trusts is the path of a script, not the name of a package."""
+    return trusted.endswith(_SCRIPT)
+
+
+def was_run(module_name: str) -> bool:
+    """Whether it is the module or the script that this process was started with."""
+    return module_name == _module_that_was_run()
+
+
+def script_of(module_name: str) -> Path | None:
+    """The file of a module that is a script: the one that was run, or one that is trusted."""
+    if was_run(module_name):
+        main = sys.modules["__main__"]
+        return None if main.__spec__ is not None else Path(str(main.__file__))
+    return _loaded_scripts.get(module_name)
+
+
+def _loaded(path: Path) -> str:
+    """Import a script as a module, without running what it does as a program; gives its name."""
+    name, here = path.stem, path.resolve()
+    if not _IDENTIFIER.fullmatch(name):
+        raise ConfigError(f"trust={path}: a script that is imported is named like a Python module")
+    if not path.is_file():
+        raise ConfigError(f"trust={path}: there is no such script")
+    if name == _module_that_was_run() or _is_copy(here, _loaded_scripts.get(name)):
+        return name
+    if name in sys.modules or name in sys.stdlib_module_names:
+        raise ConfigError(
+            f"trust={path}: another module is called {name}, and it cannot be both; give the "
+            "script, and its classes in config.json, another name"
+        )
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if (folder := str(here.parent)) not in sys.path:
+        sys.path.append(folder)  # A script may import what lies beside it.
+    sys.modules[name], _loaded_scripts[name] = module, here
+    try:
+        with _importing():
+            spec.loader.exec_module(module)
+    except Exception as error:  # Whatever a script's own code raises.
+        del sys.modules[name], _loaded_scripts[name]
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"trust={path}: it cannot be imported: {said}") from error
+    return name
+
+
+def _is_copy(script: Path, known: Path | None) -> bool:
+    """Whether it is the known script or a copy of it."""
+    if known is None or script == known:
+        return known is not None
+    return known.is_file() and known.read_bytes() == script.read_bytes()
+
+
+def refuse_while_imported() -> None:
+    """For what a program does when it is run: refuse it while a script is only imported.
+
+    Raises:
+        ConfigError: A script that is trusted is being imported now.
+    """
+    if _is_importing:
+        raise ConfigError(
+            "it starts to work when it is imported; put that behind `if __name__ == '__main__':`"
+        )
+
+
+@contextlib.contextmanager
+def _importing() -> Generator[None]:
+    global _is_importing
+    before, _is_importing = _is_importing, True
+    try:
+        yield
+    finally:
+        _is_importing = before
+
+
+def _checked(name: str) -> str:
+    if not all(map(_IDENTIFIER.fullmatch, name.split("."))):
+        raise ConfigError(
+            f"trust={name}: a package is named as in an import, and a script by its path, as "
+            "trust=my_package or trust=another.module,path/to/script.py"
+        )
+    return name
 
 
 def belongs_to(module_name: str, packages: Collection[str]) -> bool:
@@ -126,8 +226,8 @@ def _check_trusted(module_name: str, packages: Collection[str], text: str) -> No
         return
     package = module_name.partition(".")[0]
     what = text if text.startswith(f"{module_name}:") else f"{text}, of {module_name},"
-    if module_name == "__main__":
-        advice = "it is of the script that wrote this, and only that script has it"
+    if module_name in _MAIN:
+        advice = "it is of the program that wrote this, and only that program has it"
     elif package in sys.stdlib_module_names:
         advice = "it is of Python itself, where much can run anything"
     else:
@@ -151,7 +251,14 @@ def _defined(module: object, qualname: str, text: str) -> type | FunctionType | 
 
 
 def _module_that_was_run() -> str | None:
-    """The real name of `__main__`, where it was run with `python -m`, but for Python's own."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    name = None if spec is None else cast(str, spec.name)
-    return None if name and name.partition(".")[0] in sys.stdlib_module_names else name
+    """The real name of `__main__`: with `python -m`, but for Python's own, or of a script."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        name = cast(str, spec.name)
+        return None if name.partition(".")[0] in sys.stdlib_module_names else name
+    file = getattr(main, "__file__", None)
+    if file is None or not file.endswith(_SCRIPT):  # Typed at a prompt, or an entry point.
+        return None
+    name = Path(file).stem
+    return name if _IDENTIFIER.fullmatch(name) else None

@@ -10,11 +10,16 @@ Imports nothing heavy: `es-cookbook` alone lists its commands at once.
 import contextlib
 import os
 import select
+import signal
 import sys
+import time
 import unicodedata
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import TextIO
 
+BEGAN = time.monotonic()
+"""When this process did, as far as Python knows: whoever is called imports this module early."""
 GIB = 1 << 30
 _LINE_ENDS = "\u2028\u2029"
 """No control characters, but `str.splitlines` and some terminals end a line at them."""
@@ -38,18 +43,86 @@ def command(name: str) -> str:
     return f"{caller if caller == 'es-cookbook' else 'python -m es_cookbook'} {name}"
 
 
+_is_program = False
+_screen: TextIO | None = None
+
+
 @contextlib.contextmanager
-def until_stdout_closes() -> Generator[None]:
-    """Inside, it is an ordinary end that nobody reads stdout any more: `... --help | head -1`."""
+def as_program() -> Generator[None]:
+    """Inside, this process is a command that somebody has started and looks at: `say` is heard."""
+    global _is_program
+    before, _is_program = _is_program, True
     try:
         yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-        if not poll.poll(0):  # Another pipe than stdout is broken.
+    finally:
+        _is_program = before
+
+
+def is_program() -> bool:
+    """Whether this is inside of `as_program`; a script that uses parts of the package is not."""
+    return _is_program
+
+
+def say(sentence: str) -> None:
+    """Tell whoever has started this command what it does now, at once, in a line on stderr.
+
+    For what takes seconds, before it begins. Silent outside of a command.
+    """
+    if _is_program:
+        with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
+            line = printable(sentence).replace("\n", r"\n")
+            print(line, file=screen(), flush=True)
+
+
+def screen() -> TextIO:
+    """Stderr as the user sees it, also within `stderr_into`."""
+    return _screen or sys.stderr
+
+
+@contextlib.contextmanager
+def stderr_into(stream: TextIO) -> Generator[None]:
+    """Inside, what is printed on stderr goes into `stream`, but for what is printed on `screen`."""
+    global _screen
+    before, _screen = _screen, screen()
+    try:
+        with contextlib.redirect_stderr(stream):
+            yield
+    finally:
+        _screen = before
+
+
+@contextlib.contextmanager
+def until_stdout_closes() -> Generator[None]:
+    """Inside, it is an ordinary end that nobody reads stdout any more: `... --help | head -1`.
+
+    Raises:
+        SystemExit: With the code by which a shell knows the end of such a program, 141.
+    """
+    try:
+        yield
+        if sys.stdout is not None:  # None where it was closed from the beginning.
+            sys.stdout.flush()
+    except BaseException as error:
+        stdout = _closed_stdout()
+        if stdout is None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # What is still to be written goes nowhere, so that Python can end without complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        raise
+
+
+def _closed_stdout() -> int | None:
+    """Stdout's file descriptor where it is a pipe that nobody reads any more, else None."""
+    try:
+        stdout = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # There is none, or it is no file.
+        return None
+    poll = select.poll()
+    poll.register(stdout, select.POLLOUT)
+    is_closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    return stdout if is_closed else None
 
 
 def choose(question: str, answers: Sequence[str], at_end: str) -> str:
@@ -101,6 +174,15 @@ def _is_control(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def plural(count: int, noun: str) -> str:
+    """A count of something.
+
+    >>> plural(1, "generation"), plural(0, "step"), plural(2, "GPU")
+    ('1 generation', '0 steps', '2 GPUs')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def show_bytes(number: float) -> str:

@@ -188,6 +188,13 @@ class Engine(Host):
 class EngineBuilder(ABC):
     """Builds an engine for a model and a search space."""
 
+    @property
+    def name(self) -> str:
+        """What a user types for it, or its class's name."""
+        own = f"{type(self).__module__}:{type(self).__qualname__}"
+        names = (name for name, target in ENGINE_NAMES.items() if target == own)
+        return next(names, type(self).__name__)
+
     @abstractmethod
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
         """Load the model and start the engine.

@@ -4,6 +4,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from es_cookbook.common.errors import EngineError, RequestError
+from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import MAX_SEED
 
@@ -22,8 +23,9 @@ def check_sample(request: SampleRequest, context_length: int, vocabulary_size: i
     _check_tokens("a prompt", prompt_T, vocabulary_size)
     if len(prompt_T) >= context_length:
         raise RequestError(
-            f"a prompt of {len(prompt_T)} tokens leaves no room in the engine's context of "
-            f"{context_length} tokens; shorten the prompt or raise engine.max_model_len"
+            f"a prompt of {plural(len(prompt_T), 'token')} leaves no room in the engine's "
+            f"context of {plural(context_length, 'token')}; shorten the prompt or raise "
+            "engine.max_model_len"
         )
     if "" in request.observation.stop:
         raise RequestError("an empty stop string would end every action; leave it out")
@@ -45,8 +47,8 @@ def check_logprobs(request: LogprobsRequest, context_length: int, vocabulary_siz
     length = len(request.prompt_T) + len(request.continuation_T)
     if length > context_length:
         raise RequestError(
-            f"a prompt and continuation of {length} tokens exceed the engine's context of "
-            f"{context_length} tokens; shorten them or raise engine.max_model_len"
+            f"a prompt and continuation of {plural(length, 'token')} exceed the engine's context "
+            f"of {plural(context_length, 'token')}; shorten them or raise engine.max_model_len"
         )
 
 
@@ -97,7 +99,8 @@ class Usage:
         """
         self._check()
         if self._num_in_flight:
-            raise EngineError(f"cannot {what} while {self._num_in_flight} requests are in flight")
+            requests = plural(self._num_in_flight, "request")
+            raise EngineError(f"cannot {what} with {requests} in flight")
         self._change = what
         try:
             yield

@@ -16,6 +16,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import plural
 
 SCHEDULE_NAMES = {
     "none": "es_cookbook.evolution.schedules:Constant",
@@ -58,7 +59,7 @@ class Linear(Schedule):
 
     @chz.validate
     def _final(self) -> None:
-        check_range(self, "final", at_least=0, prefix="a schedule's ")
+        check_range(self, "final", at_least=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """1 + (final - 1) · progress."""
@@ -77,7 +78,7 @@ class Cosine(Schedule):
 
     @chz.validate
     def _final(self) -> None:
-        check_range(self, "final", at_least=0, prefix="a schedule's ")
+        check_range(self, "final", at_least=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """The cosine, final + (1 - final) · (1 + cos(π · progress)) / 2."""
@@ -97,7 +98,7 @@ class Exponential(Schedule):
 
     @chz.validate
     def _final(self) -> None:
-        check_range(self, "final", above=0, prefix="an exponential schedule's ")
+        check_range(self, "final", above=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """The power final ** progress."""
@@ -123,21 +124,20 @@ class Table(Schedule):
     def _table(self) -> None:
         if len(self.generations) != len(self.factors) or not self.generations:
             raise ConfigError(
-                "a table schedule needs as many factors as generations, at least one; "
-                f"found {len(self.generations)} generations and {len(self.factors)} factors"
+                "generations of a table must be as many as its factors, at least one; "
+                f"found {plural(len(self.generations), 'generation')} and "
+                f"{plural(len(self.factors), 'factor')}"
             )
         if any(later <= earlier for earlier, later in pairwise(self.generations)):
-            raise ConfigError(
-                f"a table schedule's generations must rise, found {list(self.generations)}"
-            )
+            raise ConfigError(f"generations of a table must rise, found {list(self.generations)}")
         if self.generations[0] != 0:
             raise ConfigError(
-                "a table schedule must begin at generation 0, or the generations before its first "
-                f"have no factor; found {list(self.generations)}"
+                "generations of a table must begin at 0, or those before its first have no factor; "
+                f"found {list(self.generations)}"
             )
         for factor in self.factors:
             if not (math.isfinite(factor) and factor >= 0):
-                raise ConfigError(f"a schedule's factors must be 0 or more, found {factor}")
+                raise ConfigError(f"factors must be 0 or more, found {factor}")
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """Piecewise linear in the generation; the run's length does not matter."""

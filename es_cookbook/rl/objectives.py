@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
@@ -78,7 +79,7 @@ class Outcomes:
             if np.isnan(self.rewards_P_G_K).all():  # Nobody was there to report it.
                 return np.zeros(self.rewards_P_G_K.shape, dtype=np.bool_)
             raise ConfigError(
-                f"the objective's metric must be one that the Envs report, found {metric!r}: "
+                f"objective.metric must be one that the Envs report, found {metric!r}: "
                 f"{nearest(metric, [*self.metrics, REWARD])}"
             )
         return self.metrics[metric] >= threshold
@@ -148,6 +149,10 @@ class Objective(ABC):
         """Fewest attempts of a genome at a problem."""
         return 1
 
+    def options(self, path: str = "objective") -> str:
+        """What makes `min_attempts` what it is, as a user types it; `path` is the objective's."""
+        return f"{path}={type(self).__name__}"
+
     def check(self, attempts: int, temperature: float) -> None:
         """Refuse a run in which attempts are too few, or all the same.
 
@@ -156,13 +161,13 @@ class Objective(ABC):
         """
         if self.min_attempts > attempts:
             raise ConfigError(
-                f"objective needs {self.min_attempts} attempts or more of a genome at a problem, "
-                f"found attempts={attempts}"
+                f"{self.options()} needs attempts={self.min_attempts} or more of a genome at a "
+                f"problem, found attempts={attempts}"
             )
         if self.min_attempts > 1 and temperature == 0:
             raise ConfigError(
-                f"objective needs {self.min_attempts} attempts that differ, and greedy ones do "
-                "not: set sampling.temperature above 0"
+                f"{self.options()} needs attempts that differ, and greedy ones do not: set "
+                "sampling.temperature above 0"
             )
 
     @abstractmethod
@@ -203,6 +208,10 @@ class PassAtK(Objective):
         """As many as are asked about."""
         return self.k
 
+    @override
+    def options(self, path: str = "objective") -> str:
+        return f"{path}.k={self.k}"
+
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
         """Unbiased pass@k."""
         present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
@@ -226,6 +235,10 @@ class MaxOfK(Objective):
     def min_attempts(self) -> int:
         """As many as are asked about."""
         return self.k
+
+    @override
+    def options(self, path: str = "objective") -> str:
+        return f"{path}.k={self.k}"
 
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
         """Unbiased expected maxima."""
@@ -270,6 +283,10 @@ class LengthPenalty(Objective):
     def min_attempts(self) -> int:
         """As many as the other objective needs."""
         return self.inner.min_attempts
+
+    @override
+    def options(self, path: str = "objective") -> str:
+        return self.inner.options(f"{path}.inner")
 
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
         """Scores of the adjusted rewards."""

@@ -7,26 +7,27 @@ and either is there whole or not at all: the fork is made beside its name and re
 cuts nothing before the copy is on the disk.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Generator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
-from es_cookbook.common.files import whole_directory
+from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import (
     CONFIG,
     GENERATION_KEYS,
     HISTORY,
-    REWOUND,
     SNAPSHOTS,
     check_is_run,
     lines_before,
     locked,
+    made_beside,
+    set_aside,
 )
-from es_cookbook.runs.files import cannot, replace_file
+from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
 from es_cookbook.runs.history.store import Beginning, read_beginning
+from es_cookbook.runs.opening import refuse_lost_history
+from es_cookbook.runs.scripts import copy_scripts
 
 
 def fork_run(
@@ -46,17 +47,19 @@ def fork_run(
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
+    refuse_lost_history(source)
     beginning = read_beginning(source / HISTORY, generation)
     taken = len(beginning.records)
     header = beginning.header or Header(model_name, None, None, None)
     header = dataclasses.replace(header, fork=Fork(str(source), taken))
     forked = Beginning(header, beginning.records, FORMAT_VERSION)
-    with _made_beside(output) as beside:
+    with made_beside(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
         replace_file(beside / HISTORY, forked.encode())
         for name, key in GENERATION_KEYS.items():
             if (source / name).exists():
                 replace_file(beside / name, lines_before(source / name, key, taken))
+        copy_scripts(source, beside)
     return taken
 
 
@@ -72,23 +75,18 @@ def rewind_run(log_path: Path, generation: int) -> Path:
     """
     check_is_run(log_path)
     with locked(log_path):
+        refuse_lost_history(log_path)
         kept = read_beginning(log_path / HISTORY, generation)
         if kept.header is not None and (fork := kept.header.fork) is not None:
             fork = dataclasses.replace(fork, generation=min(fork.generation, generation))
             kept = dataclasses.replace(kept, header=dataclasses.replace(kept.header, fork=fork))
         cut = b"".join(kept.encode())
-        if (log_path / HISTORY).stat().st_size <= len(cut):
+        if not (log_path / HISTORY).exists() or (log_path / HISTORY).stat().st_size <= len(cut):
             raise HistoryError(
-                f"log_path {log_path} holds {generation} generations and no more: there is nothing "
-                "to cut"
+                f"log_path {log_path} holds {plural(generation, 'generation')} and no more: there "
+                "is nothing to cut"
             )
-        numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
-        rewound = log_path / REWOUND / str(max(numbers, default=0) + 1)
-        with _made_beside(rewound) as beside:
-            for name in (CONFIG, HISTORY, *GENERATION_KEYS):
-                if (log_path / name).exists():
-                    with (log_path / name).open("rb") as lines:
-                        replace_file(beside / name, lines)
+        rewound = set_aside(log_path)
         _move_snapshots(log_path, generation, rewound)
         replace_file(log_path / HISTORY, [cut])
         for name, key in GENERATION_KEYS.items():
@@ -108,16 +106,3 @@ def _move_snapshots(log_path: Path, generation: int, rewound: Path) -> None:
         (rewound / SNAPSHOTS).mkdir()
     for path in later:
         path.rename(rewound / SNAPSHOTS / path.name)
-
-
-@contextlib.contextmanager
-def _made_beside(path: Path) -> Generator[Path]:
-    """`whole_directory`, whose failures are sentences."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_directory(path) as beside:
-            yield beside
-    except OSError as error:
-        if isinstance(error, RunDirectoryError):
-            raise
-        raise cannot("make", path, error, needed=4096) from error

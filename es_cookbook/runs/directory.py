@@ -1,40 +1,30 @@
 """The run directory: one directory, one run, and nothing of it is ever lost by accident.
 
-`open_run_directory` decides between a fresh run, going on with a recorded one, and refusing, before
-anything expensive starts. It goes on only with the same Config; what may differ is named by the
-caller. A run that ended before its first generation (a misspelt model, say) left nothing to lose:
-the next one simply takes its place.
-
 The history is the truth about what was done. Each generation is written to `metrics.jsonl` and
 `rollouts.jsonl` first and to `history.jsonl` last, each fsynced, so every recorded generation has
 its metrics. On resume the lines of generations that the history does not hold are cut from both
 files; those generations are run again, come out the same, and are written again: the files end up
-with the lines of an unbroken run.
+with the lines of an unbroken run. Where more would be cut than a crash leaves behind, the files are
+kept first, as they stand, in `rewound/<n>/`.
+
+Whether a run may begin or go on in a directory is decided by `es_cookbook.runs.opening`.
 """
 
 import contextlib
 import dataclasses
 import json
 import logging
-import shutil
-import sys
 import time
 import traceback
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError, leaves
-from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
-from es_cookbook.common.terminal import choose, command
-from es_cookbook.runs.config_differences import differences
-from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.history.format import Header
-from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
+from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves
+from es_cookbook.common.files import PARTIAL_SUFFIX, whole_directory
+from es_cookbook.runs.files import cannot, replace_file
+from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
-
-Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
-"""What to do about a directory that already holds a run."""
+from es_cookbook.runs.scripts import SCRIPTS, copy_scripts, keep_scripts
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"
@@ -45,27 +35,29 @@ REWOUND = "rewound"
 LOG = "log.txt"
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
-_WRITTEN_BY_RUNS = {
-    *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND),
-    *("optimizer", "report.html", "wandb", "wandb_id"),
-}
+WRITTEN_BY_RUNS = frozenset(
+    {
+        *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS),
+        *("optimizer", "report.html", "wandb", "wandb_id"),
+    }
+)
+"""What may be in a run directory; anything else is somebody's own."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """An open run directory: its history for appending, and the run's Config from now on."""
+    """An open run directory: its history for appending, and the Config that it keeps."""
 
     path: Path
     history: HistoryStore
     config_json: str
 
     def begin(self) -> tuple[str, ...]:
-        """Keep the Config, and cut metrics and rollouts that the history does not hold.
+        """Keep the Config and its scripts, and cut what the history does not hold.
 
-        Up to here a recorded run is as it was (but for a torn last line of the history), so it can
-        still be refused.
+        Up to here a recorded run is as it was, so it can still be refused.
 
         Returns:
             What was repaired, one sentence each; also logged.
@@ -73,11 +65,81 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The disk refuses.
         """
+        warnings: list[str | None] = []
+        if not (self.history.is_orderly and all(map(self._is_orderly, GENERATION_KEYS))):
+            warnings.append(
+                f"{self.path} holds what cannot be read, or generations that its history does not "
+                f"hold; as it stood it is kept in {set_aside(self.path)}"
+            )
+            logger.warning(warnings[0])
         replace_file(self.path / CONFIG, [self.config_json.encode()])
-        warnings = [self.history.warning]
-        for name, key in GENERATION_KEYS.items():
-            warnings.append(_drop_unrecorded(self.path / name, key, self.history.next_generation))
+        keep_scripts(self.path, self.config_json)
+        self.history.begin()
+        warnings.append(self.history.warning)
+        warnings += [self._drop_unrecorded(name) for name in GENERATION_KEYS]
         return tuple(filter(None, warnings))
+
+    def _is_orderly(self, name: str) -> bool:
+        """Whether whole lines are of recorded generations, or of the one that was going on."""
+        path, key = self.path / name, GENERATION_KEYS[name]
+        if not path.exists():
+            return True
+        with path.open("rb") as file:
+            numbers = [generation_of(line, key) for line in file if line.endswith(b"\n")]
+        return all(n is not None and n <= self.history.next_generation for n in numbers)
+
+    def _drop_unrecorded(self, name: str) -> str | None:
+        """Cut torn lines and those of generations that the history lacks; returns a warning."""
+        path, key, generation = (
+            self.path / name,
+            GENERATION_KEYS[name],
+            self.history.next_generation,
+        )
+        if not path.exists():
+            return None
+        kept = sum(map(len, lines_before(path, key, generation)))
+        dropped = path.stat().st_size - kept
+        if not dropped:
+            return None
+        replace_file(path, lines_before(path, key, generation))
+        warning = (
+            f"{path}: dropped {dropped} bytes of generations that the history does not hold "
+            f"(from {generation}); they are run again"
+        )
+        logger.warning(warning)
+        return warning
+
+
+def set_aside(log_path: Path) -> Path:
+    """Copy a run as it stands to `rewound/<n>/`, a run directory itself; returns that.
+
+    Snapshots are large, so they are not copied.
+
+    Raises:
+        RunDirectoryError: The disk refuses; nothing is left of the copy.
+    """
+    numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
+    rewound = log_path / REWOUND / str(max(numbers, default=0) + 1)
+    with made_beside(rewound) as beside:
+        for name in (CONFIG, HISTORY, *GENERATION_KEYS):
+            if (log_path / name).exists():
+                with (log_path / name).open("rb") as lines:
+                    replace_file(beside / name, lines)
+        copy_scripts(log_path, beside)
+    return rewound
+
+
+@contextlib.contextmanager
+def made_beside(path: Path) -> Generator[Path]:
+    """A run directory to fill, there whole or not at all; its failures are sentences."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_directory(path) as beside:
+            yield beside
+    except OSError as error:
+        if isinstance(error, RunDirectoryError):
+            raise
+        raise cannot("make", path, error, needed=4096) from error
 
 
 @contextlib.contextmanager
@@ -89,7 +151,7 @@ def locked(log_path: Path) -> Generator[None]:
             writing it (says who).
     """
     is_new = not log_path.exists()
-    _checked_names(log_path)
+    checked_names(log_path)
     lock = RunLock(log_path)
     try:
         yield
@@ -116,77 +178,34 @@ def failures_told(log_path: Path) -> Generator[None]:
         raise
 
 
-def open_run_directory(
-    log_path: Path,
-    config_json: str,
-    header: Header,
-    num_generations: int,
-    behavior: Behavior,
-    may_differ: Collection[str] = (),
-) -> RunDirectory:
-    """Open or make the directory of a run; the caller has it `locked`.
-
-    A recorded run goes on, is deleted or refused, or somebody at the terminal is asked, as
-    `behavior` says. It goes on only with the same base (`header`), with no fewer generations than
-    are recorded and with the same Config, but for the fields that `may_differ` names by dotted
-    path; a path stands for everything under it, and the new values are kept.
-
-    Raises:
-        RunDirectoryError: Not writable, not a directory, not a run directory, another Config (names
-            every field that differs), or a run is there and `behavior` refuses.
-        HistoryError: The history is damaged, or began with another base.
-    """
-    names = _checked_names(log_path)
-    history_path = log_path / HISTORY
-    resumes = bool(names) and not _is_unused(log_path, names)
-    if resumes:
-        differing = _differences(log_path, config_json, may_differ)
-        decision = _ask(log_path, differing) if behavior == "ask" else behavior
-        if decision == "raise":
-            raise RunDirectoryError(
-                f"log_path {log_path} already holds a run; give another log_path, or "
-                "behavior_if_log_dir_exists=resume or delete"
-            )
-        if decision == "delete":
-            _delete(log_path, names)
-            resumes = False
-        elif differing:
-            raise RunDirectoryError(
-                f"log_path {log_path} holds a run with another Config: {'; '.join(differing)}; "
-                f"give another log_path or the recorded values (what may differ on resuming: "
-                f"{', '.join(may_differ) or 'nothing'}), or begin another run with the first "
-                f"generations of this one: {command('fork')} log_path={log_path} output=... "
-                "FIELD=..."
-            )
-    if not resumes:
-        if history_path.exists():
-            replace_file(history_path, [])
-        replace_file(log_path / CONFIG, [config_json.encode()])
-    history = HistoryStore(history_path, header)
-    if num_generations < (recorded := history.next_generation):
-        history.close()
-        raise RunDirectoryError(
-            f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
-            f"many generations, found {num_generations}; to do some of them again: "
-            f"{command('rewind')} log_path={log_path} generation={num_generations}"
-        )
-    return RunDirectory(log_path, history, config_json)
-
-
 def check_is_run(log_path: Path) -> None:
-    """Refuse a directory that is not a run's.
+    """Refuse a directory that is not a run's; a `config.json` that is damaged may be one.
 
     Raises:
         RunDirectoryError: It is not.
     """
-    if not (log_path / CONFIG).exists():
+    config = log_path / CONFIG
+    if not config.is_file():
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
         )
+    try:
+        plain = json.loads(config.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if "$class" not in plain:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds a {CONFIG} that is no run's (a model has one, too), so it "
+            "is not a run directory"
+        )
 
 
-def _checked_names(log_path: Path) -> set[str]:
-    """What is in the directory of a run, which is made where there is none."""
+def checked_names(log_path: Path) -> set[str]:
+    """What is in the directory of a run, which is made where there is none.
+
+    Raises:
+        RunDirectoryError: Not a directory, not a run's, or a file in it is a link.
+    """
     try:
         log_path.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in log_path.iterdir()}
@@ -207,112 +226,31 @@ def _checked_names(log_path: Path) -> set[str]:
     }
     if names and CONFIG not in names:
         raise RunDirectoryError(
-            f"log_path {log_path} holds no {CONFIG} but {_list(names)}, "
+            f"log_path {log_path} holds no {CONFIG} but {listed(names)}, "
             "so it is not a run directory; give a new or empty directory"
         )
     return names
 
 
-def _is_unused(log_path: Path, names: set[str]) -> bool:
-    """Whether a run was begun here, and nothing else is here, but nothing was recorded."""
-    history = log_path / HISTORY
-    if not (names <= _WRITTEN_BY_RUNS and history.exists()):
-        return False
-    with contextlib.suppress(HistoryError):
-        header = read_header(history)
-        is_fork = header is not None and header.fork is not None
-        return not is_fork and next(read_history(history), None) is None
-    return False
-
-
-def _names_its_base(log_path: Path) -> bool:
-    """Whether the history tells its base by more than the name that was typed."""
-    with contextlib.suppress(HistoryError):
-        header = read_header(log_path / HISTORY)
-        return header is not None and header.weights is not None
-    return False
+def generation_of(line: bytes, generation_key: str) -> int | None:
+    """The generation of a line of metrics or rollouts; None where it is torn or damaged."""
+    try:
+        number = json.loads(line)[generation_key]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return number if type(number) is int else None
 
 
 def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[bytes]:
     """The whole lines of metrics or rollouts that belong to earlier generations."""
     with path.open("rb") as file:
         for line in file:
-            try:
-                is_earlier = json.loads(line)[generation_key] < generation
-            except (ValueError, KeyError, TypeError, RecursionError):  # Torn or damaged.
-                continue
-            if is_earlier and line.endswith(b"\n"):
+            number = generation_of(line, generation_key)
+            if number is not None and number < generation and line.endswith(b"\n"):
                 yield line
 
 
-def _drop_unrecorded(path: Path, generation_key: str, next_generation: int) -> str | None:
-    """Cut torn lines and those of generations that the history lacks. Returns a warning if any."""
-    if not path.exists():
-        return None
-    kept = sum(map(len, lines_before(path, generation_key, next_generation)))
-    dropped = path.stat().st_size - kept
-    if not dropped:
-        return None
-    replace_file(path, lines_before(path, generation_key, next_generation))
-    warning = (
-        f"{path}: dropped {dropped} bytes of generations that the history does not hold "
-        f"(from {next_generation}); they are run again"
-    )
-    logger.warning(warning)
-    return warning
-
-
-def _delete(log_path: Path, names: set[str]) -> None:
-    """Delete a run, and nothing but a run: model directories have a `config.json` too."""
-    foreign = names - _WRITTEN_BY_RUNS
-    if foreign:
-        raise RunDirectoryError(
-            f"log_path {log_path} is not deleted because it holds what no run writes: "
-            f"{_list(foreign)}; move that away or give another log_path"
-        )
-    try:
-        # config.json goes last, so that a deletion cut short still leaves a run directory.
-        for name in sorted(names, key=lambda name: (name == CONFIG, name != HISTORY)):
-            entry = log_path / name
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        fsync(log_path)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"cannot delete the run in {log_path}: {error.strerror or error}"
-        ) from error
-
-
-def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
-    """Ask the person at the terminal."""
-    if not sys.stdin.isatty():
-        raise RunDirectoryError(
-            f"log_path {log_path} already holds a run and there is no terminal to ask at; "
-            "give another log_path, or behavior_if_log_dir_exists=resume, delete or raise"
-        )
-    question = f"{log_path} already holds a run."
-    answers = ["resume", "delete", "abort"]
-    if differing:
-        question += f"\nIt cannot be resumed because its Config differs: {'; '.join(differing)}."
-        answers.remove("resume")
-    answer = choose(question, answers, at_end="abort")
-    if answer == "abort":
-        raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
-    return "resume" if answer == "resume" else "delete"
-
-
-def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) -> list[str]:
-    """Every field that differs between the recorded Config and this one, in words."""
-    # Without its header nothing tells whether the base is the same but its name.
-    allowed = set(may_differ) - (set() if _names_its_base(log_path) else {"model_name"})
-    try:
-        return differences((log_path / CONFIG).read_text("utf-8"), config_json, allowed)
-    except (OSError, ValueError, RecursionError) as error:
-        return [f"{CONFIG} cannot be read ({error})"]
-
-
-def _list(names: set[str]) -> str:
+def listed(names: set[str]) -> str:
+    """The first three of some files' names, and how many more there are."""
     shown = sorted(names)[:3]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

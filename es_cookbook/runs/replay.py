@@ -17,11 +17,10 @@ from typing import Any, cast
 
 import torch
 
+from es_cookbook.checkpoints.identity import BaseIdentity, base_identity
 from es_cookbook.checkpoints.models import (
-    BaseIdentity,
     BaseParameters,
     architecture_for,
-    base_identity,
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
@@ -37,6 +36,7 @@ from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, Search
 from es_cookbook.runs.directory import CONFIG, HISTORY, check_is_run
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import check_fingerprint, check_same_base, read_beginning
+from es_cookbook.runs.opening import refuse_lost_history
 from es_cookbook.runs.snapshots import latest_snapshot
 
 
@@ -187,6 +187,7 @@ def open_replay(
 
 def _read_config(log_path: Path, trust: Collection[str]) -> RunConfig:
     check_is_run(log_path)
+    refuse_lost_history(log_path)
     types = {"model_name": str, "search_space": SearchSpaceBuilder}
     fields, plain = load_fields(log_path / CONFIG, types, trust)
     return RunConfig(**cast("dict[str, Any]", fields), plain=plain)

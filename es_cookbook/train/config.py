@@ -10,8 +10,9 @@ from typing import Literal
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names, load_config
+from es_cookbook.common.configs import Names, load_config, text_of
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.references import is_script
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
@@ -23,6 +24,7 @@ from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
+from es_cookbook.runs.scripts import scripts_not_trusted, trust_option
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
@@ -125,13 +127,14 @@ class Config:
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", above=0)
         self.objective.check(self.attempts, self.sampling.temperature)
+        self.optimizer.check_space(self.search_space)
         check_evaluation(self.eval_attempts, self.eval_temperature)
 
 
 def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:
-    """The Config of the run in a directory, as it was when the run last began or went on.
+    """The Config of the run in a directory, as it was begun, but for a length that it was given.
 
-    It may name classes and functions of es_cookbook and of the packages in `trust`.
+    It may name classes and functions of es_cookbook and of the packages and scripts in `trust`.
 
     Raises:
         RunDirectoryError: There is no run.
@@ -139,9 +142,16 @@ def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:
     """
     check_is_run(log_path)
     path = log_path / CONFIG
-    if b'"__main__:' in path.read_bytes():
+    text = text_of(path)
+    if '"__main__:' in text and not any(map(is_script, trust)):
         raise ConfigError(
-            f"{path} needs classes of the script that wrote it, and only that has them: run it "
-            f"again with log_path={log_path} behavior_if_log_dir_exists=resume"
+            f"{path} names classes of the script that wrote it, as __main__; give that script as "
+            f"trust=path/to/script.py, or run it again with log_path={log_path} "
+            "behavior_if_log_dir_exists=resume"
+        )
+    if scripts := scripts_not_trusted(log_path, text, trust):
+        raise ConfigError(
+            f"{path} names classes of {', '.join(script.name for script in scripts)}, which is not "
+            f"part of es_cookbook; if you trust that script, add{trust_option(log_path, text)}"
         )
     return load_config(path, Config, trust)

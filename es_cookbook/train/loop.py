@@ -13,33 +13,45 @@ from pathlib import Path
 
 import anyio
 
-from es_cookbook.common.terminal import command
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.references import refuse_while_imported
+from es_cookbook.common.terminal import as_program, command
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.scripts import trust_option
+from es_cookbook.train.beginning import begun
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import opened
 from es_cookbook.train.signals import end_on_signals
 
 
 async def main(config: Config) -> None:
-    """Train, or go on training.
+    """Train, or go on training; a run that is complete is left as it is.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    async with opened(config) as run:
-        for generation in run.generations:
-            problems_P = run.problems(generation)
-            genomes_G = run.optimizer.ask(generation)
-            groups_P = await run.sampler.rollout(generation, problems_P, genomes_G)
-            scores_P_G, fitness_G = run.scoring.score(groups_P)
-            step = run.optimizer.tell(generation, genomes_G, scores_P_G, fitness_G)
-            fingerprint = await run.engine.apply(step)
-            await run.recorder.record(
-                generation, genomes_G, groups_P, scores_P_G, fitness_G, step, fingerprint
+    async with begun(config) as standing:
+        if standing.is_complete:
+            print(
+                f"{config.log_path} is already complete, with {config.num_generations} "
+                f"generations; for more: {_resuming(config)} num_generations=..."
             )
+            return
+        async with opened(config, standing) as run:
+            for generation in run.generations:
+                problems_P = run.problems(generation)
+                genomes_G = run.optimizer.ask(generation)
+                groups_P = await run.sampler.rollout(generation, problems_P, genomes_G)
+                scores_P_G, fitness_G = run.scoring.score(groups_P)
+                step = run.optimizer.tell(generation, genomes_G, scores_P_G, fitness_G)
+                fingerprint = await run.engine.apply(step)
+                await run.recorder.record(
+                    generation, genomes_G, groups_P, scores_P_G, fitness_G, step, fingerprint
+                )
 
 
+@as_program()
 def run(config: Config) -> None:
     """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
 
@@ -47,6 +59,7 @@ def run(config: Config) -> None:
         KeyboardInterrupt: It was stopped; says how to go on.
         ESCookbookError: As `main`.
     """
+    refuse_while_imported()
     try:
         interrupted = _run(_interrupted(config))
     except KeyboardInterrupt:
@@ -56,8 +69,14 @@ def run(config: Config) -> None:
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
             f"interrupted {when}; to go on, run the same command with "
-            f"behavior_if_log_dir_exists=resume, or {command('resume')} log_path={config.log_path}"
+            f"behavior_if_log_dir_exists=resume, or {_resuming(config)}"
         )
+
+
+def _resuming(config: Config) -> str:
+    """The whole command that goes on with a run."""
+    trust = trust_option(Path(config.log_path), config_to_json(config))
+    return f"{command('resume')} log_path={config.log_path}{trust}"
 
 
 def _run(main: Coroutine[object, object, bool]) -> bool:

@@ -16,10 +16,7 @@ from typing import Literal, TypeAlias
 import anyio
 import chz
 
-from es_cookbook.checkpoints.models import architecture_for, parameter_infos
-from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.common.configs import load_config
-from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
@@ -38,10 +35,11 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
-from es_cookbook.runs.directory import CONFIG, HISTORY
+from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import check_same_base, header_of, read_header, read_history
-from es_cookbook.train.config import Config
+from es_cookbook.runs.opening import refuse_lost_history
+from es_cookbook.train.config import recorded_config
 from es_cookbook.train.retelling import restore, retell
 
 Split: TypeAlias = Literal["test", "train"]
@@ -67,10 +65,9 @@ class RecordedRun:
     def __init__(
         self, log_path: Path, model_name: str | None = None, trust: Collection[str] = ()
     ) -> None:
-        if not (log_path / CONFIG).is_file():
-            raise RunDirectoryError(f"log_path {log_path} holds no run: there is no {CONFIG} in it")
         self.history = log_path / HISTORY
-        self.config = load_config(log_path / CONFIG, Config, trust)
+        self.config = recorded_config(log_path, trust)
+        refuse_lost_history(log_path)
         self.model_name = model_name or self.config.model_name
         self.header = read_header(self.history)
         self.records: Sequence[Record] = ()
@@ -83,9 +80,18 @@ class RecordedRun:
 
     @functools.cached_property
     def _space(self) -> SearchSpace:
+        # torch and transformers, which a Config does without.
+        from es_cookbook.checkpoints.models import architecture_for, parameter_infos
+        from es_cookbook.checkpoints.peft import read_adapter
+
         search_space = self.config.search_space
         infos = parameter_infos(architecture_for(search_space, self.model_name))
         return search_space(infos, read_adapter)
+
+    @property
+    def last_with_genomes(self) -> int:
+        """The last generation that has genomes, recorded or not: a finished run's end has none."""
+        return min(len(self.records), self.config.num_generations - 1)
 
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.
@@ -128,16 +134,17 @@ class RecordedRun:
         config = self.config
         if generation >= config.num_generations:
             raise ConfigError(
-                f"generation {generation} has no genomes: it is the end of the run; generations 0 "
-                f"to {config.num_generations - 1} have them"
+                f"generation {generation} has no genomes: it is the end of the run; the last that "
+                f"has them is generation={config.num_generations - 1} (in play: /generation "
+                f"{config.num_generations - 1})"
             )
         fork = self.header and self.header.fork
         first = fork.generation if fork else 0
         if fork and generation < first:
             raise ConfigError(
                 f"generation {generation} was not this run's but that of log_path="
-                f"{one_line(fork.log_path)}, from which it was forked; genomes of generations "
-                f"{first} and later are here"
+                f"{one_line(fork.log_path)}, from which it was forked; the first whose genomes are "
+                f"here is generation={first} (in play: /generation {first})"
             )
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=self._space

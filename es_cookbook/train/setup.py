@@ -1,7 +1,6 @@
 """What a run opens, in which order, and that it is closed again however the run ends.
 
-The directory is locked first, so that a second writer is refused before it loads a model beside the
-first one's. What is recorded there is touched last, so that a mistake in anything else leaves it
+What is recorded in the run directory is touched last, so that a mistake in anything else leaves it
 alone.
 """
 
@@ -17,7 +16,7 @@ import anyio
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.garbage import rare_garbage_collection
-from es_cookbook.common.terminal import command
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
@@ -25,11 +24,14 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
-from es_cookbook.runs.directory import RunDirectory, failures_told, locked, open_run_directory
+from es_cookbook.runs.directory import LOG, RunDirectory
 from es_cookbook.runs.history.store import header_of
+from es_cookbook.runs.log import libraries_quiet, library_log
+from es_cookbook.runs.opening import Standing, open_run_directory
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
-from es_cookbook.train.config import MAY_DIFFER, Config
+from es_cookbook.train.beginning import forking
+from es_cookbook.train.config import Config
 from es_cookbook.train.recorder import Recorder
 from es_cookbook.train.retelling import restore, retell
 
@@ -52,21 +54,23 @@ class Run:
 
 
 @contextlib.asynccontextmanager
-async def opened(config: Config) -> AsyncGenerator[Run]:
-    """Open a run, new or recorded; closes all of it, also after a failure.
+async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
+    """Open a run, new or recorded, where `begun` found it standing; closes all of it in the end.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
     log_path, config_json = Path(config.log_path), config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(locked(log_path))
-        stack.enter_context(failures_told(log_path))
-        await asyncio.to_thread(_check, config)
-        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
+        stack.enter_context(library_log(log_path / LOG))
+        model_name, search_space = config.model_name, config.search_space
+        say(f"{log_path}: loading {model_name} on {config.engine.name}")
+        with libraries_quiet():
+            engine = await config.engine(model_name=model_name, search_space=search_space)
         stack.push_async_callback(_close, engine)
         stack.callback(end_idle_workers)
-        datasets = await config.dataset(engine.tokenizer)
+        with libraries_quiet():
+            datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.traits.context_length)
         regularisers = (config.kl, config.preference)
         scoring = Scoring(config.objective, config.fitness, regularisers, engine, config.seed)
@@ -80,13 +84,16 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
             run_seed=config.seed,
         )
         header = await asyncio.to_thread(header_of, config.model_name, engine.traits.base_dtype)
-        behavior = config.behavior_if_log_dir_exists
         directory = open_run_directory(
-            log_path, config_json, header, config.num_generations, behavior, MAY_DIFFER
+            log_path, config_json, config.num_generations, header, standing
         )
         stack.callback(directory.history.close)
         await _go_on(directory, config, engine, optimizer)
         directory.begin()
+        if not directory.history.next_generation and datasets.test_P:
+            say(
+                f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
+            )
         tracker = _tracker(config, directory)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
@@ -108,13 +115,6 @@ async def opened(config: Config) -> AsyncGenerator[Run]:
             recorder,
         )
         await recorder.finish()
-
-
-def _check(config: Config) -> None:
-    """Refuse what would fail outside of this process, before a model is loaded."""
-    for builder in (config.hub, config.trackers, config.dataset, config.kl, config.preference):
-        if builder is not None:
-            builder.check()
 
 
 def _optimizer(config: Config, engine: Engine) -> Optimizer:
@@ -146,22 +146,21 @@ async def _go_on(
         optimizer,
         records,
         fork.generation if fork else 0,
-        "; resume with the version of es_cookbook and the num_generations (where a schedule "
-        "depends on it) that the run began with, or fork it with "
-        f"generation={history.next_generation} ({command('fork')}), which takes the recorded "
-        "steps as given",
+        "; resume with the version of es_cookbook and the num_generations that the run began with, "
+        f"or take the recorded steps as given: {forking(config, history.next_generation)}",
     )
     if records:
+        say(f"rebuilding the centre after {len(records)} generations")
         await restore(engine, history.path, history.header, records, config.model_name)
 
 
 def _tracker(config: Config, directory: RunDirectory) -> Tracker:
     start = directory.history.next_generation
-    run = RunInfo(directory.path, directory.config_json, config.seed, config.num_generations, start)
+    config_json = config_to_json(config)
+    run = RunInfo(directory.path, config_json, config.seed, config.num_generations, start)
     # In this order: a disk that refuses the first leaves no thread of the last behind.
-    snapshots = SnapshotWriter(
-        directory.path, config.snapshot_every, trust_of(directory.config_json)
-    )
+    trust = trust_of(config_json)
+    snapshots = SnapshotWriter(directory.path, config.snapshot_every, config.model_name, trust)
     trackers = [config.trackers(run), snapshots]
     if config.hub is not None:
         trackers.append(config.hub(run))

@@ -20,6 +20,7 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder
 from es_cookbook.runs.directory import HISTORY, METRICS
@@ -125,9 +126,11 @@ def _genomes(config: train.Config) -> int:
 
 def _product(config: train.Config) -> str:
     problems = (
-        f" x {batch} problems" if (batch := _batch(config)) else " for each problem of a batch"
+        f" x {plural(batch, 'problem')}"
+        if (batch := _batch(config))
+        else " for each problem of a batch"
     )
     return (
-        f"{_genomes(config)} genomes x {config.num_generations} generations x "
-        f"{config.attempts} attempts{problems} = {_rollouts(config)}"
+        f"{plural(_genomes(config), 'genome')} x {plural(config.num_generations, 'generation')} x "
+        f"{plural(config.attempts, 'attempt')}{problems} = {_rollouts(config)}"
     )

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import (
     BaseParameters,
-    base_identity,
     end_of_sequence_ids,
     load_architecture,
     load_causal_lm,
@@ -169,7 +169,8 @@ def test_a_hub_name_is_what_the_cache_holds(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     program = (
-        "from es_cookbook.checkpoints.models import base_identity, load_tokenizer\n"
+        "from es_cookbook.checkpoints.identity import base_identity\n"
+        "from es_cookbook.checkpoints.models import load_tokenizer\n"
         "load_tokenizer('some/model')\n"
         "print(base_identity('some/model'))"
     )

@@ -1,6 +1,7 @@
 """Fork, rewind and resume: a run goes another way from generation t, or on from its directory."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -238,13 +239,17 @@ def test_a_fork_saves_what_is_before_the_damage(
     with pytest.raises(SystemExit):
         resumes(tmp_path / "a")
     said = capsys.readouterr().err
-    assert f"python -m es_cookbook fork log_path={tmp_path / 'a'} generation=3 output=..." in said
+    assert (
+        f"es_cookbook fork log_path={tmp_path / 'a'} generation=3 output={tmp_path / 'a'}-from-3"
+        in said
+    )
     with pytest.raises(SystemExit):
         forks(f"log_path={tmp_path / 'a'}", "generation=4", f"output={tmp_path / 'b'}")
     assert "line 5 is damaged" in capsys.readouterr().err
-    forks(f"log_path={tmp_path / 'a'}", "generation=3", f"output={tmp_path / 'b'}")
-    resumes(tmp_path / "b")
-    same_run(tmp_path / "b", recorded)
+    (typed,) = re.findall(r"\(python -m es_cookbook fork ([^)]*)\)", said)
+    forks(*typed.split())
+    resumes(tmp_path / "a-from-3")
+    same_run(tmp_path / "a-from-3", recorded)
 
 
 def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(
@@ -286,7 +291,7 @@ def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
     rewinds(run, 4)
     assert capsys.readouterr().out == (
         f"{run} holds 4 generations now, and {run / 'rewound' / '1'} the run as it stood; to go "
-        f"on: python -m es_cookbook resume log_path={run}\n"
+        f"on: python -m es_cookbook resume log_path={run} trust=tests\n"
     )
     assert len(list(read_history(run / "history.jsonl"))) == 4
     cut = files(run)
@@ -390,5 +395,5 @@ def test_what_may_not_differ_and_runs_that_are_none_are_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"$class": "__main__:Config"}))
     with pytest.raises(SystemExit):
         resumes(tmp_path / "script")
-    assert "needs classes of the script that wrote it" in capsys.readouterr().err
+    assert "give that script as trust=path/to/script.py, or run it again" in capsys.readouterr().err
     assert files(recorded) == before

@@ -9,6 +9,7 @@ import shlex
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.commands import plan as module
-from es_cookbook.commands.plan import GPUS, Plan, PlanConfig, check, read_architecture, report
+from es_cookbook.commands.plan import main
+from es_cookbook.commands.plan_config import GPUS, PlanConfig
+from es_cookbook.commands.plan_numbers import Plan, check, read_architecture, report
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.common.errors import ModelError
+from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
@@ -35,13 +38,17 @@ from es_cookbook.engines.vllm.memory import LORA_RANKS
 from es_cookbook.engines.wire import encode_genomes, encode_requests, encode_step
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.quant_codes import QuantCodes
+from es_cookbook.evolution.spaces.quant_scales import QuantScales
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.history.format import Record, encode
 from tests.engines.torch.reference import request, running_engine, sample_all
+from tests.said import after_start
 from tests.tiny_models import FAMILIES
 
 GUIDE = Path(__file__).parents[2] / "docs" / "multi_gpu.md"
@@ -465,13 +472,14 @@ def test_a_directory_needs_no_more_than_its_config(tmp_path: Path) -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
-    """The exit code, and what was printed and said."""
+    """The exit code, and what was printed and said, but for what is read."""
     code = 0
     try:
-        run_cli(module.main, PlanConfig, options)
+        run_cli(main, PlanConfig, options)
     except SystemExit as stop:
         code = typing.cast(int, stop.code)
-    return code, *capsys.readouterr()
+    page, said = capsys.readouterr()
+    return code, page, after_start(said)
 
 
 @pytest.mark.parametrize("options", [(), ("engine=vllm",), ("search_space=full_rank",)])
@@ -508,9 +516,27 @@ def test_it_prints_a_page_that_adds_up(
         (
             "engine.kv_cache_gib=0.1 engine.max_model_len=1024",
             1,
-            "engine.kv_cache_gib=0.1 is too little for a context of 1024 tokens; raise it to 0.438,"
-            ".*this plan needs 44",
+            "engine.kv_cache_gib=0.1 holds 234 tokens a request, fewer than the context of 1024; "
+            "raise engine.kv_cache_gib to at least 0.438 or lower engine.max_model_len",
         ),
+        (
+            "engine=vllm engine.kv_cache_gib=0.05 engine.max_model_len=1024",
+            1,
+            "engine.kv_cache_gib=0.05 is too little for a context of 1024 tokens; raise it to "
+            "0.055,.*this plan needs 44",
+        ),
+        (
+            "engine.max_model_len=32768",
+            1,
+            "half of the .* GiB of free memory holds .* tokens a request, fewer than the context "
+            "of 32768; raise engine.kv_cache_gib to at least 14",
+        ),
+        (
+            "engine.kv_cache_gib=0.3 sampled_tokens=1024",
+            1,
+            "= 1036 is more than the engine's context of 702 tokens",
+        ),
+        ("population_size=7", 1, "population_size must be even with antithetic=True, .* found 7"),
         ("engine=vllm search_space.rank=513", 1, "slots of rank 513 .* a rank of at most 512"),
         ("engine=vllm engine.quantization=awq", 1, "engine.quantization: quantised weights"),
         ("search_space.exclude=nothing*", 1, "search_space.exclude pattern 'nothing*' matches no"),
@@ -539,6 +565,47 @@ def test_a_mistake_is_one_sentence(
     found, page, said = run(capsys, f"model_name={path}", *options.split())
     assert (found, page, said.count("\n")) == (code, "", 1)
     assert re.search(sentence.replace("?", r"\?").replace("*' ", r"\*' "), said), said
+
+
+def said_by_engine(model: Path, engine: ModelEngineBuilder, space: SearchSpaceBuilder) -> str:
+    """Against starting it; it refuses before anything of it runs."""
+    with pytest.raises(ConfigError) as raised:
+        anyio.run(partial(engine, model_name=str(model), search_space=space))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "space"),
+    [
+        (VLLMEngineBuilder(), QuantCodes()),
+        (VLLMEngineBuilder(), QuantScales()),
+        (VLLMEngineBuilder(), LowRank(rank=513)),
+        (VLLMEngineBuilder(terms_per_genome=300), LowRank(rank=2)),
+        (VLLMEngineBuilder(), LowRank(exclude=("nothing*",))),
+        (TorchEngineBuilder(device="cpu"), LowRank(num_blocks=1000)),
+        (TorchEngineBuilder(device="cpu", kv_cache_gib=1e-5), FullRank()),
+        (TorchEngineBuilder(device="cpu", kv_cache_gib=1e-5, max_model_len=100), LowRank()),
+    ],
+)
+def test_what_the_engine_refuses_the_plan_refuses_in_the_same_words(
+    tiny_model: Callable[[str], Path], engine: ModelEngineBuilder, space: SearchSpaceBuilder
+) -> None:
+    path = tiny_model("qwen2")
+    assert isinstance(engine, TorchEngineBuilder | VLLMEngineBuilder)
+    with pytest.raises(ConfigError) as raised:
+        config = PlanConfig(model_name=str(path), engine=engine, search_space=space)
+        check(Plan(config, read_architecture(str(path))))
+    assert str(raised.value) == said_by_engine(path, engine, space)
+
+
+def test_a_context_that_positions_do_not_reach_is_refused_by_both(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 256}
+    path = write_config(tmp_path, {**SMALL, "rope_parameters": {**rope, "rope_theta": 1e4}})
+    model, engine = read_architecture(path), TorchEngineBuilder(max_model_len=500)
+    with pytest.raises(ConfigError, match="beyond 256 tokens the positions of") as raised:
+        engine.context_length(model)
+    with pytest.raises(ConfigError, match=re.escape(str(raised.value))):
+        Plan(PlanConfig(model_name=path, engine=engine), model)
 
 
 @pytest.mark.parametrize(

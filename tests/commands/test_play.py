@@ -22,6 +22,7 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.commands.play import PlayConfig, main
+from es_cookbook.commands.play_console import Terminal
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
@@ -30,6 +31,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder
 from tests.play_engines import HOSTILE, write_model
+from tests.said import after_start
 from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +78,7 @@ def piped(
     log_path: Path, typed: str, *options: str, encoding: str = "utf-8"
 ) -> subprocess.CompletedProcess[str]:
     """The program as a process of its own."""
-    return subprocess.run(
+    done = subprocess.run(
         command(log_path, *options),
         cwd=ROOT,
         input=typed,
@@ -86,6 +88,8 @@ def piped(
         timeout=120,
         check=False,
     )
+    done.stderr = after_start(done.stderr)
+    return done
 
 
 def fed(log_path: Path, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +106,8 @@ def fed(log_path: Path, typed: str, *options: str) -> subprocess.CompletedProces
         except SystemExit as stopped:
             assert isinstance(stopped.code, int)
             code = stopped.code
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    said = after_start(err.getvalue())
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said)
 
 
 def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> list[str]:
@@ -142,6 +147,23 @@ def test_options_say_who_answers_and_how(log_path: Path) -> None:
     first, second, third = long.stdout.splitlines()
     assert first != second and second.startswith(third)
     assert len(third) < len(second)
+
+
+def test_a_genome_without_a_generation_is_of_the_last_that_has_any(log_path: Path) -> None:
+    answers = expected(log_path, [(3, 1, "A"), (3, "centre", "A")])
+    assert answers[0] != answers[1]
+    assert fed(log_path, "A\n/centre\nA\n", "genome=1").stdout.splitlines() == answers
+    typed = "/genome 4\n/genome 1\nA\n/genome 0\n/quit\n"
+    with mock.patch("es_cookbook.commands.play.open_console", Terminal):
+        done = fed(log_path, typed)
+    assert "there is no genome 4: generation 3 has 4, 0 to 3" in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-4:] == [
+        "generation 4, centre> generation 4 is the end of the run and has no genomes: this is "
+        "generation 3",
+        f"generation 3, genome 1> {answers[0]}",
+        "[cut after 4 tokens]",
+        "generation 3, genome 1> generation 3, genome 0> ",
+    ], "said once, where it went there"
 
 
 def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path) -> None:
@@ -221,8 +243,8 @@ def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(fake_run: 
     player.stdout.close()
     player.stdin.write(b"A\n" * 3)
     player.stdin.close()
-    assert player.stderr.read() == b""
-    assert player.wait(60) == 0
+    assert player.wait(60) == 141  # As of other programs whose reader leaves.
+    assert after_start(player.stderr.read().decode()) == ""
 
 
 @pytest.mark.parametrize(
@@ -233,7 +255,12 @@ def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(fake_run: 
             "there is no generation 5: the run has recorded 4 of 4, so 0 (the base) ",
         ),
         (["generation=1", "genome=4"], "there is no genome 4: generation 1 has 4, 0 to 3"),
-        (["genome=0"], "generation 4 has no genomes: it is the end of the run; generations 0 to 3"),
+        (
+            ["genome=0", "generation=4"],
+            "generation 4 has no genomes: it is the end of the run; the last that has them is "
+            "generation=3 (in play: /generation 3)",
+        ),
+        (["genome=4"], "there is no genome 4: generation 3 has 4, 0 to 3"),
         (["problem=4"], "there is no held-out problem 4: the run has 4, 0 to 3"),
         (["temperature=-1"], "temperature must be 0 (greedy) or positive, found -1"),
         (["max_tokens=0"], "max_tokens must be at least 1, found 0"),
@@ -251,7 +278,9 @@ def test_options_that_cannot_be_are_one_sentence(
 def test_no_run_and_another_base_are_one_sentence(log_path: Path, tmp_path: Path) -> None:
     none = fed(tmp_path, "A\n")
     assert none.returncode == 1
-    assert none.stderr == f"log_path {tmp_path} holds no run: there is no config.json in it\n"
+    assert none.stderr == (
+        f"log_path {tmp_path} holds no config.json, so it is not a run directory\n"
+    )
     model = write_model(tmp_path / "model", seed=1)  # Of the same shape with other weights.
     other = fed(log_path, "A\n", f"model_name={model}")
     assert (other.returncode, other.stdout) == (1, "")

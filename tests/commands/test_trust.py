@@ -148,12 +148,15 @@ class Problems(SmallDatasetBuilder):
 class Config(TinyConfig):
     dataset: RLDatasetBuilder = chz.field(default_factory=Problems, doc="problems")
 
-run_cli(train.run, Config)
+if __name__ == "__main__":
+    run_cli(train.run, Config)
 """
 
 
 @pytest.mark.slow
-def test_a_script_with_classes_of_its_own_trains_and_goes_on_without_a_word(tmp_path: Path) -> None:
+def test_a_script_trains_and_goes_on_without_a_word_and_others_go_on_if_they_trust_it(
+    tmp_path: Path,
+) -> None:
     from tests.tiny_run import write_tiny_model
 
     model = write_tiny_model(tmp_path / "model")
@@ -171,6 +174,17 @@ def test_a_script_with_classes_of_its_own_trains_and_goes_on_without_a_word(tmp_
         assert "trust" not in done.stderr
         assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == number + 1
         assert (tmp_path / f"run/snapshots/00000{number}.safetensors").exists()
-    resumed = [sys.executable, "-m", "es_cookbook", "resume", "log_path=run"]
-    done = subprocess.run(resumed, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and "only that has them: run it again" in done.stderr
+
+    def resumed(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "es_cookbook", "resume", "log_path=run", *options]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    refused = resumed("num_generations=3")
+    assert refused.returncode == 1 and refused.stderr == (
+        "run/config.json names classes of my_script.py, which is not part of es_cookbook; if you "
+        "trust that script, add trust=run/scripts/my_script.py\n"
+    )
+    assert (tmp_path / "run/scripts/my_script.py").read_text() == SCRIPT
+    gone_on = resumed("num_generations=3", "trust=run/scripts/my_script.py")
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 4

@@ -13,10 +13,12 @@ import pytest
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import EngineError, TooManyLostError
+from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Constant, Cosine
+from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": {"sigma": 0.005}})
 _FITNESS = Names({**FITNESS_NAMES, "remote": "no_such_package:Fitness"}, default="zscore")
@@ -39,6 +41,8 @@ class Config:
     log_path: str | None = chz.field(default=None, doc="where to write")
     if_exists: Literal["ask", "resume"] = chz.field(default="ask", doc="what to do")
     tags: tuple[str, ...] = chz.field(default=("a", "b"), doc="labels")
+    kl: KLToBase | None = chz.field(default=None, doc="or none")
+    pool: RayPoolBuilder | None = chz.field(default=None, doc="or none")
 
 
 @chz.chz
@@ -110,6 +114,7 @@ def test_a_config_that_was_read_is_changed_where_options_say_so_and_nowhere_else
     ("option", "sentence"),
     [
         ("optimizer.sigmo", "did you mean 'optimizer.sigma'?"),
+        ("momentum", "did you mean optimizer=momentum optimizer.momentum=x?"),
         ("...sigma", "...sigma: a change is given by the option's whole name"),
         ("num_generations", "num_generations=x: it must be int"),
     ],
@@ -144,6 +149,16 @@ def test_wildcards_of_chz_still_work() -> None:
         ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: "),
         ("fitness=zcore", "did you mean 'zscore'? Accepted: centred_rank, per_problem_baseline"),
         ("optimizer.sigma_schedule=cosin", "did you mean 'cosine'?"),
+        ("window=3", "did you mean optimizer=momentum optimizer.window=3? --help lists all"),
+        ("optimizer.window=3", "did you mean optimizer=momentum optimizer.window=3?"),
+        ("optimizer.windo=3", "did you mean optimizer=momentum optimizer.window=3?"),
+        (
+            "sigma_schedule.final=.1",
+            "optimizer.sigma_schedule=linear optimizer.sigma_schedule.final",
+        ),
+        ("optimizer.species_by=a b", "did you mean optimizer=genetic 'optimizer.species_by=a b'?"),
+        ("weight=1", "unknown option 'weight'; did you mean kl.weight=1?"),
+        ("nothing_like_it=1", "unknown option 'nothing_like_it'; --help lists all"),
         ("fitness=remote", "fitness=remote: no_such_package:Fitness cannot be imported"),
         ("num_generations=many", "num_generations=many: it must be int"),
         ("num_generations=3.5", "num_generations=3.5: it must be int"),
@@ -165,7 +180,33 @@ def test_a_config_that_refuses_itself_gives_its_sentence(
 ) -> None:
     code, said = refused(capsys, "optimizer.population_size=7")
     assert code == 1
-    assert said.startswith("population_size must be even when antithetic is on")
+    assert said.startswith("optimizer.population_size must be even with optimizer.antithetic=True,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("optimizer.sigma=-1", "optimizer.sigma must be above 0, found -1.0"),
+        (
+            "optimizer.sigma_schedule=cosine optimizer.sigma_schedule.final=-1",
+            "optimizer.sigma_schedule.final must be 0 or more, found -1.0",
+        ),
+        ("optimizer.adaptive_sigma.rate=0", "optimizer.adaptive_sigma.rate must be above 0, found"),
+        (
+            "optimizer=genetic optimizer.species_by=behaviour",
+            "optimizer.species_by=behaviour needs optimizer.species_distance=...: how much a",
+        ),
+        ("kl.weight=-1", "kl.weight must be 0 or more, found -1.0"),
+        ("pool.engine=vllm pool.engine.max_genomes=0", "pool.engine.max_genomes must be above 0"),
+        ("pool.num_engines=0", "pool.num_engines must be above 0, found 0"),
+    ],
+)
+def test_a_part_that_refuses_itself_is_named_as_it_was_typed(
+    capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    code, said = refused(capsys, *arguments.split())
+    assert code == 1
+    assert said.startswith(sentence)
 
 
 def test_a_missing_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:

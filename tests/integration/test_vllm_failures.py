@@ -15,6 +15,7 @@ from es_cookbook.common.errors import ConfigError, EngineError, ModelError
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.engines.running import Running
 from tests.engines.torch.reference import request
 from tests.integration.vllm_models import make_vllm_model
@@ -53,9 +54,15 @@ def test_a_run_whose_vllm_fails_says_why_and_leaves_the_rest_in_its_log(tmp_path
         text=True,
         timeout=240,
     )
-    sentence = "vLLM failed: ArithmeticError: no logits today\n"
-    where = f"what is known of this failure is in {run / 'log.txt'}\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", where + sentence)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        f"{run}: loading {BUNDLED_MODEL} on vllm",
+        "starting vLLM, which takes 10 to 30 s, and longer for a large model",
+        "checking 4,000 training problems",
+        "evaluating 500 held-out problems before the first generation",
+        f"what is known of this failure is in {run / 'log.txt'}",
+        "vLLM failed: ArithmeticError: no logits today",
+    ]
     log = (run / "log.txt").read_text()
     assert "failing_processor.py" in log and "in run_busy_loop" in log, "vLLM's own traceback"
 

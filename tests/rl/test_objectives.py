@@ -204,8 +204,14 @@ def test_the_mean_is_the_mean_reward_bit_for_bit() -> None:
         (lambda: LengthPenalty(strength=1.5), r"strength must be in \[0, 1\], found 1.5"),
         (lambda: LengthPenalty(right_above=NAN), "right_above must be finite, found nan"),
         (lambda: LengthPenalty(inner=PassAtK()), "use inner=max_of_k, or inner.metric=reward"),
-        (lambda: PassAtK(k=4).check(3, 1.0), "objective needs 4 attempts .*found attempts=3"),
-        (lambda: LengthPenalty(inner=MaxOfK(k=5)).check(4, 1.0), "needs 5 attempts"),
+        (
+            lambda: PassAtK(k=4).check(3, 1.0),
+            r"^objective\.k=4 needs attempts=4 .*found attempts=3",
+        ),
+        (
+            lambda: LengthPenalty(inner=MaxOfK(k=5)).check(4, 1.0),
+            r"^objective\.inner\.k=5 needs attempts=5",
+        ),
         (lambda: MaxOfK(k=2).check(2, 0.0), "greedy ones do not: set sampling.temperature above 0"),
     ],
 )

@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from es_cookbook import train
-from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.history.store import read_history

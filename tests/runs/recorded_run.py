@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.linear_weights import named_weights
-from es_cookbook.checkpoints.models import base_identity, load_causal_lm, parameter_infos
+from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import parameter_name, quantised_layers
 from es_cookbook.common.configs import config_to_json

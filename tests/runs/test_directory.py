@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
-from es_cookbook.runs.directory import Behavior, failures_told, locked, open_run_directory
+from es_cookbook.runs.branches import fork_run, rewind_run
+from es_cookbook.runs.directory import failures_told, locked
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.opening import Behavior, open_run_directory, standing_of
 from tests.runs.records import HEADER, make_record
 
 CONFIG = json.dumps(
@@ -38,7 +40,10 @@ class Opened:
 def opened(
     path: Path, config_json: str, behavior: Behavior, may_differ: Collection[str] = ()
 ) -> Opened:
-    run = open_run_directory(path, config_json, HEADER, 10, behavior, may_differ)
+    length = json.loads(config_json)["num_generations"]
+    standing = standing_of(path, config_json, length, behavior, may_differ)
+    run = open_run_directory(path, config_json, length, HEADER, standing)
+    assert run.history.next_generation == standing.generations
     return Opened(run.path, run.history, run.history.next_generation > 0, run.begin())
 
 
@@ -89,13 +94,67 @@ def test_another_config_is_refused_and_every_differing_field_named(tmp_path: Pat
     assert (tmp_path / "config.json").read_text() == CONFIG
 
 
-def test_fields_that_may_differ_take_their_new_values(tmp_path: Path) -> None:
+def test_what_a_resumed_run_changes_is_not_kept_but_its_length_is(tmp_path: Path) -> None:
     record_run(tmp_path, 1)
+    elsewhere = changed(engine={"$class": "engines:VLLM"})
     longer = changed(num_generations=20, engine={"$class": "engines:Torch", "threads": 4})
     with pytest.raises(RunDirectoryError, match="num_generations"):
         opened(tmp_path, longer, "resume", may_differ=["engine", "num"])
+    assert opened(tmp_path, elsewhere, "resume", may_differ=["engine"]).resumed
+    assert (tmp_path / "config.json").read_text() == CONFIG
     run = opened(tmp_path, longer, "resume", may_differ=["engine", "num_generations"])
-    assert run.resumed and (tmp_path / "config.json").read_text() == longer
+    kept = json.loads((tmp_path / "config.json").read_text())
+    assert run.resumed and kept == json.loads(CONFIG) | {"num_generations": 20}
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_history_that_is_lost_is_not_begun_again(tmp_path: Path, missing: bool) -> None:
+    record_run(tmp_path, 3).history.close()
+    history = tmp_path / "history.jsonl"
+    if missing:
+        history.unlink()
+    else:
+        history.write_bytes(history.read_bytes().splitlines(keepends=True)[0])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    said = rf"{history} {'is missing' if missing else 'holds no generation'}, but metrics\.jsonl "
+    for behavior in ("resume", "raise"):
+        with pytest.raises((HistoryError, RunDirectoryError), match=f"{said}|already holds a run"):
+            opened(tmp_path, CONFIG, behavior)
+    with pytest.raises(HistoryError, match=said):
+        opened(tmp_path, CONFIG, "resume")
+    for change in (
+        lambda: rewind_run(tmp_path, 0),
+        lambda: fork_run(tmp_path, None, tmp_path / "fork", CONFIG, "model"),
+    ):
+        with pytest.raises(HistoryError, match=said):
+            change()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert not opened(tmp_path, CONFIG, "delete").resumed
+
+
+def test_more_than_a_crash_leaves_is_set_aside_before_it_is_cut(tmp_path: Path) -> None:
+    record_run(tmp_path, 4).history.close()
+    history, metrics = tmp_path / "history.jsonl", tmp_path / "metrics.jsonl"
+    lines = history.read_bytes().splitlines(keepends=True)
+    damaged = lines[4].replace(b"generation", b"generatiom")  # Whole, so no crash was in the way.
+    history.write_bytes(b"".join([*lines[:4], damaged]))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    run = opened(tmp_path, CONFIG, "resume")
+    assert run.history.next_generation == 3 and str(tmp_path / "rewound/1") in run.warnings[0]
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "rewound/1").iterdir()}
+    assert kept == {name: before[name] for name in kept} and len(kept) == 4
+    assert len(metrics.read_bytes().splitlines()) == 3
+    run.history.close()
+    # Lines in the middle that cannot be read, and those of generations that nobody knows.
+    for damage in (b'{"progress/generation": nothing}\n', b'{"progress/generation": 9}\n'):
+        whole = metrics.read_bytes()
+        metrics.write_bytes(damage + whole)
+        opened(tmp_path, CONFIG, "resume").history.close()
+        newest = sorted((tmp_path / "rewound").iterdir())[-1]
+        assert (newest / "metrics.jsonl").read_bytes() == damage + whole
+        assert metrics.read_bytes() == whole
+    opened(tmp_path, CONFIG, "resume").history.close()
+    assert len(list((tmp_path / "rewound").iterdir())) == 3, "in order there is nothing to keep"
 
 
 def test_raise_refuses_a_recorded_run_and_says_what_else_there_is(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from es_cookbook import train
+from es_cookbook.commands import fork
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, load_config
 from es_cookbook.common.errors import (
@@ -30,11 +31,12 @@ from es_cookbook.common.errors import (
     ModelError,
     RunDirectoryError,
 )
-from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
-from es_cookbook.evolution.schedules import Cosine
+from es_cookbook.evolution.schedules import Constant, Cosine, Exponential, Linear, Schedule
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import in_worker
@@ -48,6 +50,7 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
+from tests.said import after_start
 from tests.tiny_run import TinyConfig, assert_measured_as, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -248,14 +251,23 @@ def test_a_command_line_can_say_all_of_it() -> None:
     assert (found.eval_attempts, found.eval_temperature) == (2, 0.6)
 
 
-async def test_a_run_that_is_over_stays_as_it_is(tmp_path: Path) -> None:
+async def test_a_run_that_is_complete_stays_as_it_is_to_the_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     await train.main(config(tmp_path, num_generations=2))
-    before = untimed(tmp_path / "metrics.jsonl"), (tmp_path / "history.jsonl").read_bytes()
-    await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
-    assert (
-        untimed(tmp_path / "metrics.jsonl"),
-        (tmp_path / "history.jsonl").read_bytes(),
-    ) == before
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    engines = len(FakeEngineBuilder.made)
+    elsewhere = FakeEngineBuilder(capacity=1)
+    again = config(
+        tmp_path, num_generations=2, engine=elsewhere, behavior_if_log_dir_exists="resume"
+    )
+    await train.main(again)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert len(FakeEngineBuilder.made) == engines
+    assert capsys.readouterr().out == (
+        f"{tmp_path} is already complete, with 2 generations; for more: python -m es_cookbook "
+        f"resume log_path={tmp_path} trust=tests num_generations=...\n"
+    )
 
 
 class OtherModel(FakeEngine):
@@ -270,7 +282,7 @@ async def test_another_model_is_noticed_by_its_fingerprint(
     fingerprint = list(read_history(tmp_path / "history.jsonl"))[-1].fingerprint
     monkeypatch.setattr("tests.fakes.FakeEngine", OtherModel)
     with pytest.raises(HistoryError) as caught:
-        await train.main(config(tmp_path, num_generations=3, behavior_if_log_dir_exists="resume"))
+        await train.main(config(tmp_path, num_generations=4, behavior_if_log_dir_exists="resume"))
     assert f"{fingerprint:016x}, but the history gives {fingerprint + 1:016x}" in str(caught.value)
 
 
@@ -281,7 +293,7 @@ async def test_another_optimizer_of_the_same_config_is_noticed(
     tell = "es_cookbook.evolution.optimizers.es.ESOptimizer.tell"
     monkeypatch.setattr(tell, lambda *_: Step())
     with pytest.raises(HistoryError, match="generation 0: the recorded fitness does not give"):
-        await train.main(config(tmp_path, num_generations=3, behavior_if_log_dir_exists="resume"))
+        await train.main(config(tmp_path, num_generations=4, behavior_if_log_dir_exists="resume"))
 
 
 @chz.chz
@@ -339,7 +351,7 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
         (
             "objective",
             PassAtK(k=4),
-            "objective needs 4 attempts or more of a genome at a problem, found attempts=1",
+            "objective.k=4 needs attempts=4 or more of a genome at a problem, found attempts=1",
         ),
         (
             "eval_attempts",
@@ -414,7 +426,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
-    assert err == (
+    assert after_start(err) == (
         f"interrupted after generation {recorded}; to go on, run the same command with "
         "behavior_if_log_dir_exists=resume, or python -m es_cookbook resume "
         f"log_path={tmp_path}\n"
@@ -582,7 +594,8 @@ async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_anothe
     assert histories[0] == histories[1]
     rows = [untimed(tmp_path / directory / "metrics.jsonl") for directory in ("moved", "unbroken")]
     assert rows[0] == rows[1]
-    assert load_config(tmp_path / "moved" / "config.json", TinyConfig, ["tests"]) == again
+    kept = load_config(tmp_path / "moved" / "config.json", TinyConfig, ["tests"])
+    assert kept == config(tmp_path / "begun", num_generations=7), "but for its length as it began"
 
 
 async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_begins(
@@ -644,16 +657,37 @@ async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_p
         await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
 
 
-async def test_a_longer_run_whose_schedule_would_have_moved_otherwise_is_sent_to_fork(
-    tmp_path: Path,
+@pytest.mark.parametrize("schedule", [Linear(), Cosine(), Exponential(final=0.1), Constant()])
+async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwise(
+    tmp_path: Path, schedule: Schedule
 ) -> None:
-    cosine = ES(population_size=4, sigma=0.1, learning_rate=0.05, learning_rate_schedule=Cosine())
-    await train.main(config(tmp_path, num_generations=3, optimizer=cosine))
-    longer = config(
-        tmp_path, num_generations=6, optimizer=cosine, behavior_if_log_dir_exists="resume"
+    optimizer = ES(
+        population_size=4, sigma=0.1, learning_rate=0.05, learning_rate_schedule=schedule
     )
-    with pytest.raises(HistoryError, match=r"num_generations .* schedule .* fork .*generation=3"):
+    log_path = tmp_path / "run"
+    await train.main(config(log_path, num_generations=3, optimizer=optimizer))
+    before = {path: path.read_bytes() for path in log_path.iterdir()}
+    engines = len(FakeEngineBuilder.made)
+    longer = config(
+        log_path, num_generations=6, optimizer=optimizer, behavior_if_log_dir_exists="resume"
+    )
+    if isinstance(schedule, Constant):
         await train.main(longer)
+        assert len(list(read_history(log_path / "history.jsonl"))) == 6
+        return
+    with pytest.raises(RunDirectoryError) as caught:
+        await train.main(longer)
+    said, command = str(caught.value).split(": python -m es_cookbook ")
+    assert "num_generations was 3, is 6, and optimizer.learning_rate_schedule=" in said
+    assert len(FakeEngineBuilder.made) == engines, "known before an engine starts"
+    assert {path: path.read_bytes() for path in log_path.iterdir()} == before
+    # What it advises is what goes on.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["es-cookbook", *command.split()[1:]])
+        fork.cli()
+    forked = load_config(tmp_path / "run-longer/config.json", TinyConfig, ["tests"])
+    await train.main(chz.replace(forked, behavior_if_log_dir_exists="resume"))
+    assert len(list(read_history(tmp_path / "run-longer/history.jsonl"))) == 6
 
 
 async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resume(

@@ -94,8 +94,10 @@ async def test_what_a_tracker_reports_is_logged_with_every_generation(tmp_path: 
     assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
 
 
-async def test_a_complete_run_that_is_resumed_only_evaluates(tmp_path: Path) -> None:
+async def test_a_run_that_ended_before_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
     await train.main(config(tmp_path))
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
     await train.main(config(tmp_path))
     assert [call for call, _, _ in Watching.calls] == ["log", "recorded", "finish", "close"]
 

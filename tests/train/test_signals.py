@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.said import after_start
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests/data/base"
@@ -55,7 +56,7 @@ class Runs:
         assert self.forker.stdout
         assert self.forker.stdout.readline() == f"{code}\n"
         assert time.monotonic() - self.began < within
-        return (self.directory / "errors.txt").read_text()
+        return after_start((self.directory / "errors.txt").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -116,17 +116,17 @@ def test_unequal_rollouts_are_refused_in_a_sentence_with_both_products() -> None
         refuse_unequal_rollouts({"es": [config], "genetic": [fewer]})
     said = str(caught.value)
     assert (
-        "genetic makes 4 genomes x 5 generations x 1 attempts for each problem of a batch = 20"
+        "genetic makes 4 genomes x 5 generations x 1 attempt for each problem of a batch = 20"
         in said
     )
-    assert "es 4 genomes x 6 generations x 1 attempts for each problem of a batch = 24" in said
+    assert "es 4 genomes x 6 generations x 1 attempt for each problem of a batch = 24" in said
 
 
 def test_a_centre_that_attempts_the_problems_too_is_counted() -> None:
     plain = tiny(Path("a"), optimizer=ES(population_size=4))
     with_centre = chz.replace(plain, optimizer=ES(population_size=4, evaluate_centre=True))
     with pytest.raises(
-        ConfigError, match=r"5 genomes x 6 generations x 1 attempts for each .* = 30"
+        ConfigError, match=r"5 genomes x 6 generations x 1 attempt for each .* = 30"
     ):
         refuse_unequal_rollouts({"plain": [plain], "with centre": [with_centre]})
 
@@ -155,7 +155,7 @@ def test_batches_of_other_sizes_count_as_rollouts() -> None:
     )
     refuse_unequal_rollouts({"few": [few], "many": [many]})
     unequal = chz.replace(many, optimizer=few.optimizer)
-    with pytest.raises(ConfigError, match=r"4 genomes x 50 generations x 1 attempts x 2 problems"):
+    with pytest.raises(ConfigError, match=r"4 genomes x 50 generations x 1 attempt x 2 problems"):
         refuse_unequal_rollouts({"few": [few], "unequal": [unequal]})
     others = chz.replace(
         many, dataset=CountdownDatasetBuilder(problems_per_generation=2, max_number=9)

@@ -49,6 +49,7 @@ from es_cookbook.common.errors import (
     RequestError,
     with_notes,
 )
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -154,6 +155,8 @@ class RayPoolBuilder(EngineBuilder):
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
         if isinstance(self.engine, ModelEngineBuilder):  # A name that is none needs no cluster.
             await asyncio.to_thread(model_directory, model_name)
+        where = "a Ray of its own" if self.address == "local" else f"Ray at {self.address}"
+        say(f"starting {self.num_engines} x {self.engine.name} on {where}: 10 s to some minutes")
         cluster = Cluster.connect(self.address)
         pool: RayPool | None = None
         try:
@@ -370,8 +373,8 @@ class RayPool(_AskingHost, Engine):
     def _shortage(self, count: int) -> str:
         needs, there = self._settings.needs, self._settings.cluster.resources()
         return (
-            f"room on the Ray cluster for {count} engines with CPU {needs.num_cpus:g} and "
-            f"GPU {needs.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
+            f"room on the Ray cluster for {plural(count, 'engine')} with CPU {needs.num_cpus:g} "
+            f"and GPU {needs.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
             f"GPU {there.get('GPU', 0):g} in all"
         )
 

@@ -4,43 +4,31 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 """
 
 import asyncio
-import math
 import os
 import sys
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import chz
 import psutil
-import torch
-from transformers import PreTrainedModel
 from typing_extensions import override
 
-from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
-from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.checkpoints.models import (
-    end_of_sequence_ids,
-    load_architecture,
-    load_tokenizer,
-    parameter_infos,
-)
-from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import needs_trust
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.terminal import GIB
+from es_cookbook.common.terminal import GIB, say
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
-from es_cookbook.engines.vllm.host import VLLMEngine
-from es_cookbook.engines.vllm.memory import Needs, Shards, cpu_cache_gib, share_for_vllm, slot_rank
 from es_cookbook.engines.vllm.output import Output
-from es_cookbook.evolution.devices import on_gpu
-from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from es_cookbook.engines.vllm.host import VLLMEngine
+    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
@@ -103,7 +91,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         check_range(self, "gpu_memory_utilization", above=0, at_most=1, prefix="engine.")
 
     @override
-    async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> "VLLMEngine":
+    async def __call__(
+        self, *, model_name: str, search_space: "SearchSpaceBuilder"
+    ) -> "VLLMEngine":
         engine = await asyncio.to_thread(self._build, model_name, search_space)
         try:
             await engine.open()
@@ -112,22 +102,42 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             raise
         return engine
 
-    def _build(self, model_name: str, search_space: SearchSpaceBuilder) -> "VLLMEngine":
+    def check_space(self, search_space: "SearchSpaceBuilder") -> None:
+        """Refuse a search space that vLLM can never host, before there is a model.
+
+        Raises:
+            ConfigError: Says which it could.
+        """
         if search_space.moves_quantised:
             raise ConfigError(
                 f"search_space: engine=vllm cannot host {type(search_space).__name__}, because "
                 "vLLM repacks scales and codes for its kernels when it loads them; use "
                 "engine=torch, or search_space=adapter over the quantised base"
             )
+
+    def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "VLLMEngine":
+        # torch and transformers, which a Config does without.
+        from es_cookbook.checkpoints.models import (
+            end_of_sequence_ids,
+            load_architecture,
+            load_tokenizer,
+            parameter_infos,
+        )
+        from es_cookbook.checkpoints.peft import read_adapter
+        from es_cookbook.engines.vllm.host import VLLMEngine
+        from es_cookbook.engines.vllm.slots import slots_for
+
+        self.check_space(search_space)
         tokenizer = load_tokenizer(model_name)
         model = load_architecture(model_name)
         infos = parameter_infos(model)
         space = search_space(infos, read_adapter)
-        slots = self._slots_for(space)
+        slots = slots_for(space, self.max_genomes, self.terms_per_genome)
         context_length = self.context_length(model)
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
         own_dtype = str(model.config.dtype or "auto").removeprefix("torch.")
         dtype = own_dtype if self.dtype == "auto" else self.dtype
+        say("starting vLLM, which takes 10 to 30 s, and longer for a large model")
         output = Output()
         try:
             with output.kept():
@@ -158,11 +168,17 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     def _start(
         self,
         model_name: str,
-        model: PreTrainedModel,
-        space: SearchSpace,
+        model: "PreTrainedModel",
+        space: "SearchSpace",
         slots: Mapping[str, int],
         dtype: str,
     ) -> "AsyncLLM":
+        import torch
+
+        from es_cookbook.checkpoints.model_files import model_directory
+        from es_cookbook.engines.vllm.memory import cpu_cache_gib, needs_of, share_for_vllm
+        from es_cookbook.engines.vllm.slots import arguments_for_experts
+
         # vLLM forks, and a process with threads must not be forked.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         try:
@@ -179,7 +195,17 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         kv_cache_gib = self.kv_cache_gib
         if kv_cache_gib is None and on_cpu:
             kv_cache_gib = cpu_cache_gib(model, self.context_length(model), available_memory)
-        needs = self._needs(model, space, slots, dtype, kv_cache_gib or 0, on_cpu)
+        needs = needs_of(
+            model,
+            space,
+            slots,
+            self.max_genomes,
+            dtype=dtype,
+            quantization=self.quantization,
+            kv_cache_gib=kv_cache_gib or 0,
+            tp=self.tensor_parallel_size,
+            on_cpu=on_cpu,
+        )
         share, available = self.gpu_memory_utilization, torch.cuda.device_count()
         if on_cpu:
             needs.check(available_memory, "this machine's available memory", "use a larger machine")
@@ -208,7 +234,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             "use_tqdm_on_load": False,
             "worker_extension_cls": "es_cookbook.engines.vllm.worker.GenomeWorker",
             **({"enable_lora": True} | dict(slots) if slots else {}),
-            **_for_experts(model, space, on_cpu),
+            **arguments_for_experts(model, space, on_cpu),
             **self.extra,
         }
         known = AsyncEngineArgs.__dataclass_fields__
@@ -240,74 +266,6 @@ class VLLMEngineBuilder(ModelEngineBuilder):
 
             return UniProcExecutor
         return None
-
-    def _needs(
-        self,
-        model: PreTrainedModel,
-        space: SearchSpace,
-        slots: Mapping[str, int],
-        dtype: str,
-        kv_cache_gib: float,
-        on_cpu: bool,
-    ) -> Needs:
-        """What each GPU, or a machine without any for all ranks, has to hold at the least."""
-        size = 2 if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
-        shards = Shards(model, self.tensor_parallel_size)
-        ranks = self.tensor_parallel_size if on_cpu else 1
-        has_centre = on_cpu or on_gpu(torch.device("cuda"))
-        quantized = self.quantization or getattr(model.config, "quantization_config", None)
-        parameters = sum(math.prod(info.shape) for info in shards.infos)
-        return Needs(
-            weights=0 if quantized else ranks * (size * parameters // shards.tp),
-            cache=ranks * int(kv_cache_gib * GIB),
-            centre=ranks * 4 * shards.centre_elements(space) if has_centre else 0,
-            slot=ranks * size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0,
-            max_genomes=self.max_genomes,
-            more_slots=slots["max_loras"] - self.max_genomes if slots else 0,
-        )
-
-    def _slots_for(self, space: SearchSpace) -> dict[str, int]:
-        """Arguments for the LoRA slots that genomes need; none for dense genomes.
-
-        Raises:
-            ConfigError: vLLM has no slots of such a rank, or for such weights.
-        """
-        if space.low_rank is not None:
-            rank, more_slots = space.low_rank.rank * self.terms_per_genome, 1
-        elif space.adapter is not None:
-            rank, more_slots = space.adapter.lora.rank, 2
-        else:
-            return {}
-        _refuse_experts(space.weights)
-        slots = self.max_genomes + more_slots
-        return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
-
-
-def _refuse_experts(weights: Collection[str]) -> None:
-    for name in weights:
-        parameter, expert = split_member(name)
-        if expert is not None:
-            experts = parameter.split(".")[-2]
-            raise ConfigError(
-                f"engine=vllm has no LoRA slots for fused experts, and the search space perturbs "
-                f"{name}; leave them out (search_space.exclude='*.{experts}.*'), or use "
-                "engine=torch, or search_space=full_rank"
-            )
-
-
-def _for_experts(model: PreTrainedModel, space: SearchSpace, on_cpu: bool) -> dict[str, object]:
-    """Arguments for a model with fused experts: no slots for them, and weights as they are loaded.
-
-    vLLM makes slots of all that it can, and has kernels for experts' slots not everywhere; some of
-    its kernels for GPUs want experts' weights shuffled.
-    """
-    if not any(split_member(name)[1] is not None for name in linear_weights(model)):
-        return {}
-    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in space.weights}
-    arguments: dict[str, object] = {} if on_cpu else {"moe_backend": "triton"}
-    if space.low_rank is not None or space.adapter is not None:
-        arguments["lora_target_modules"] = sorted(layers)
-    return arguments
 
 
 def _are_numbers(extra: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ that depends on vLLM's version are left out. **No GPU has been there to compare 
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import torch
@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.terminal import GIB, show_bytes
+from es_cookbook.common.terminal import GIB, plural, show_bytes
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
+from es_cookbook.evolution.devices import on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -159,8 +160,37 @@ class Needs:
             raise ConfigError(
                 f"engine.max_genomes={self.max_genomes} needs {show_bytes(needed)} for LoRA slots, "
                 f"{show_bytes(self.slot)} each, and of {there} {show_bytes(left)} are left beside "
-                f"weights, cache and centre: at most {fit} genomes fit"
+                f"weights, cache and centre: there is room for {plural(fit, 'genome')} at most"
             )
+
+
+def needs_of(
+    model: PreTrainedModel,
+    space: SearchSpace,
+    slots: Mapping[str, int],
+    max_genomes: int,
+    *,
+    dtype: str,
+    quantization: str | None,
+    kv_cache_gib: float,
+    tp: int,
+    on_cpu: bool,
+) -> Needs:
+    """What each of `tp` GPUs, or a machine without any for all ranks, has to hold at the least."""
+    size = 2 if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
+    shards = Shards(model, tp)
+    ranks = tp if on_cpu else 1
+    has_centre = on_cpu or on_gpu(torch.device("cuda"))
+    quantized = quantization or getattr(model.config, "quantization_config", None)
+    parameters = sum(math.prod(info.shape) for info in shards.infos)
+    return Needs(
+        weights=0 if quantized else ranks * (size * parameters // shards.tp),
+        cache=ranks * int(kv_cache_gib * GIB),
+        centre=ranks * 4 * shards.centre_elements(space) if has_centre else 0,
+        slot=ranks * size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0,
+        max_genomes=max_genomes,
+        more_slots=slots["max_loras"] - max_genomes if slots else 0,
+    )
 
 
 def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int) -> float:

@@ -3,6 +3,7 @@
 vLLM ends a request with "EngineCore encountered an issue. See stack trace (above)", or a start with
 "See root cause above"; above, in the output of another process, are pages. Here the processes of an
 engine print into a file, of which an error tells the cause in its sentence and the rest in a note.
+Warnings that came to nothing are logged when the engine is closed.
 Who sets VLLM_LOGGING_LEVEL wants to see it, and does.
 """
 
@@ -11,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ _LONGEST_LINE = 500
 _MOST_LINES = 400
 _STDOUT, _STDERR = 1, 2
 _VLLMS_PREFIX = re.compile(r"^\([^()]*pid=\d+\) [A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] ?")
+_logger = logging.getLogger(__name__)
 _SEE_ABOVE = re.compile(r"see .*(stack trace|root cause)", re.IGNORECASE)
 
 
@@ -40,6 +42,7 @@ class Output:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._ignored = 0
         self._told: tuple[int, str | None, str] = (0, None, "")
+        self._has_failed = False
 
     @contextmanager
     def kept(self) -> Generator[None]:
@@ -54,7 +57,7 @@ class Output:
         _flush()
         for fd, _ in before:
             os.dup2(self._file.fileno(), fd)
-        os.environ[_LEVEL] = "ERROR"
+        os.environ[_LEVEL] = "WARNING"
         Output._num_kept += 1
         try:
             yield
@@ -75,6 +78,7 @@ class Output:
 
     def failure(self, what: str, error: Exception) -> EngineError:
         """An error of vLLM's in one sentence with its cause, and with all that was printed."""
+        self._has_failed = True
         cause, printed = self._tell()
         said = informative_line(error)
         if not self.is_shown and _SEE_ABOVE.search(cause or said):
@@ -85,20 +89,30 @@ class Output:
         return failure
 
     def close(self) -> None:
-        """Forget it all."""
+        """Log what was printed, if no error has told it, and forget it all."""
+        if not self._file.closed and not self._has_failed:
+            lines = self._lines(0)
+            if any(lines):
+                _logger.info("vLLM's processes printed:\n%s", _page(lines))
         self._file.close()
 
     def _tell(self) -> tuple[str | None, str]:
         """The cause, and what was printed; many requests fail at once, and ask."""
         size = 0 if self._file.closed else os.fstat(self._file.fileno()).st_size
         if size > self._told[0]:
-            data = os.pread(self._file.fileno(), size - self._ignored, self._ignored)
-            lines = [
-                _VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")
-            ]
-            printed = "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])
-            self._told = (size, _root_cause(lines), printed)
+            lines = self._lines(self._ignored)
+            self._told = (size, _root_cause(lines), _page(lines))
         return self._told[1:]
+
+    def _lines(self, start: int) -> list[str]:
+        """What was printed from a byte on."""
+        file = self._file.fileno()
+        data = os.pread(file, os.fstat(file).st_size - start, start)
+        return [_VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")]
+
+
+def _page(lines: Sequence[str]) -> str:
+    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])
 
 
 def _root_cause(lines: Iterable[str]) -> str | None:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from es_cookbook.checkpoints.models import AsStored
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, ModelError
+from es_cookbook.common.terminal import plural
 from es_cookbook.engines.genome_terms import GenomeTerms
 from es_cookbook.engines.vllm.answers import FingerprintPiece
 from es_cookbook.engines.vllm.layout import Placement, Slots, find_placements, find_slots
@@ -213,6 +214,7 @@ def _check_room(slots: Mapping[str, Slots], num_genomes: int, reserved: int, ran
     num_slots, slot_rank = next(iter(slots.values())).a.shape[:2]
     if num_genomes > num_slots - reserved or rank > slot_rank:
         raise EngineError(
-            f"{num_genomes} genomes of rank {rank} do not fit: there are {num_slots - reserved} "
-            f"slots of rank {slot_rank} (engine.max_genomes, engine.terms_per_genome)"
+            f"no room for {plural(num_genomes, 'genome')} of rank {rank}: the engine has "
+            f"{plural(num_slots - reserved, 'slot')} of rank {slot_rank} "
+            "(engine.max_genomes, engine.terms_per_genome)"
         )

@@ -17,7 +17,7 @@ import numpy as np
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _HERE = "es_cookbook.evolution.optimizers"
 OPTIMIZER_NAMES = {
@@ -100,6 +100,14 @@ class OptimizerBuilder(ABC):
 
     population_size: int = chz.field(default=30, doc="genomes a generation")
 
+    def check_space(self, search_space: SearchSpaceBuilder) -> None:
+        """Refuse a search space that can never do, before there is a model; none by default.
+
+        Raises:
+            ConfigError: Says which would, as options.
+        """
+        del search_space
+
     @abstractmethod
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
         """Build it.
@@ -123,8 +131,8 @@ def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> No
     for generation in range(num_generations):
         if sigma(generation) == 0:
             raise ConfigError(
-                f"sigma_schedule reaches 0 at generation {generation} of {num_generations}; "
-                "sigma must stay above 0"
+                f"optimizer.sigma_schedule reaches 0 at generation {generation} of "
+                f"{num_generations}; sigma must stay above 0"
             )
 
 

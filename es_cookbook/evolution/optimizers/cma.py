@@ -49,12 +49,17 @@ class CMA(OffsetsBuilder):
     def _max_dimension(self) -> None:
         check_range(self, "max_dimension", at_least=1)
 
+    @property
+    @override
+    def name(self) -> str:
+        return "cma"
+
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "CMAOptimizer":
         """Build it; refuses more parameters than max_dimension."""
         del num_generations
-        dimension = self.dimension_of("cma", space)
+        dimension = self.dimension_of(space)
         if dimension > self.max_dimension:
             memory = _MATRICES * dimension**2 * np.dtype(np.float64).itemsize / 2**30
             raise ConfigError(

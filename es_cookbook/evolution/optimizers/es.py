@@ -122,7 +122,7 @@ class ES(OptimizerBuilder):
         check_range(self, "population_size", at_least=1)
         if self.antithetic and self.population_size % 2:
             raise ConfigError(
-                "population_size must be even when antithetic is on, because genomes come in "
+                "population_size must be even with antithetic=True, because genomes come in "
                 f"mirrored pairs; found {self.population_size}"
             )
         check_range(self, "sigma", above=0)

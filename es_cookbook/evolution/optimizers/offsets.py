@@ -36,7 +36,7 @@ from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder, check_fitness
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _SMALLEST_POPULATION = 4
 
@@ -59,18 +59,30 @@ class OffsetsBuilder(OptimizerBuilder):
             )
         check_range(self, "sigma", above=0)
 
-    def dimension_of(self, name: str, space: SearchSpace) -> int:
-        """Parameters of a space in which genomes have coordinates; `name` is what users type.
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What users type for it."""
+
+    @override
+    def check_space(self, search_space: SearchSpaceBuilder | SearchSpace) -> None:
+        if not search_space.hosts_offsets:
+            raise ConfigError(
+                f"optimizer={self.name} gives every genome its own coordinates, which genomes of "
+                f"{type(search_space).__name__} cannot have (low-rank ones share the centre's "
+                "weights, codes are whole numbers): add search_space=singular_values "
+                "search_space.start=... (the directory of a PEFT adapter), search_space=adapter or "
+                "search_space=full_rank"
+            )
+
+    def dimension_of(self, space: SearchSpace) -> int:
+        """Parameters of a space in which genomes have coordinates.
 
         Raises:
             ConfigError: They cannot have any.
         """
-        if not space.hosts_offsets:
-            raise ConfigError(
-                f"optimizer={name} gives every genome its own coordinates, which genomes of this "
-                "search space cannot have (low-rank ones share the centre's weights, codes are "
-                "whole numbers): take search_space=singular_values, adapter or full_rank"
-            )
+        self.check_space(space)
+        name = self.name
         uneven = any(factor != 1 for factor in space.shares.factors.values())
         if uneven or space.shares.num_groups > 1 or space.mask is not None:
             raise ConfigError(

@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
@@ -44,7 +45,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ESOptimizer
 from es_cookbook.evolution.optimizers.window import WindowedES
 from es_cookbook.evolution.rules import ErrorFeedbackRule
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 
 @chz.chz
@@ -73,16 +74,25 @@ class QES(WindowedES):
                 "numbers, and a share of the way back to the base is none"
             )
 
+    @override
+    def check_space(self, search_space: SearchSpaceBuilder) -> None:
+        if "codes" not in search_space.kinds:
+            raise _needs_codes(search_space)
+
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "QESOptimizer":
         """Build it; refuses a search space that is not of whole numbers."""
         if space.highest_code is None:
-            raise ConfigError(
-                "optimizer: qes moves whole numbers, and needs search_space=quant_codes; found "
-                f"{type(space).__name__}"
-            )
+            raise _needs_codes(space)
         return QESOptimizer(self, run_seed, num_generations, space.highest_code)
+
+
+def _needs_codes(found: SearchSpaceBuilder | SearchSpace) -> ConfigError:
+    return ConfigError(
+        "optimizer=qes moves whole numbers: add search_space=quant_codes, with a GPTQ or "
+        f"compressed-tensors checkpoint as model_name; found {type(found).__name__}"
+    )
 
 
 class QESOptimizer(ESOptimizer):

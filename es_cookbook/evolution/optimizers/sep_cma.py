@@ -32,12 +32,17 @@ class SepCMA(OffsetsBuilder):
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
 
+    @property
+    @override
+    def name(self) -> str:
+        return "sep_cma"
+
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "SepCMAOptimizer":
         """Build it; refuses a space of one parameter, which has nothing to separate."""
         del num_generations
-        dimension = self.dimension_of("sep_cma", space)
+        dimension = self.dimension_of(space)
         if dimension < 2:
             raise ConfigError(
                 "optimizer=sep_cma needs at least 2 parameters, and this search space has "

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise.mask import Mask
@@ -210,7 +211,8 @@ class SearchSpaceBuilder(ABC):
         if len(self.sigma_patterns) != len(self.sigma_factors):
             raise ConfigError(
                 "search_space.sigma_patterns needs one of sigma_factors for each, found "
-                f"{len(self.sigma_patterns)} patterns and {len(self.sigma_factors)} factors"
+                f"{plural(len(self.sigma_patterns), 'pattern')} and "
+                f"{plural(len(self.sigma_factors), 'factor')}"
             )
         for factor in self.sigma_factors:
             if not (math.isfinite(factor) and factor > 0):
@@ -229,6 +231,11 @@ class SearchSpaceBuilder(ABC):
     def moves_quantised(self) -> bool:
         """Whether it perturbs what quantised weights are made of, and not the weights."""
         return self.kinds != WHOLE_KINDS
+
+    @property
+    def hosts_offsets(self) -> bool:
+        """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
+        return "codes" not in self.kinds
 
     @abstractmethod
     def __call__(

@@ -57,6 +57,11 @@ class LowRank(SearchSpaceBuilder):
     def _rank(self) -> None:
         check_range(self, "rank", at_least=1, prefix="search_space.")
 
+    @property
+    @override
+    def hosts_offsets(self) -> bool:
+        return False
+
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "LowRankSpace":

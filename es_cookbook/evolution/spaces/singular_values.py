@@ -59,18 +59,18 @@ class SingularValues(SearchSpaceBuilder):
     )
 
     @chz.validate
-    def _fraction(self) -> None:
+    def _fields(self) -> None:
         check_range(self, "fraction", above=0, at_most=1, prefix="search_space.")
+        if self.start is None:
+            raise ConfigError(
+                "search_space=singular_values needs search_space.start=..., the directory of a "
+                "trained PEFT LoRA adapter; python -m es_cookbook.baselines.sft makes one"
+            )
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "SingularValuesSpace":
         """Build the space over the adapter's factors; it has to fit include and exclude."""
-        if self.start is None:
-            raise ConfigError(
-                "search_space=singular_values needs search_space.start, the directory of a trained "
-                "PEFT LoRA adapter; python -m es_cookbook.baselines.sft makes one"
-            )
         builder = Adapter(
             include=self.include, exclude=self.exclude, noise=self.noise, start=self.start
         )

@@ -69,7 +69,9 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
             found = self.num_numbers
             raise ConfigError(f"num_numbers must be one or more of 2, 3 and 4, found {found}")
         if self.test_source is not None and self.source is None:
-            raise ConfigError("test_source needs a source: generated problems hold out their own")
+            raise ConfigError(
+                "test_source needs source=... beside it: generated problems hold out their own"
+            )
 
     @override
     def check(self) -> None:

@@ -17,9 +17,9 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import plural
 from es_cookbook.recipes.countdown.env import question
-from es_cookbook.recipes.countdown.problems import solved_problems
-from es_cookbook.recipes.countdown.warm_start import demonstrate
+from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
 
 
 @chz.chz
@@ -33,6 +33,12 @@ class Demonstrations:
     @chz.validate
     def _num_problems(self) -> None:
         check_range(self, "num_problems", at_least=1)
+
+
+def demonstrate(problem: Problem, solution: Solution, rng: random.Random) -> str:
+    """The clean demonstration; it has nothing to draw."""
+    del problem, rng
+    return f"<think>{solution.first_step}</think><answer>{solution.expression}</answer>"
 
 
 def main(config: Demonstrations) -> None:
@@ -53,7 +59,7 @@ def main(config: Demonstrations) -> None:
             file.writelines(f"{line}\n" for line in lines)
     except OSError as error:
         raise ConfigError(f"cannot write output {str(output)!r}: {error.strerror}") from error
-    print(f"{len(lines)} rows written to {output}")
+    print(f"{plural(len(lines), 'row')} written to {output}")
 
 
 def cli() -> None:

@@ -14,6 +14,8 @@ way:
 
 import functools
 import hashlib
+import itertools
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,12 +24,13 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names, config_to_json
+from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import summary
+from es_cookbook.runs.tracking.jsonl import Elapsed, summary, whole_lines
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
@@ -87,12 +90,22 @@ class CLIConfig(train.Config):
     )
 
 
-def main(config: CLIConfig) -> None:
-    """Train, and say in one line what it brought."""
+def main(config: CLIConfig, began: float | None = None) -> None:
+    """Train, and say in one line what it brought, and how long it took.
+
+    `began` is when the command did, by `time.monotonic`; now if None.
+    """
+    began = time.monotonic() if began is None else began
     if not config.log_path:
         config = chz.replace(config, log_path=default_log_path(config))
+    metrics = Path(config.log_path) / METRICS
+    before = whole_lines(metrics)
     train.run(config)
-    print(f"{summary(Path(config.log_path) / METRICS)}; everything is in {config.log_path}")
+    kept = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
+    )
+    elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
+    print(f"{summary(metrics, elapsed)}; everything is in {config.log_path}")
 
 
 def default_log_path(config: CLIConfig) -> str:
@@ -113,7 +126,7 @@ def default_log_path(config: CLIConfig) -> str:
 
 def cli() -> None:
     """The console entry point."""
-    run_cli(main, CLIConfig)
+    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
 
 
 if __name__ == "__main__":

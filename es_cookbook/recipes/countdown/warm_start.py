@@ -33,6 +33,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.countdown.demonstrations import demonstrate
 from es_cookbook.recipes.countdown.env import CountdownEnv, question
 from es_cookbook.recipes.countdown.problems import (
     Problem,
@@ -105,12 +106,6 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     with torch.random.fork_rng():  # transformers initialises from torch's global generator
         torch.manual_seed(derive_seed(seed, "warm_start/weights"))
         return Qwen2ForCausalLM(config)
-
-
-def demonstrate(problem: Problem, solution: Solution, rng: random.Random) -> str:
-    """The clean demonstration; it has nothing to draw."""
-    del problem, rng
-    return f"<think>{solution.first_step}</think><answer>{solution.expression}</answer>"
 
 
 def demonstrate_carelessly(problem: Problem, solution: Solution, rng: random.Random) -> str:

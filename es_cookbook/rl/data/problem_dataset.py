@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import RLDataset
@@ -17,8 +18,8 @@ class ProblemDataset(RLDataset):
     ) -> None:
         if not 1 <= problems_per_generation <= len(builders):
             raise ConfigError(
-                f"problems_per_generation must be from 1 to the number of training problems, "
-                f"{len(builders)}, found {problems_per_generation}"
+                f"dataset.problems_per_generation must be from 1 to {len(builders)}, the number of "
+                f"training problems, found {problems_per_generation}"
             )
         self.builders = builders
         self.problems_per_generation = problems_per_generation
@@ -35,13 +36,14 @@ class ProblemDataset(RLDataset):
 
     async def validate(self, context_length: int) -> None:
         """Check every prompt's length and grade every gold answer."""
+        say(f"checking {len(self.builders):,} training problems")
         for builder in self.builders:
             length = len(builder.make_env().observation.tokens_T)
             if length >= context_length:
                 raise DataError(
-                    f"{builder.name}: its prompt of {length} tokens leaves no room in the engine's "
-                    f"context of {context_length} tokens; shorten the prompt or raise "
-                    "engine.max_model_len"
+                    f"{builder.name}: its prompt of {plural(length, 'token')} leaves no room in "
+                    f"the engine's context of {plural(context_length, 'token')}; shorten the "
+                    "prompt or raise engine.max_model_len"
                 )
         validate_gold(self.builders)
 

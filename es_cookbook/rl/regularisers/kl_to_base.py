@@ -29,6 +29,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.data.rows import check_source, load_rows
 from es_cookbook.rl.problem_env import render_prompt
@@ -148,8 +149,8 @@ class KLToBase(Regulariser):
             tokens_T = render_prompt(tokenizer, row.text("prompt"), chat=self.chat)
             if len(tokens_T) >= context_length:
                 raise row.error(
-                    f"its prompt of {len(tokens_T)} tokens leaves no room in the engine's context "
-                    f"of {context_length} tokens"
+                    f"its prompt of {plural(len(tokens_T), 'token')} leaves no room in the "
+                    f"engine's context of {plural(context_length, 'token')}"
                 )
             problems.append(KLProblem(Observation(tokens_T), self.max_tokens))
         if not problems:

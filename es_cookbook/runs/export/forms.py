@@ -23,6 +23,7 @@ from es_cookbook.checkpoints.models import (
 from es_cookbook.checkpoints.peft import location, write_adapter
 from es_cookbook.checkpoints.quantised import quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
+from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
 from es_cookbook.runs.export.low_rank_fit import fit, relative_error
@@ -179,7 +180,7 @@ def _rank_of_change(rank: int, replay: Replay) -> str:
     space = replay.space
     moved = len(seeds) * (space.low_rank.rank if space.low_rank else math.inf)
     exact = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
-    found = f"the run's {len(seeds)} seeds changed a weight by at most rank {exact:.0f}"
+    found = f"the run's {plural(len(seeds), 'seed')} changed a weight by at most rank {exact:.0f}"
     if rank >= exact:
         return f"{found}: this adapter holds all of it, and only rounding is left out"
     return f"{found}; an adapter of that rank would leave out nothing but rounding"

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import es_cookbook
-from es_cookbook.checkpoints.models import BaseIdentity
+from es_cookbook.checkpoints.identity import BaseIdentity
 from es_cookbook.checkpoints.tensors import dtype_name
+from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import Written
 from es_cookbook.runs.replay import Replay
@@ -22,7 +24,7 @@ _HELD_OUT = "test/env/all/"
 def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written) -> str:
     """The card of a centre as Markdown with a YAML head, as the Hub reads it."""
     what = (
-        f"The centre of a population after {replay.generation} generations of evolution "
+        f"The centre of a population after {plural(replay.generation, 'generation')} of evolution "
         f"strategies, as {written.kind}. It was rebuilt from the base model and the run's history"
     )
     fingerprint = replay.fingerprint
@@ -36,7 +38,10 @@ def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written)
         "sampled in": dtype_name(replay.dtype),
         "es_cookbook": es_cookbook.__version__,
     }
-    how = curve(replay.history.with_name(METRICS), replay.generation)
+    try:
+        how = curve(replay.history.with_name(METRICS), replay.generation)
+    except HistoryError:  # The weights are none the worse for it.
+        how = "The metrics of the run cannot be read: their file is damaged."
     parts = [
         _front_matter(replay.model_name, written),
         f"# {title}",

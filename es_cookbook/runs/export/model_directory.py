@@ -16,8 +16,9 @@ from typing import cast
 
 import torch
 
+from es_cookbook.checkpoints.identity import tokenizer_files
 from es_cookbook.checkpoints.model_files import find_file, weight_paths
-from es_cookbook.checkpoints.models import first_names, load_architecture, tokenizer_files
+from es_cookbook.checkpoints.models import first_names, load_architecture
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
     TensorKind,

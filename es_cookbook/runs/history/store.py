@@ -12,8 +12,9 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.terminal import command, one_line
+from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import (
@@ -108,7 +109,8 @@ def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
             try:
                 version, entry = decode(line)
             except HistoryError as error:
-                raise HistoryError(f"{path}, line {number}: {error}") from error
+                advice = f"; {_advice(path, expected)}" if expected else ""
+                raise HistoryError(f"{path}, line {number}: {error}{advice}") from error
             except ValueError as error:
                 damage = f"{path}, line {number} is damaged ({error}); {_advice(path, expected)}"
                 if line.count(CHECKSUM_KEY) > 1:  # Two lines that lost the newline between them.
@@ -118,11 +120,12 @@ def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
             if version != first_version:
                 raise HistoryError(
                     f"{path}, line {number} has format version {version}, the lines before it "
-                    f"{first_version}"
+                    f"{first_version}; {_advice(path, expected)}"
                 )
             if (number == 1 and version > 1) != isinstance(entry, Header):
                 raise HistoryError(
-                    f"{path}, line {number}: the header must be the first line, and only that"
+                    f"{path}, line {number}: the header must be the first line, and only that; "
+                    f"{_advice(path, expected)}"
                 )
             if isinstance(entry, Record):
                 if entry.generation != expected:
@@ -138,19 +141,24 @@ def _advice(path: Path, whole: int) -> str:
     """What to do about a history of which only the first `whole` generations can be read."""
     if not whole:
         return "restore the file from a copy"
+    run = path.parent
     return (
-        f"restore the file from a copy, or go on from what is before it: "
-        f"{command('fork')} log_path={path.parent} generation={whole} output=..."
+        f"restore the file from a copy, or go on after {plural(whole, 'generation')}: in a new run "
+        f"({command('fork')} log_path={run} generation={whole} output={run}-from-{whole}) "
+        f"or in this one ({command('rewind')} log_path={run} generation={whole})"
     )
 
 
 class HistoryStore:
     """The history of one run, open for appending; made where there is none.
 
+    What is torn is dropped by `begin`, which the first `append` calls.
+
     Attributes:
         next_generation: how many generations are recorded, and the number of the next one.
         header: what the run began with; None for a history of version 1, which goes on as such.
-        warning: what was dropped on opening, or None.
+        warning: what `begin` drops, or None.
+        is_orderly: whether all of that is a line that was not written to its end.
 
     Raises:
         HistoryError: As `read_history`, or the run began with another base (names it).
@@ -173,26 +181,39 @@ class HistoryStore:
                 self.next_generation += 1
             good_bytes += line_bytes
         self._file = LineFile(path)
+        self._good_bytes = good_bytes
+        self._has_begun = False
+        if not good_bytes:
+            self.header = header
+        torn_bytes = path.stat().st_size - good_bytes
+        self.is_orderly = not torn_bytes or not path.read_bytes().endswith(b"\n")
+        if torn_bytes:
+            self.warning = (
+                f"{path}: dropped a torn last line ({plural(torn_bytes, 'byte')}); "
+                f"the run goes on from generation {self.next_generation}"
+            )
+        elif not good_bytes:
+            self.begin()
+
+    def begin(self) -> None:
+        """Drop what is torn, and write the header where nothing is left; again is harmless.
+
+        Raises:
+            RunDirectoryError: The disk refuses.
+        """
+        if self._has_begun:
+            return
         try:
-            self._begin(header, good_bytes)
+            if self.warning is not None:
+                self._file.truncate(self._good_bytes)
+                logger.warning(self.warning)
+            if not self._good_bytes:
+                assert self.header is not None
+                self._file.append(encode(self.header))
         except BaseException:
             self.close()
             raise
-
-    def _begin(self, header: Header, good_bytes: int) -> None:
-        """Drop what is torn, and write the header where nothing is left."""
-        path = self.path
-        torn_bytes = path.stat().st_size - good_bytes
-        if torn_bytes:
-            self._file.truncate(good_bytes)
-            self.warning = (
-                f"{path}: dropped a torn last line ({torn_bytes} bytes); "
-                f"the run goes on from generation {self.next_generation}"
-            )
-            logger.warning(self.warning)
-        if not good_bytes:
-            self._file.append(encode(header))
-            self.header = header
+        self._has_begun = True
 
     def append(self, record: Record) -> None:
         """Record a generation; it counts when this returns.
@@ -205,6 +226,7 @@ class HistoryStore:
             raise HistoryError(
                 f"the history expects generation {self.next_generation}, found {record.generation}"
             )
+        self.begin()
         self._file.append(encode(record, self._version))
         self.next_generation += 1
 
@@ -227,8 +249,6 @@ def header_of(model_name: str, base_dtype: str) -> Header:
     Raises:
         ModelError: It cannot be read.
     """
-    from es_cookbook.checkpoints.models import base_identity  # Which imports torch.
-
     base = base_identity(model_name)
     return Header(model_name, base.weights, base.tokenizer, base_dtype)
 
@@ -264,7 +284,7 @@ def check_fingerprint(generation: int, recorded: int, found: int, model_name: st
     """
     if found != recorded:
         raise HistoryError(
-            f"after {generation} generations the centre had fingerprint {recorded:016x}, but the "
-            f"history gives {found:016x} from model_name={model_name}; give the model that began "
-            "the run"
+            f"after {plural(generation, 'generation')} the centre had fingerprint "
+            f"{recorded:016x}, but the history gives {found:016x} from model_name={model_name}; "
+            "give the model that began the run"
         )

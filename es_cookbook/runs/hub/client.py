@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import PARTIAL_SUFFIX
 from es_cookbook.common.hub.question import TOKEN, check_online, is_refusal, within
+from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 
@@ -110,7 +111,7 @@ def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -
             CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
             for name, content in files.items()
         ]
-        message = f"Push {len(operations)} files with es_cookbook"
+        message = f"Push {plural(len(operations), 'file')} with es_cookbook"
         done = api.create_commit(
             repo_id, operations, commit_message=message, revision=revision, num_threads=2
         )

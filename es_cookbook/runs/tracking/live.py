@@ -23,10 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.terminal import printable
+from es_cookbook.common.terminal import plural, printable
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
 
 _SPEED = "throughput/tokens_per_second"
 _RECENT = 20
@@ -235,15 +235,15 @@ class ScreenTracker(Tracker):
         if "genomes/tied_fraction" in latest:
             facts.append(f"{latest['genomes/tied_fraction']:.0%} of pairs tied")
         if latest.get("rollouts/failed", 0) > 0:
-            facts.append(f"{latest['rollouts/failed']:.0f} rollouts lost")
+            facts.append(f"{plural(round(latest['rollouts/failed']), 'rollout')} lost")
         return Group(table, Text("  ·  ".join(facts), style="dim"))
 
 
 def shown(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics to show: rewards, the Envs' means, held-out ones."""
-    first = ("reward/mean", "reward/max_genome")
+    """The metrics to show: rewards, the objective, the Envs' means, held-out ones."""
+    first = ("reward/mean", "reward/max_genome", "objective/mean")
     keys = [key for key in first if key in metrics]
-    for prefix in ("env/all/", "test/reward/mean", "test/env/all/"):
+    for prefix in ("env/all/", "test/reward/mean", "test/env/all/", PASS_AT):
         keys += [key for key in metrics if key.startswith(prefix)]
     return {key: metrics[key] for key in keys}
 
@@ -253,10 +253,13 @@ def label(key: str) -> str:
 
     >>> label("test/env/all/correct"), label("reward/max_genome"), label("env/all/format")
     ('held-out correct', 'best genome', 'format')
+    >>> label("test/pass@4"), label("objective/mean")
+    ('held-out pass@4', 'objective')
     """
     names = {
         "reward/mean": "reward",
         "reward/max_genome": "best genome",
+        "objective/mean": "objective",
         "test/reward/mean": "held-out reward",
     }
     plain = key.removeprefix("test/").removeprefix("env/all/")

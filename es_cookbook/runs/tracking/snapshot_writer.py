@@ -27,11 +27,19 @@ _logger = logging.getLogger(__name__)
 class SnapshotWriter(Tracker):
     """Writes a snapshot every so many generations (none if 0), one at a time.
 
-    `trust` is what the run's Config needs to be read back.
+    `model_name` is where the base is now, where the run's Config has it if None; `trust` is what
+    that Config needs to be read back.
     """
 
-    def __init__(self, log_path: Path, every: int, trust: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        log_path: Path,
+        every: int,
+        model_name: str | None = None,
+        trust: Collection[str] = (),
+    ) -> None:
         self._log_path = log_path
+        self._model_name = model_name
         self._trust = trust
         self._every = every
         self._due = 0
@@ -83,7 +91,9 @@ class SnapshotWriter(Tracker):
         from es_cookbook.runs.snapshots import write_snapshot
 
         try:
-            replay = open_replay(self._log_path, generation, trust=self._trust)
+            replay = open_replay(
+                self._log_path, generation, model_name=self._model_name, trust=self._trust
+            )
             assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
             write_snapshot(
                 self._log_path,

@@ -407,7 +407,7 @@ async def test_without_ray_the_user_is_told_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError) as caught:
-        await RayPoolBuilder()(model_name="none", search_space=LowRank())
+        await RayPoolBuilder()(model_name=".", search_space=LowRank())
     assert str(caught.value) == (
         "engine=ray needs Ray, which is not installed: pip install 'ray>=2.50'"
     )

@@ -17,7 +17,8 @@ from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.torch.engine import TorchEngine, TorchEngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder

@@ -190,7 +190,7 @@ async def test_genomes_and_the_centre_stay_while_requests_are_in_flight(
             engine.restore([]),
             engine.save(tmp_path / "saved"),
         ):
-            with pytest.raises(EngineError, match="while 1 requests are in flight"):
+            with pytest.raises(EngineError, match="with 1 request in flight"):
                 await change
         await running
 

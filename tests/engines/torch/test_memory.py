@@ -11,7 +11,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.engines.torch import engine as engine_module
+from es_cookbook.engines.torch import host
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.memory import CachePlan, Memory, free_bytes, weight_bytes
@@ -88,7 +88,7 @@ async def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("es_cookbook.engines.torch.memory.free_bytes", lambda _: 100_000)
-    monkeypatch.setattr(engine_module, "load_causal_lm", None)  # would be called
+    monkeypatch.setattr(host, "load_causal_lm", None)  # would be called
     path = str(tiny_model("llama"))
     sentence = r"does not fit into the 97\.\d KiB .* free on cpu: it needs .*; use engine\.dtype"
     with pytest.raises(ConfigError, match=sentence) as raised:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from es_cookbook.checkpoints.snapshots import metadata, read_snapshot
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import LogprobsRequest, Target
-from es_cookbook.engines.torch.engine import TorchEngine
+from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter

@@ -131,7 +131,8 @@ def test_more_genomes_than_memory_for_slots_are_told_how_many_fit() -> None:
         dataclasses.replace(NEEDS, max_genomes=67).check(int(69.5 * GIB), "a GPU", "buy another")
     assert str(raised.value) == (
         "engine.max_genomes=67 needs 34.00 GiB for LoRA slots, 512.0 MiB each, and of 69.50 GiB of "
-        "a GPU 33.50 GiB are left beside weights, cache and centre: at most 66 genomes fit"
+        "a GPU 33.50 GiB are left beside weights, cache and centre: "
+        "there is room for 66 genomes at most"
     )
 
 

@@ -72,6 +72,17 @@ def test_what_was_printed_while_starting_well_is_no_cause() -> None:
     assert str(output.failure("vLLM failed", SEE_ABOVE)).endswith("AttributeError: no float64")
 
 
+def test_what_came_to_nothing_is_logged_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="es_cookbook")
+    silent, warned, failed = Output(), Output(), Output()
+    printed(warned, "(EngineCore pid=6) WARNING 11-22 11:38:21 [core.py:1] a slow path")
+    printed(failed, RANK_THEN_CORE)
+    failed.failure("vLLM failed", SEE_ABOVE)  # which tells it all
+    for output in (silent, warned, failed, warned):
+        output.close()
+    assert caplog.messages == ["vLLM's processes printed:\na slow path\n"]
+
+
 def test_who_sets_a_level_sees_it_all(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -208,7 +208,9 @@ def test_nothing_global_is_touched(
 def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     low_rank = LowRankSpace({"w": (8, 8)}, rank=1)
     for name, builder in (("cma", CMA()), ("sep_cma", SepCMA())):
-        with pytest.raises(ConfigError, match=f"optimizer={name}.*singular_values, adapter or"):
+        with pytest.raises(
+            ConfigError, match=f"optimizer={name}.*LowRankSpace cannot.*, search_space=adapter or"
+        ):
             builder(run_seed=0, num_generations=1, space=low_rank)
         with pytest.raises(ConfigError, match=r"at least 4 .* found 3; 24 to 96"):
             type(builder)(population_size=3)

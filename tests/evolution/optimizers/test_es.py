@@ -124,7 +124,10 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (lambda: ES(population_size=7), "population_size must be even when antithetic.* found 7"),
+        (
+            lambda: ES(population_size=7),
+            "population_size must be even with antithetic=True.* found 7",
+        ),
         (lambda: ES(population_size=0), "population_size must be at least 1, found 0"),
         (lambda: ES(population_size=-2), "population_size must be at least 1, found -2"),
         (lambda: ES(sigma=0.0), "sigma must be above 0, found 0"),

@@ -189,7 +189,7 @@ def test_nothing_is_lost_but_by_the_decay(decay: float, values: list[float]) -> 
 
 
 def test_other_spaces_and_decay_are_refused() -> None:
-    with pytest.raises(ConfigError, match="qes moves whole numbers, and needs search_space=quant"):
+    with pytest.raises(ConfigError, match="qes moves whole numbers: add search_space=quant"):
         QES()(run_seed=0, num_generations=1, space=FullRankSpace({"w": (2,)}))
     with pytest.raises(ConfigError, match=r"weight_decay must be 0 with qes, found 0.1"):
         QES(weight_decay=0.1)

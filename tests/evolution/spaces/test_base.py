@@ -85,10 +85,13 @@ def test_a_linear_weight_has_two_axes() -> None:
 
 @pytest.mark.parametrize("name", SEARCH_SPACE_NAMES)
 def test_names_and_fields_work_on_the_command_line(name: str) -> None:
+    required = {"start": "an/adapter"} if name == "singular_values" else {}
     arguments = [f"search_space={name}", "search_space.exclude=norm*,*.bias"]
+    arguments += [f"search_space.{field}={value}" for field, value in required.items()]
     config = chz.Blueprint(_Config).make_from_argv([*arguments, "search_space.noise=rademacher"])
     builder = resolve(SEARCH_SPACE_NAMES[name])
-    assert config.search_space == builder(exclude=("norm*", "*.bias"), noise="rademacher")
+    expected = builder(exclude=("norm*", "*.bias"), noise="rademacher", **required)
+    assert config.search_space == expected
 
 
 def test_rank_can_be_given_by_class_name() -> None:

@@ -207,7 +207,7 @@ def test_a_config_from_before_these_options_means_what_it_meant(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"sigma_patterns": ("*",)}, "found 1 patterns and 0 factors"),
+        ({"sigma_patterns": ("*",)}, "found 1 pattern and 0 factors"),
         (
             {"sigma_patterns": ("*",), "sigma_factors": (0.0,)},
             r"found 0\.0; .*search_space\.exclude",

@@ -1,7 +1,11 @@
 """The main job's command line: its defaults, its options, and what it says about mistakes."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import chz
@@ -13,7 +17,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown import train_cli
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.countdown.train_cli import CLIConfig, default_log_path
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig, default_log_path
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 ROOT = Path(__file__).parents[3]
@@ -71,7 +75,18 @@ def test_the_same_options_find_the_same_run_directory() -> None:
     [
         ("optimizer.sigmo=1", 2, "did you mean 'optimizer.sigma'?"),
         ("engine=torhc", 2, "did you mean 'torch'?"),
-        ("optimizer.population_size=7", 1, "population_size must be even when antithetic is on"),
+        (
+            "optimizer.population_size=7",
+            1,
+            "optimizer.population_size must be even with optimizer.antithetic=True, because "
+            "genomes come in mirrored pairs; found 7\n",
+        ),
+        ("optimizer=cma", 1, "add search_space=singular_values search_space.start=... (the"),
+        ("optimizer=sep_cma", 1, ", search_space=adapter or search_space=full_rank\n"),
+        ("optimizer=qes", 1, "add search_space=quant_codes, with a GPTQ or compressed-tensors"),
+        ("search_space=singular_values", 1, "needs search_space.start=..., the directory of a"),
+        ("objective=pass_at_k", 1, "objective.k=4 needs attempts=4 or more of a genome at a"),
+        ("density=0.1", 2, "did you mean search_space=full_rank search_space.density=0.1?"),
         ("num_generations=0", 1, "num_generations must be at least 1, found 0"),
         ("dataset.num_train=x", 2, "dataset.num_train=x: it must be int"),
     ],
@@ -118,17 +133,35 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_generation(
 
 
 @pytest.mark.slow
-def test_the_command_trains_and_says_what_it_brought(tmp_path: Path) -> None:
+def test_the_command_trains_and_says_what_it_does_and_what_it_brought(tmp_path: Path) -> None:
+    """And transformers, which has a warning about this model, says it to the log."""
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(BUNDLED_MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"]["unknown"] = 1
+    (model / "config.json").write_text(json.dumps(config))
     command = [sys.executable, "-m", "es_cookbook.recipes.countdown.train_cli"]
+    began = time.monotonic()
     done = subprocess.run(
-        [*command, *TINY, f"log_path={tmp_path}"],
+        [*command, *TINY, f"log_path={run}", f"model_name={model}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
+    took = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("test/env/all/correct ")
-    assert done.stdout.endswith(f"everything is in {tmp_path}\n")
-    rows = read_metrics(tmp_path / "metrics.jsonl")
+    told = re.search(r" in ([\d.]+) (s|min) \(2 generations: .*\); everything", done.stdout)
+    assert told is not None
+    seconds = float(told[1]) * {"s": 1, "min": 60}[told[2]]
+    assert took / 2 < seconds < took + 5, "start, loading and evaluations are in it"
+    assert done.stdout.endswith(f"everything is in {run}\n")
+    assert done.stderr.splitlines() == [
+        f"{run}: loading {model} on torch",
+        "checking 8 training problems",
+        "evaluating 4 held-out problems before the first generation",
+    ]
+    assert "Unrecognized keys in `rope_parameters`" in (run / "log.txt").read_text()
+    rows = read_metrics(run / "metrics.jsonl")
     assert {"test/env/all/correct", "test/env/all/format"} <= rows[0].keys() & rows[-1].keys()

@@ -96,7 +96,9 @@ def test_a_last_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path: P
         path.write_bytes(whole[:end])
         assert list(read_history(path)) == records[:2]
         store = HistoryStore(path, HEADER)
-        assert store.warning is not None and f"{end - start_of_last} bytes" in store.warning
+        assert store.warning is not None and f"({end - start_of_last} byte" in store.warning
+        assert path.read_bytes() == whole[:end], "it may still be refused"
+        store.begin()
         assert path.read_bytes() == whole[:start_of_last]
         store.append(records[2])
         store.close()
@@ -391,8 +393,9 @@ def test_damage_says_what_can_be_saved_and_how(tmp_path: Path) -> None:
         list(read_history(path))
     assert str(caught.value) == (
         f"{path}, line 4 is damaged (the checksum does not match); restore the file from a copy, "
-        f"or go on from what is before it: python -m es_cookbook fork log_path={tmp_path} "
-        "generation=2 output=..."
+        "or go on after 2 generations: in a new run "
+        f"(python -m es_cookbook fork log_path={tmp_path} generation=2 output={tmp_path}-from-2) "
+        f"or in this one (python -m es_cookbook rewind log_path={tmp_path} generation=2)"
     )
     assert list(itertools.islice(read_history(path), 2)) == records[:2]
     path.write_bytes(b"x" + b"".join(lines[1:]))

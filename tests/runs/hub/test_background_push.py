@@ -21,6 +21,7 @@ from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder, NoEngineBuilder
 from tests.hub_server import TOKEN, HubServer, Repository
+from tests.said import after_start
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -265,7 +266,7 @@ def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Pa
     run.send_signal(signal.SIGINT)
     said = run.communicate(timeout=20)[1]
     assert run.returncode == 130
-    assert said.startswith("interrupted after generation ")
+    assert after_start(said).startswith("interrupted after generation ")
     assert not Path(f"/proc/{pusher}").exists()
     recorded = load_config(tmp_path / "config.json", train.Config, ["tests"])
     assert recorded.hub == HubPush(repo_id="me/run", every=1, timeout=500)

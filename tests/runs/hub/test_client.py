@@ -14,6 +14,7 @@ from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryErr
 from es_cookbook.runs.hub.client import files_to_push
 from tests.fakes import FakeEngineBuilder
 from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
+from tests.said import after_start
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +29,7 @@ def hub() -> Iterator[HubServer]:
 def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """The real command with the real client."""
     inherited = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "es_cookbook", "hub", *options],
         cwd=ROOT,
         env=inherited | environment,
@@ -37,6 +38,8 @@ def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedP
         timeout=60,
         check=False,
     )
+    done.stderr = after_start(done.stderr)
+    return done
 
 
 @pytest.fixture

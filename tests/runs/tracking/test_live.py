@@ -57,6 +57,35 @@ def test_plain_lines_tell_a_generation_each(
     ]
 
 
+MEASURED_TOO = {
+    "reward/mean": 0.4,
+    "objective/mean": 0.7,
+    "env/all/kl": 0.02,
+    "test/pass@1": 0.25,
+    "test/pass@4": 0.5,
+}
+
+
+def test_what_else_was_asked_for_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = PlainTracker(info(tmp_path), Clock())
+    tracker.log(0, MEASURED_TOO)
+    tracker.recorded(1)
+    assert capsys.readouterr().out == (
+        "generation 1/10  reward 0.400  objective 0.700  kl 0.020  held-out pass@1 0.250  "
+        "held-out pass@4 0.500  0:00 left\n"
+    )
+    screen = Console(file=io.StringIO(), width=100, force_terminal=True)
+    live = ScreenTracker(info(tmp_path), 0, screen)
+    live.log(0, MEASURED_TOO)
+    live.recorded(1)
+    live.close()
+    assert isinstance(screen.file, io.StringIO)
+    drawn = screen.file.getvalue()
+    assert all(name in drawn for name in ("objective", "kl", "held-out pass@1", "held-out pass@4"))
+
+
 def test_standard_output_that_is_no_terminal_gets_plain_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,7 +152,7 @@ class Genetic(OptimizerBuilder):
             )
         if self.species_distance is None and self.species_by != "seeds":
             raise ConfigError(
-                f"species_by={self.species_by} needs species_distance: how much a member's "
+                f"species_by={self.species_by} needs species_distance=...: how much a member's "
                 "rewards may differ from those of its species' best, 0.1 for example"
             )
         smallest = self.num_islands * max(self.num_elites + 1, self.tournament_size)

@@ -623,7 +623,10 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
         ({"species_distance": -1}, "species_distance must be 0 or more, found -1"),
         ({"species_distance": NAN}, "species_distance must be 0 or more, found nan"),
         ({"species_by": "looks"}, "species_by must be seeds or behaviour, found 'looks'"),
-        ({"species_by": "behaviour"}, "species_by=behaviour needs species_distance: how much a"),
+        (
+            {"species_by": "behaviour"},
+            "species_by=behaviour needs species_distance=...: how much a",
+        ),
         ({"sigma": 0.0}, "sigma must be above 0"),
         ({"es_weight": -1.0}, "es_weight must be 0 or more"),
         ({"merge_every": -1}, "merge_every must be 0 or more, found -1"),

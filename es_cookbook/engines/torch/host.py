@@ -1,0 +1,260 @@
+"""A running torch engine: the model in this process, and the lanes that run its batches.
+
+Its builder is in a module of its own (`engine`): a Config is made, shown and checked without torch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import override
+
+from es_cookbook.checkpoints.models import (
+    architecture_for,
+    end_of_sequence_ids,
+    load_architecture,
+    load_causal_lm,
+    load_tokenizer,
+    parameter_infos,
+)
+from es_cookbook.checkpoints.peft import read_adapter
+from es_cookbook.checkpoints.quantised import is_quantised
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.errors import ConfigError, EngineError
+from es_cookbook.engines.base import Engine, EngineTraits, LogprobsRequest, SampleRequest
+from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
+from es_cookbook.engines.torch.forward.cache_size import CacheSize
+from es_cookbook.engines.torch.forward.flat import FlatForward
+from es_cookbook.engines.torch.forward.own import OwnForward
+from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
+from es_cookbook.engines.torch.lane import Answer, Lane
+from es_cookbook.engines.torch.memory import (
+    Memory,
+    WeightBytes,
+    check_weights_fit,
+    free_bytes,
+    weight_bytes,
+)
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.rl.types import Action
+
+
+def load(
+    model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_name: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, SearchSpace, torch.device]:
+    """The model on its device, after it is known to fit there, with what genomes perturb of it.
+
+    Raises:
+        ModelError: It cannot be read, or the search space does not suit it.
+        ConfigError: It does not fit, or there is no such device.
+    """
+    device = _device(device_name)
+    tokenizer = load_tokenizer(model_name)
+    check_weights_fit(model_name, _weight_bytes(model_name, search_space, dtype), device)
+    model = load_causal_lm(model_name, dtype, device)
+    return model, tokenizer, search_space(parameter_infos(model), read_adapter), device
+
+
+def _weight_bytes(model_name: str, search_space: SearchSpaceBuilder, dtype: str) -> WeightBytes:
+    quantised = is_quantised(model_name)
+    architecture = (
+        architecture_for(search_space, model_name) if quantised else load_architecture(model_name)
+    )
+    space = search_space(parameter_infos(architecture), read_adapter)
+    own = str(architecture.config.dtype or torch.float32).removeprefix("torch.")
+    held: torch.dtype = getattr(torch, own if dtype == "auto" else dtype)
+    return weight_bytes(architecture, space, held.itemsize)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"engine.device: {name!r} is not available here ({str(error).splitlines()[0]}); "
+            "accepted are auto, cpu, cuda, cuda:<index> and mps"
+        ) from error
+    return torch.device(name)
+
+
+class TorchEngine(Engine):
+    """The embedded engine: runs requests on its lanes. It keeps the model's weights, the base.
+
+    Args:
+        model: in evaluation mode, on `device`, and this engine's alone.
+        path: how batches of it run, and `cache_size`, what is kept of a request's tokens.
+        context_length: wanted; what memory holds if that is less and it `may_shorten` it.
+        max_rows: requests that decode together, over all lanes.
+        prefill_tokens: most prompt tokens of one forward pass.
+        num_lanes: wanted, or None for as many as suit the device.
+        kv_cache_gib: for keys and values, and `memory_gib` for genomes; None for a share of what
+            is free.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        space: SearchSpace,
+        device: torch.device,
+        path: RowPath,
+        cache_size: CacheSize,
+        *,
+        context_length: int,
+        may_shorten: bool,
+        max_rows: int,
+        prefill_tokens: int,
+        num_lanes: int | None,
+        kv_cache_gib: float | None,
+        memory_gib: float | None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.space = space
+        embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
+        self._vocabulary_size = embedding.num_embeddings
+        self._usage = Usage()
+        self._requests = 0
+        self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
+        self._outbox: list[Work] = []
+        on_cpu = device.type == "cpu"
+        num_lanes = num_lanes or (num_cores() if on_cpu else 1)
+        num_threads = num_lanes if on_cpu else num_cores()
+        self._weights = ResidentWeights(model, space, num_threads, path)
+        memory = Memory(free_bytes(device), kv_cache_gib, memory_gib)
+        self._weights.memory_bytes = memory.genome_bytes
+        plan = memory.plan(
+            cache_size,
+            num_lanes=num_lanes,
+            max_rows=max_rows,
+            vocabulary_size=self._vocabulary_size,
+            context_length=context_length,
+            may_shorten=may_shorten,
+        )
+        base_dtype = str(model.dtype).removeprefix("torch.")
+        self.traits = EngineTraits(self._weights.capacity, plan.context_length, base_dtype)
+        self._queue = WorkQueue(plan.num_lanes)
+        self._lanes = [
+            Lane(
+                self._queue,
+                FlatForward(device, prefill_tokens)
+                if path.flat
+                else OwnForward(path, device, prefill_tokens),
+                device=device,
+                max_rows=plan.max_rows,
+                cache_bytes=plan.lane_bytes,
+                bytes_of_request=cache_size.of,
+                prefill_tokens=prefill_tokens,
+                eos_token_ids=end_of_sequence_ids(model, tokenizer),
+                decode=partial(tokenizer.batch_decode, skip_special_tokens=True),
+                deliver=self._deliver,
+            )
+            for _ in range(plan.num_lanes)
+        ]
+        self._threads = [
+            threading.Thread(target=lane.run, name=f"lane-{i}", daemon=True)
+            for i, lane in enumerate(self._lanes)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @override
+    async def load(self, genomes_G: Sequence[Genome]) -> None:
+        """Low rank: fills tables. Dense: a set of weights a genome."""
+        with self._usage.changing("load genomes"):
+            await asyncio.to_thread(self._weights.load, genomes_G)
+
+    @override
+    async def sample(self, request: SampleRequest) -> Action:
+        limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
+        return cast(Action, await self._submit(request, limit))
+
+    @override
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        check_logprobs(request, self.traits.context_length, self._vocabulary_size)
+        return cast("list[float]", await self._submit(request, limit=0))
+
+    @override
+    async def apply(self, step: Step) -> int:
+        with self._usage.changing("move the centre"):
+            return await asyncio.to_thread(self._weights.apply, step)
+
+    @override
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        with self._usage.changing("restore the centre"):
+            return await asyncio.to_thread(self._weights.restore, list(steps), snapshot)
+
+    @override
+    async def save(self, path: Path) -> None:
+        with self._usage.changing("save the centre"):
+            await asyncio.to_thread(self._weights.save, path, self.tokenizer)
+
+    @override
+    def stats(self) -> Mapping[str, float]:
+        """Counters: `tokens` sampled and `requests` taken."""
+        return {"tokens": sum(lane.num_tokens for lane in self._lanes), "requests": self._requests}
+
+    @override
+    async def close(self) -> None:
+        if self._usage.closed:
+            return
+        self._usage.closed = True
+        error = EngineError("the engine was closed while this request was in flight")
+        for work in self._queue.close():
+            work.cancelled = True
+        for future in self._in_flight.values():
+            if not future.done():  # its task may not have run yet since it was
+                future.set_exception(error)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+
+    async def _submit(self, request: SampleRequest | LogprobsRequest, limit: int) -> Answer:
+        with self._usage.request():
+            model, row = self._weights.answering(request.target)
+            work = Work(request, model, row, limit)
+            loop = asyncio.get_running_loop()
+            self._requests += 1
+            future = self._in_flight[work] = loop.create_future()
+            if not self._outbox:  # requests made in one turn of the event loop go together
+                loop.call_soon(self._flush)
+            self._outbox.append(work)
+            try:
+                return await future
+            except asyncio.CancelledError:
+                work.cancelled = True
+                self._queue.num_cancelled += 1
+                raise
+            finally:
+                del self._in_flight[work]
+
+    def _flush(self) -> None:
+        works, self._outbox = self._outbox, []
+        self._queue.put(works)
+
+    def _deliver(self, results: list[tuple[Work, Answer | BaseException]]) -> None:
+        """Called on a lane's thread: hand results to the event loop."""
+        futures = [(self._in_flight.get(work), result) for work, result in results]
+        waiting = [(future, result) for future, result in futures if future is not None]
+        if waiting and not (loop := waiting[0][0].get_loop()).is_closed():
+            loop.call_soon_threadsafe(_settle, waiting)
+
+
+def _settle(waiting: "list[tuple[asyncio.Future[Answer], Answer | BaseException]]") -> None:
+    for future, result in waiting:
+        if future.done():
+            continue
+        if isinstance(result, BaseException):
+            error = EngineError(f"the torch engine failed: {type(result).__name__}: {result}")
+            error.__cause__ = result
+            future.set_exception(error)
+        else:
+            future.set_result(result)

@@ -1,0 +1,360 @@
+"""What every command does with every kind of run directory: the table of docs/runs.md.
+
+A run that can be read is never changed by a command that only reads, a refusal changes nothing, and
+whatever is done, no recorded line is lost.
+"""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from es_cookbook import train
+from es_cookbook.commands import export, fork, play, resume, rewind
+from es_cookbook.common.errors import HistoryError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.lock import RunLock
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
+FILES = ("config.json", "history.jsonl", "metrics.jsonl", "rollouts.jsonl")
+COMMANDS = {
+    "resume": (resume.cli, []),
+    "resume, longer": (resume.cli, ["num_generations=4"]),
+    "fork": (fork.cli, ["generation=1"]),
+    "rewind": (rewind.cli, ["generation=1"]),
+    "play": (play.cli, ["generation=1", "problem=0"]),
+    "export": (export.cli, ["generation=1"]),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run directory.
+
+    Attributes:
+        make: from what was trained, the directory, as the user has it.
+        options: what the user adds; by command, or "" for all but `rewind`.
+        said: what a refusal says; by command, or "" for all others.
+    """
+
+    make: Callable[[Path, Path], None]
+    options: dict[str, str] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+    locked: bool = False
+
+
+def copied(name: str) -> Callable[[Path, Path], None]:
+    def make(trained: Path, to: Path) -> None:
+        shutil.copytree(trained / name, to)
+
+    return make
+
+
+def changed(
+    *changes: Callable[[Path], object], of: str = "finished"
+) -> Callable[[Path, Path], None]:
+    def make(trained: Path, to: Path) -> None:
+        shutil.copytree(trained / of, to)
+        for change in changes:
+            change(to)
+
+    return make
+
+
+def cut(name: str, keep: int) -> Callable[[Path], object]:
+    """Keep so many lines of a file."""
+
+    def change(path: Path) -> None:
+        lines = (path / name).read_bytes().splitlines(keepends=True)
+        (path / name).write_bytes(b"".join(lines[:keep]))
+
+    return change
+
+
+def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        text = (path / name).read_text()
+        assert re.search(old, text), (name, old)
+        (path / name).write_text(re.sub(old, new, text, count=1))
+
+    return change
+
+
+def without(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).unlink()
+
+
+def moved(path: Path) -> None:
+    shutil.move(path.parent / "model", path.parent / "elsewhere")
+
+
+def other_weights(path: Path) -> None:
+    weights = path.parent / "model/model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def history_of(other: str) -> Callable[[Path, Path], None]:
+    def make(trained: Path, to: Path) -> None:
+        shutil.copytree(trained / "finished", to)
+        shutil.copy(trained / other / "history.jsonl", to)
+
+    return make
+
+
+def model_directory(trained: Path, to: Path) -> None:
+    shutil.copytree(trained / "model", to)
+
+
+TRAINED_ELSEWHERE = replaced(
+    "config.json",
+    r'"engine": \{[^}]*\}',
+    '"engine": {"$class": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"}',
+)
+MOVED = {"": "model_name={model}", "fork": ""}
+NO_RUN = {"": "so it is not a run directory"}
+LOST = {"": "history.jsonl is missing, but metrics.jsonl"}
+DAMAGED = {"": "line 4 is damaged"}
+UNREADABLE = {"": "config.json", "resume": "found a mistake at"}
+KINDS = {
+    "no generation recorded yet": Kind(
+        changed(cut("history.jsonl", 1), cut("metrics.jsonl", 1), cut("rollouts.jsonl", 4)),
+        said={"": "generation 1", "fork": "0 to 0", "rewind": "0 to 0", "export": "0 to 0"},
+    ),
+    "interrupted": Kind(copied("interrupted")),
+    "finished": Kind(copied("finished")),
+    "finished, with a schedule over the run's length": Kind(
+        copied("scheduled"), said={"": "fork log_path={path} generation=3 output={path}-longer"}
+    ),
+    "forked": Kind(copied("forked")),
+    "rewound, and what it was before (`rewound/1`)": Kind(copied("rewound/rewound/1")),
+    "of a script": Kind(
+        copied("scripted"), said={"": "if you trust that script, add trust={path}/scripts/"}
+    ),
+    "of a script, with `trust=`": Kind(
+        copied("scripted"), {"": "trust=tests,{path}/scripts/life_script.py"}
+    ),
+    "of another engine, with `engine=` of this one": Kind(
+        changed(TRAINED_ELSEWHERE, of="interrupted"),
+        {"resume": "engine=torch", "resume, longer": "engine=torch", "play": "engine=torch"},
+    ),
+    "its base moved": Kind(
+        changed(moved, of="interrupted"), said={"": "there is no directory '{path.parent}/model'"}
+    ),
+    "its base moved, with `model_name=`": Kind(changed(moved, of="interrupted"), MOVED),
+    "its base changed": Kind(
+        changed(other_weights, of="interrupted"), said={"": "began with model_name="}
+    ),
+    "in progress": Kind(
+        copied("interrupted"), said={"": "is being written by process"}, locked=True
+    ),
+    "`history.jsonl` missing": Kind(changed(without("history.jsonl")), said=LOST),
+    "`history.jsonl` shorter than `metrics.jsonl`": Kind(changed(cut("history.jsonl", 3))),
+    "`history.jsonl` torn at its end": Kind(
+        changed(
+            lambda path: (path / "history.jsonl").write_bytes(
+                (path / "history.jsonl").read_bytes()[:-9]
+            ),
+            of="interrupted",
+        )
+    ),
+    "`history.jsonl` damaged after generation 2": Kind(
+        changed(replaced("history.jsonl", r'"generation":2,', '"generation":7,'), of="longer"),
+        said=DAMAGED,
+    ),
+    "`history.jsonl` of another run of the same base": Kind(
+        history_of("other"), said={"": "the recorded fitness does not give the recorded step"}
+    ),
+    "`metrics.jsonl` or `rollouts.jsonl` missing": Kind(
+        changed(without("metrics.jsonl"), without("rollouts.jsonl"), of="interrupted")
+    ),
+    "`metrics.jsonl` or `rollouts.jsonl` damaged": Kind(
+        changed(
+            replaced("metrics.jsonl", r'"progress/generation": 0', '"progress/generation": x'),
+            replaced("rollouts.jsonl", r'"generation": 1', "generation"),
+            of="interrupted",
+        )
+    ),
+    "`config.json` missing": Kind(changed(without("config.json")), said=NO_RUN),
+    "`config.json` damaged": Kind(
+        changed(replaced("config.json", r'"dataset": \{', '"dataset": [{')), said=UNREADABLE
+    ),
+    "no run, but a model": Kind(model_directory, said={"": "a config.json that is no run's"}),
+}
+"""Rows of the table."""
+
+SCRIPT = """
+import chz
+from es_cookbook import train
+from tests.fakes import SmallDatasetBuilder
+from tests.tiny_run import TinyConfig
+
+@chz.chz
+class Problems(SmallDatasetBuilder):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Runs of three generations as they come about."""
+    path = tmp_path_factory.mktemp("trained")
+    model = write_tiny_model(path / "model")
+
+    def config(name: str, **fields: object) -> TinyConfig:
+        settings = {"num_generations": 3, "eval_every": 0} | fields
+        return TinyConfig(model_name=str(model), log_path=str(path / name), **settings)  # pyright: ignore[reportArgumentType]
+
+    cosine = ES(population_size=4, sigma=0.1, learning_rate=0.05, learning_rate_schedule=Cosine())
+    train.run(config("finished"))
+    train.run(config("other", seed=1))
+    train.run(config("scheduled", optimizer=cosine))
+    train.run(config("longer", num_generations=4))
+    shutil.copytree(path / "finished", path / "rewound")
+    for command, *options in (
+        (
+            "fork",
+            "log_path={}/finished",
+            "output={}/forked",
+            "generation=2",
+            "seed=2",
+            "trust=tests",
+        ),
+        ("resume", "log_path={}/forked", "trust=tests"),
+        ("rewind", "log_path={}/rewound", "generation=2"),
+    ):
+        with arguments([option.format(path) for option in options]):
+            COMMANDS[command][0]()
+    shutil.copytree(path / "rewound", path / "interrupted")
+    shutil.rmtree(path / "interrupted/rewound")
+    shutil.copytree(path / "interrupted", path / "scripted")
+    (path / "scripted/scripts").mkdir()
+    (path / "scripted/scripts/life_script.py").write_text(SCRIPT)
+    dataset = '"tests.fakes:SmallDatasetBuilder"'
+    replaced("config.json", dataset, '"life_script:Problems"')(path / "scripted")
+    yield path
+    sys.modules.pop("life_script", None)
+
+
+@contextmanager
+def arguments(options: list[str]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["es-cookbook", *options])
+        yield
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    files = [file for file in path.rglob("*") if file.is_file()]
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
+
+
+def recorded_lines(path: Path) -> set[bytes]:
+    """The lines of generations that count, in every file, and the Config's."""
+    if not (path / "config.json").exists() or not (path / "history.jsonl").exists():
+        return set()
+    generations: list[int] = []
+    try:
+        generations += [record.generation for record in read_history(path / "history.jsonl")]
+    except HistoryError:
+        return set((path / "history.jsonl").read_bytes().splitlines())
+    if not generations:
+        return set()
+    lines = set((path / "history.jsonl").read_bytes().splitlines()[: 1 + len(generations)])
+    for name, key in (("metrics.jsonl", "progress/generation"), ("rollouts.jsonl", "generation")):
+        for line in (path / name).read_bytes().splitlines() if (path / name).exists() else ():
+            try:
+                lines |= {line} if json.loads(line)[key] < len(generations) else set()
+            except ValueError:
+                lines.add(line)
+    return lines
+
+
+def one_sentence(said: str) -> str:
+    """A refusal, without what the command says before of what it does."""
+    *_, sentence = said.strip().splitlines()
+    return sentence
+
+
+def rows_of_the_page() -> dict[str, dict[str, str]]:
+    (table,) = re.findall(r"(?m)^\| run directory \|.*\n\|[-|]*\|\n((?:\|.*\n)+)", PAGE)
+    cells = [[cell.strip() for cell in row.strip(" |").split(" | ")] for row in table.splitlines()]
+    return {row[0]: dict(zip(COMMANDS, row[1:], strict=True)) for row in cells}
+
+
+def test_the_page_has_every_kind_of_run_directory() -> None:
+    assert list(rows_of_the_page()) == list(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_command_does_what_the_page_says(
+    name: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said_of = rows_of_the_page()[name]
+    kind = KINDS[name]
+    for number, (command, (cli, options)) in enumerate(COMMANDS.items()):
+        home = tmp_path / str(number)
+        shutil.copytree(trained / "model", home / "model")
+        path, output = home / "run", home / "output"
+        kind.make(trained, path)
+        places = {"path": path, "model": home / "elsewhere"}
+        at_home = replaced("config.json", re.escape(f'{trained}/model"'), f'{home}/model"')
+        if (path / "config.json").exists() and name != "no run, but a model":
+            at_home(path)
+        added = kind.options.get(command, kind.options.get("", "")).format(**places)
+        own = [added] if added and command != "rewind" else []
+        if command not in ("rewind", "export") and "trust=" not in added:
+            own.append("trust=tests")
+        own += [f"output={output}"] if command in ("fork", "export") else []
+        before = tree(path)
+        lines = recorded_lines(path)
+        code = 0
+        with arguments([f"log_path={path}", *options, *own]):
+            holder = RunLock(path) if kind.locked else nullcontext()
+            try:
+                cli()
+            except SystemExit as ended:
+                code = int(str(ended.code))
+            if isinstance(holder, RunLock):
+                holder.release()
+        said = capsys.readouterr()
+        where = f"{command} of {name}: {said.out}{said.err}"
+        after = tree(path)
+        if said_of[command] == "refused":
+            expected = kind.said.get(command, kind.said.get("", "!")).format(**places)
+            assert code == 1 and expected in one_sentence(said.err), where
+            assert after == before and not output.exists(), where
+            continue
+        assert code == 0, where
+        if command in ("fork", "play", "export") or said_of[command] == "complete":
+            assert after == before, where
+        left = b"\n".join(after.values())
+        assert all(line in left for line in lines), where
+        match said_of[command]:
+            case "complete":
+                assert "is already complete" in said.out, where
+            case "goes on" | "begins":
+                length = 4 if command == "resume, longer" else 3
+                assert len(list(read_history(path / "history.jsonl"))) == length, where
+                kept = json.loads((path / "config.json").read_text())
+                begun = json.loads(before["config.json"]) | {"num_generations": length}
+                assert said_of[command] == "begins" or kept == begun
+            case "works" if command == "fork":
+                assert len(list(read_history(output / "history.jsonl"))) == 1, where
+            case "works" if command == "rewind":
+                assert len(list(read_history(path / "history.jsonl"))) == 1, where
+            case "works" if command == "export":
+                assert (output / "model.safetensors").is_file(), where
+            case "works":
+                assert command == "play" and json.loads(said.out.splitlines()[-1])["turns"], where
+            case other:
+                raise AssertionError(f"{other!r} is no word of the table")

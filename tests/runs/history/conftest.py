@@ -1,0 +1,3 @@
+"""What is here to be run, and not to be imported."""
+
+collect_ignore = ["rebuild.py"]

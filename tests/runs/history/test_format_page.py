@@ -1,0 +1,260 @@
+"""docs/history_format.md is enough: weights come back from it without es_cookbook, bit for bit."""
+
+import ast
+import json
+import math
+import re
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from es_cookbook import train
+from es_cookbook.checkpoints.identity import base_identity
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.noise import gaussian, noise, philox
+from es_cookbook.evolution.noise.mask import Mask
+from es_cookbook.evolution.optimizers.adam import Adam
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
+from es_cookbook.evolution.rule_arithmetic import orthogonalised
+from es_cookbook.evolution.rules import AdamRule, ErrorFeedbackRule, MuonRule
+from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
+from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
+from es_cookbook.runs.history.store import read_header, read_history
+from es_cookbook.runs.replay import open_replay
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.runs.recorded_run import as_bfloat16
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/history_format.md").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).parent / "rebuild.py"
+
+RECORDED = ROOT / "tests/data/recorded/low_rank"
+
+SETTINGS: dict[str, Any] = {"population_size": 4, "sigma": 0.1, "learning_rate": 0.05}
+CROSSING = Genetic(population_size=6, sigma=0.1, num_elites=0, crossover_rate=1.0)
+"""Parents have little in common, so the centre goes back to the base now and then."""
+RUNS: dict[str, dict[str, Any]] = {
+    "low rank": {"search_space": LowRank(rank=3)},
+    "dense": {"search_space": FullRank(noise="rademacher")},
+    "decayed": {"optimizer": ES(**SETTINGS, weight_decay=0.2)},
+    "decayed to the base": {"search_space": FullRank(), "optimizer": CROSSING},
+    "adam": {"optimizer": Adam(**SETTINGS, window=3, weight_decay=0.1)},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny model, by the dtype in which it is stored."""
+    path = tmp_path_factory.mktemp("models")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = write_tiny_model(path / "float32")
+    return {"float32": model, "bfloat16": as_bfloat16(model, path / "bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("which", "stored", "dtype"),
+    [
+        ("low rank", "bfloat16", "auto"),
+        ("dense", "float32", "auto"),
+        ("decayed", "float32", "bfloat16"),
+        ("decayed to the base", "float32", "auto"),
+        ("adam", "float32", "auto"),
+    ],
+)
+def test_the_page_alone_rebuilds_a_trained_run(
+    tmp_path: Path, models: dict[str, Path], which: str, stored: str, dtype: Any
+) -> None:
+    config = TinyConfig(
+        model_name=str(models[stored]),
+        log_path=str(tmp_path / "run"),
+        engine=TorchEngineBuilder(dtype=dtype),
+        trackers=JsonlTrackerBuilder(),
+        num_generations=6,
+        **RUNS[which],
+    )
+    train.run(config)
+    header = read_header(tmp_path / "run/history.jsonl")
+    assert header is not None and header.dtype == (stored if dtype == "auto" else dtype)
+    steps = [record.step for record in read_history(tmp_path / "run/history.jsonl")]
+    assert sum(len(step.terms) for step in steps) > 3
+    assert any(0 < step.decay < 1 for step in steps) == (which in ("decayed", "adam"))
+    assert any(step.decay == 1 for step in steps) == (which == "decayed to the base")
+    assert any(step.rule is not None for step in steps) == (which == "adam")
+    assert_the_page_rebuilds(tmp_path / "run", models[stored], 6, tmp_path)
+
+
+def test_the_page_alone_rebuilds_a_run_of_an_earlier_version(tmp_path: Path) -> None:
+    model = ROOT / "es_cookbook/recipes/countdown/model"
+    assert_the_page_rebuilds(RECORDED, model, 3, tmp_path)
+
+
+def assert_the_page_rebuilds(log_path: Path, model: Path, generation: int, path: Path) -> None:
+    """The script's weights are the centre, which replay compares with the engine's fingerprint."""
+    command = [sys.executable, "-I", SCRIPT, log_path, model, path / "found.npz", str(generation)]
+    subprocess.run(command, check=True, cwd=path)
+    weights = dict(open_replay(log_path, generation, model_name=str(model)).centre_tensors())
+    with np.load(path / "found.npz") as found:
+        assert found.keys() == weights.keys()
+        for name, weight in weights.items():
+            assert found[name].shape == tuple(weight.shape)
+            assert found[name].tobytes() == weight.numpy().tobytes(), name
+
+
+def test_the_script_is_short_and_knows_nothing_of_the_package() -> None:
+    text = SCRIPT.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+    nodes = list(ast.walk(ast.parse(text)))
+    imported = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    imported |= {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom)}
+    assert imported == {
+        "json",
+        "sys",
+        "zlib",
+        "hashlib",
+        "pathlib",
+        "statistics",
+        "typing",
+        "numpy",
+    }
+
+
+W = {"w": (2, 3)}
+BASE = torch.tensor([[0.5, -0.25, 0.125], [1, -2, 0.75]])
+CODES = torch.tensor([[7.0, 0, 15], [3, 8, 12]])
+TERMS = (Term(1, 0.1), Term(2, -0.2))
+ADAM = AdamRule((1, 1), (0.1, 0.9), (0.5, 0.5), rate=0.01, epsilon=1e-8)
+FEEDBACK = ErrorFeedbackRule((1, 2), (1.3, 0.7, -2.4), residual_decay=0.9, highest=15)
+DENSE, QUANTISED = FullRankSpace(W), QuantCodesSpace(W, highest_code=15)
+EXAMPLES: dict[str, tuple[SearchSpace, torch.Tensor, list[Step]]] = {
+    "nothing": (DENSE, BASE, []),
+    "`LowRank`, `rank` 2": (LowRankSpace(W, rank=2), BASE, [Step(TERMS)]),
+    "`FullRank`": (DENSE, BASE, [Step(TERMS)]),
+    "`FullRank`, `noise` `rademacher`": (FullRankSpace(W, "rademacher"), BASE, [Step(TERMS)]),
+    "`FullRank`, `density` 0.5, `mask_seed` 3": (
+        FullRankSpace(W, mask=Mask(3, 2**15)),
+        BASE,
+        [Step(TERMS)],
+    ),
+    "`FullRank`, one term and then, with decay 0.3, the other": (
+        DENSE,
+        BASE,
+        [Step(TERMS[:1]), Step(TERMS[1:], decay=0.3)],
+    ),
+    "`FullRank`, the rule `adam` below": (DENSE, BASE, [Step(TERMS, rule=ADAM)]),
+    "`FullRank`, the rule `muon` below": (DENSE, BASE, [Step(TERMS, rule=MuonRule(0.2, 5))]),
+    "`QuantCodes`, the other terms": (
+        QUANTISED,
+        CODES,
+        [Step((Term(1, 2.5), Term(2, 1.5), Term(3, -1.5)))],
+    ),
+    "`QuantCodes`, the rule `error_feedback` below": (
+        QUANTISED,
+        CODES,
+        [Step((Term(1, 2.5), Term(2, 1.5), Term(3, -1.5)), rule=FEEDBACK)],
+    ),
+}
+"""As the page says it -> the space, the base and the steps."""
+
+
+def hexadecimal(values: NDArray[Any]) -> str:
+    """Bit patterns of the elements."""
+    size = values.dtype.itemsize
+    return " ".join(f"{pattern:0{2 * size}x}" for pattern in values.view(f"u{size}").ravel())
+
+
+def test_the_examples_on_the_page_are_what_the_centre_comes_to() -> None:
+    rows = re.findall(r"^\| (.+?) \| `([0-9a-f ]{53})` \| `(\w{16})` \|$", PAGE, flags=re.MULTILINE)
+    expected: list[tuple[str, str, str]] = []
+    for label, (space, base, steps) in EXAMPLES.items():
+        centre = Centre({"w": base}, space)
+        fingerprint = [centre.fingerprint(), *map(centre.apply, steps)][-1]
+        expected.append((label, hexadecimal(centre.weights["w"].numpy()), f"{fingerprint:016x}"))
+    assert rows == expected
+    for rule in (ADAM, MuonRule(0.2, 5), FEEDBACK):
+        fields = rule.__dataclass_fields__
+        assert ", ".join(f"`{name}` {as_text(getattr(rule, name))}" for name in fields) in PAGE
+
+
+def as_text(value: object) -> str:
+    return json.dumps(value).replace("-", "−")  # as the page has it
+
+
+def test_the_examples_of_noise_are_the_noise() -> None:
+    table = gaussian.table()
+    signs = noise(1, "model.weight", (8,), "rademacher")
+    for found in (
+        f"k1 is `{philox.name_key('model.weight'):016x}`",
+        f"`{hexadecimal(philox.words(1, 'model.weight', 0, 1))}`",
+        f"`{hexadecimal(noise(1, 'model.weight', (4,)))}`",
+        " ".join("+" if sign > 0 else "−" for sign in signs),
+        *(f"`{hexadecimal(table[[k]])}`" for k in (0, 2**15, 2**16 - 1)),
+        f"`{gaussian.CHECKSUM}`",
+        f"{gaussian.SCALE} · Q",
+    ):
+        assert found in PAGE
+
+
+def test_the_pages_philox_is_that_of_the_noise() -> None:
+    p, q, *weyl = (int(found, 16) for found in re.findall(r"0x[0-9A-F]{16}", PAGE))
+    key = (7, philox.name_key("w"))
+    words: list[int] = []
+    for block in range(3):
+        c0, c1, c2, c3 = block + 1, 0, 0, 0
+        k0, k1 = key
+        for _ in range(10):
+            (high_p, low_p), (high_q, low_q) = divmod(p * c2, 2**64), divmod(q * c0, 2**64)
+            c0, c1, c2, c3 = high_p ^ c1 ^ k0, low_p, high_q ^ c3 ^ k1, low_q
+            k0, k1 = (k0 + weyl[0]) % 2**64, (k1 + weyl[1]) % 2**64
+        words += [c0, c1, c2, c3]
+    assert words == philox.words(7, "w", 0, 3).tolist()
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (4, 4)])
+def test_the_pages_muon_is_that_of_the_rule(shape: tuple[int, int]) -> None:
+    g = noise(3, "w", shape)
+    x = (g if shape[0] <= shape[1] else g.T).astype(np.float64)
+    x = np.rint(x / abs(x).max() * 2**18)
+    x = np.rint(x / math.sqrt(sum(int(value) ** 2 for value in x.flat)) * 2**24)
+    for _ in range(4):
+        p = np.rint(x @ x.T / 2**24)
+        x = np.rint(
+            3.4445 * x + np.rint(np.rint(-4.775 * p + 2.0315 * np.rint(p @ p / 2**24)) @ x / 2**24)
+        )
+    o = (x if shape[0] <= shape[1] else x.T) / 2**24
+    assert o.tobytes() == orthogonalised(torch.from_numpy(g), 4).contiguous().numpy().tobytes()
+
+
+def test_the_pages_digests_are_those_of_the_header(models: dict[str, Path]) -> None:
+    def digest(named: dict[str, bytes]) -> str:
+        parts = [part for name, of in named.items() for part in (name, sha256(of).hexdigest())]
+        return sha256(json.dumps(parts).encode()).hexdigest()
+
+    model = models["float32"]
+    tensors = load_file(model / "model.safetensors")
+    described = {
+        name: f"torch.{tensor.dtype} {tensor.shape} ".encode() + tensor.tobytes()
+        for name, tensor in sorted(tensors.items())
+    }
+    files = ["tokenizer.json", "tokenizer_config.json"]
+    found = base_identity(str(model))
+    assert found.weights == digest(described)
+    assert found.tokenizer == digest({file: (model / file).read_bytes() for file in files})
+
+
+def test_the_page_is_at_most_250_lines() -> None:
+    assert len(PAGE.splitlines()) <= 250

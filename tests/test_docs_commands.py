@@ -1,0 +1,385 @@
+"""Every command line and option that the pages show works as it stands there.
+
+A line runs in this process, in a fresh directory, with options behind it that make it short. What
+would need a GPU, a network or many minutes is parsed into its Config only, and says why.
+"""
+
+import contextlib
+import importlib
+import io
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from unittest import mock
+
+import chz
+import pytest
+
+from es_cookbook.__main__ import COMMANDS, RECIPES
+from es_cookbook.__main__ import main as es_cookbook_main
+from es_cookbook.commands.compare import Compare, runs
+from es_cookbook.commands.export import ExportConfig
+from es_cookbook.commands.fork import Fork
+from es_cookbook.commands.hub import HubCommand
+from es_cookbook.commands.plan import PlanConfig
+from es_cookbook.commands.play import PlayConfig
+from es_cookbook.commands.resume import Resume
+from es_cookbook.commands.rewind import Rewind
+from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.engines.base import ENGINE_NAMES
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes.countdown import warm_start
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES
+from tests.adapters import make_adapter
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "es_cookbook").rglob("README.md")),
+]
+LAB_NOTES = "lab_notes.md"
+"""Dated: its options are those of its day."""
+_FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def code_and_text(page: Path) -> tuple[str, str]:
+    """Blocks of code of a page, with continued lines joined, and the page without them."""
+    text = page.read_text(encoding="utf-8")
+    blocks = _FENCED.findall(text)
+    rest = _FENCED.sub("", text)
+    indented = "\n".join(re.findall(r"^ {4}(.*)", rest, flags=re.MULTILINE))
+    return re.sub(r" *\\\n +", " ", "\n".join([*blocks, indented])), rest
+
+
+def inline(page: Path) -> Iterator[str]:
+    """Code inside of sentences and tables."""
+    _, rest = code_and_text(page)
+    yield from (" ".join(found.split()) for found in re.findall(r"`([^`]+)`", rest))
+
+
+def lines(start: str) -> list[tuple[str, str]]:
+    """(page, line) of all that begin like this, behind variables, a prompt or another command."""
+    found: dict[tuple[str, str], None] = {}
+    begins = re.compile(rf"^(?:.*(?:\$|&&|\|) |[A-Z_]+=\S+ )?((?:{start})\b.*?)(?: +# .*)?$")
+    for page in PAGES:
+        code, _ = code_and_text(page)
+        folded = re.findall(r"entrypoint: >-\n((?: {4}.*\n)+)", page.read_text(encoding="utf-8"))
+        for text in (*code.splitlines(), *inline(page), *(" ".join(it.split()) for it in folded)):
+            if match := begins.match(text):
+                found[str(page.relative_to(ROOT)), match[1]] = None
+    return list(found)
+
+
+PLACEHOLDERS = {
+    "seed=<seed>": "seed=1",
+    "log_path=…": "log_path=runs/mine",
+    "generation=t": "generation=3",
+    "output=…": "output=new",
+    "HF_TOKEN=…": "",
+    "optimizers=es,NAME": "optimizers=es,momentum",
+    "optimizer.sigma=…": "optimizer.sigma=0.01",
+    "optimizer.learning_rate=…": "optimizer.learning_rate=0.01",
+    "optimizer.learning_rate_schedule=…": "optimizer.learning_rate_schedule=cosine",
+    "num_generations=…": "num_generations=1",
+    "optimizer.weight_decay=…": "optimizer.weight_decay=0.01",
+    "optimizer.adaptive_sigma.rate=…": "optimizer.adaptive_sigma.rate=0.1",
+    "objective.inner=…": "objective.inner=max_of_k",
+    "kl.weight=…": "kl.weight=0.1",
+    "preference.weight=…": "preference.weight=0.1",
+    "preference.source=…": "preference.source=pairs.jsonl",
+    "search_space.start=…": "search_space.start=adapter",
+    "model_name=…": "model_name=elsewhere",
+    "trackers.wandb.wandb_project=…": "trackers.wandb.wandb_project=mine",
+}
+"""What a page leaves open, and what a reader may put there."""
+
+
+def filled(line: str) -> list[str]:
+    """The words of a line, with something where the page leaves it open."""
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
+    words = [word for word in words if word not in ("", "…")]
+    assert not any("…" in word for word in words), f"give a placeholder for {line}"
+    return words
+
+
+NOT_LINES = {
+    "es-cookbook COMMAND",
+    "python -m es_cookbook COMMAND",
+    "es-cookbook COMMAND --help",
+    "es-cookbook <name>",
+    "es-cookbook:latest",
+}
+"""Beginnings of lines, and what is none."""
+PARSED_ONLY = {
+    r"hub path=.*": "the Hub",
+    r"countdown hub\..*": "the Hub",
+    r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
+    r"resume .*trust=my_package": "a package of the reader's",
+}
+"""Lines of which the Config alone is built, and what they would need."""
+SHORT = (
+    "num_generations=1",
+    "optimizer.population_size=4",
+    "dataset.num_train=64",
+    "dataset.num_test=2",
+    "dataset.problems_per_generation=2",
+    "sampling.max_tokens=2",
+)
+SHORTENED = {
+    "countdown": SHORT,
+    "compare": (*SHORT, "seeds=0"),
+    "es_cookbook.recipes.countdown.train_cli": SHORT,
+    "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
+    "es_cookbook.recipes.countdown.warm_start": (
+        *("num_problems=8", "ability_steps=1", "habit_steps=1", "batch_size=2"),
+    ),
+}
+"""Command -> options that a reader in a hurry would add."""
+COVERED = {
+    "es_cookbook.baselines.sft": "TRL takes long to import; tests/recipes/test_essa.py runs it",
+    "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
+}
+"""Modules whose lines are built into a Config only."""
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """(command or module, options) of every line, each once."""
+    found: dict[tuple[str, ...], None] = {}
+    for _, line in lines(r"es-cookbook|python -m es_cookbook"):
+        if line in NOT_LINES:
+            continue
+        words = filled(line)
+        if words[:2] == ["python", "-m"]:
+            words = words[3:] if words[2] == "es_cookbook" else words[2:]
+        else:
+            words = words[1:]
+        found[tuple(words)] = None
+    return [(name, options) for name, *options in found]
+
+
+def test_the_search_finds_the_lines() -> None:
+    names = [name for name, _ in commands()]
+    assert set(names) >= {*COMMANDS, *RECIPES, *SHORTENED, *COVERED}
+    assert len(names) > 30
+
+
+def is_parsed_only(name: str, options: Sequence[str]) -> bool:
+    line = " ".join([name, *options])
+    return name in COVERED or any(re.fullmatch(pattern, line) for pattern in PARSED_ONLY)
+
+
+def test_every_exception_is_still_there() -> None:
+    found = [" ".join([name, *options]) for name, options in commands()]
+    for pattern in PARSED_ONLY:
+        assert any(re.fullmatch(pattern, line) for line in found), pattern
+
+
+# --- what is parsed ------------------------------------------------------------------------------
+
+
+def recorded(own: type, needed: Sequence[str], options: Sequence[str]) -> None:
+    """As `resume` and `fork`, which change options of a run's Config."""
+    mine, others = split_options(own, options)
+
+    def build(_: object) -> None:
+        changed(CLIConfig(), others)
+
+    run_cli(build, own, [*needed, *mine])
+
+
+def parse_compare(options: Sequence[str]) -> None:
+    own, others = split_options(Compare, ["recipe=countdown", "optimizers=es,momentum", *options])
+
+    def build(compare: Compare) -> None:
+        runs(compare, others)
+
+    run_cli(build, Compare, own)
+
+
+def plain(own: type, *needed: str) -> Callable[[Sequence[str]], None]:
+    """Builds its Config, and no more."""
+
+    def build(_: object) -> None:
+        pass
+
+    return lambda options: run_cli(build, own, [*needed, *options])
+
+
+PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
+    "countdown": plain(CLIConfig),
+    "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
+    "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
+    "compare": parse_compare,
+    "resume": lambda options: recorded(Resume, ["log_path=x"], options),
+    "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
+    "rewind": plain(Rewind, "log_path=x", "generation=1"),
+    "export": plain(ExportConfig, "log_path=x", "output=y"),
+    "play": plain(PlayConfig, "log_path=x"),
+    "plan": plain(PlanConfig, "model_name=x"),
+    "hub": plain(HubCommand, "path=x", "repo_id=me/x"),
+}
+"""Command -> builds its Config from options; what must be given has a value already."""
+
+
+def refusal(parser: Callable[[Sequence[str]], None], options: Sequence[str]) -> str:
+    """What is said against these options; nothing if they are accepted."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        parser(options)
+    return said.getvalue().strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [given for given in commands() if is_parsed_only(*given)]
+)
+def test_a_line_that_cannot_run_here_is_accepted(name: str, options: list[str]) -> None:
+    if name in PARSERS:
+        assert refusal(PARSERS[name], options) == ""
+    else:
+        config_class = importlib.import_module(name).SFTConfig
+        assert refusal(plain(config_class), options) == ""
+
+
+OPTIONS = re.compile(r"'?[a-z_]+(\.[a-z_]+)*=\S.*")
+NOT_OPTIONS = {
+    "dtype='auto'": "an argument of vLLM",
+    "engine=my_package.engines:Fast": "a package of the reader's",
+}
+
+
+CONTEXT = {
+    "docs/multi_gpu.md": ["engine=ray", "engine.engine=vllm"],
+    "docs/runs.md": ["hub.repo_id=me/run"],
+    "docs/trust.md": ["engine=ray"],
+    "docs/objectives.md": ["objective=length_penalty", "attempts=4", "sampling.temperature=1"],
+}
+"""Page -> options that its lines have already where it says what else they may have."""
+
+
+def quoted_options() -> list[tuple[str, str]]:
+    """(page, options) of inline code that is nothing but options with values."""
+    found: dict[tuple[str, str], None] = {}
+    for page in PAGES:
+        for text in inline(page):
+            if page.name != LAB_NOTES and OPTIONS.fullmatch(text) and text not in NOT_OPTIONS:
+                found[str(page.relative_to(ROOT)), text] = None
+    return list(found)
+
+
+@pytest.mark.parametrize(("page", "text"), quoted_options())
+def test_options_in_a_sentence_are_accepted_as_they_stand(page: str, text: str) -> None:
+    options = filled(text)
+    said = [refusal(parser, options) for parser in PARSERS.values()]
+    if "" not in said and page in CONTEXT:
+        given = [*CONTEXT[page], *options]
+        said = [
+            refusal(PARSERS["countdown"], given),
+            refusal(PARSERS["plan"], ["engine=vllm", *options]),
+        ]
+    assert "" in said, f"{page}: {text}: {said[0]}"
+
+
+def named_options() -> list[tuple[str, str]]:
+    """(page, option) of inline code that is an option's path, without or with an empty value."""
+    first = "|".join(chz.chz_fields(CLIConfig))
+    found: dict[tuple[str, str], None] = {}
+    for page in PAGES:
+        for text in inline(page):
+            if page.name != LAB_NOTES and re.fullmatch(rf"(?:{first})(\.[a-z_]+)+=?", text):
+                found[str(page.relative_to(ROOT)), text.removesuffix("=")] = None
+    return list(found)
+
+
+@pytest.mark.parametrize(("page", "path"), named_options())
+def test_an_option_that_a_sentence_names_exists_in_some_part(page: str, path: str) -> None:
+    """It is one, or the sentence about an unknown one gives the whole path that leads there."""
+    said = refusal(PARSERS["countdown"], [f"{path}=1"])
+    assert "unknown option" not in said or f" {path}=1?" in said, page
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+
+def type_line(name: str, options: Sequence[str], typed: str = "") -> str:
+    """Run a command as a terminal does; gives what it printed."""
+    out = io.StringIO()
+    with (
+        mock.patch.object(sys, "stdin", io.StringIO(typed)),
+        contextlib.redirect_stdout(out),
+    ):
+        if name in COMMANDS | RECIPES:
+            with mock.patch.object(sys, "argv", ["es-cookbook", name, *options]):
+                es_cookbook_main()
+        else:
+            with mock.patch.object(sys, "argv", [name, *options]):
+                importlib.import_module(name).cli()
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as the pages suppose it: a run, an adapter, and nothing else."""
+    path = tmp_path_factory.mktemp("made")
+    with contextlib.chdir(path):
+        options = [option for option in SHORT if not option.startswith("num_generations")]
+        long = ["num_generations=31", "dataset.problems_per_generation=6", "eval_every=0"]
+        type_line("countdown", [*options, *long, "log_path=runs/mine"])
+        type_line("countdown", [*SHORT, "log_path=runs/essa", "search_space=adapter"])
+        make_adapter(BUNDLED_MODEL, path / "sft")
+    (path / "es_cookbook").symlink_to(ROOT / "es_cookbook")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"), [given for given in commands() if not is_parsed_only(*given)]
+)
+def test_a_line_runs_as_it_stands(
+    name: str, options: list[str], made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(made, here, symlinks=True)
+    own_directory = any(option.startswith("log_path=runs/essa") for option in options)
+    if name == "countdown" and own_directory:
+        shutil.rmtree(here / "runs/essa")
+    named_only = name in COMMANDS and not options
+    given = ["--help"] if named_only else [*options, *SHORTENED.get(name, ())]
+    with contextlib.chdir(here):
+        printed = type_line(name, given, typed="27,19,4=50\\\n\n")
+    assert printed
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        ("engine", ENGINE_NAMES),
+        ("search_space", SEARCH_SPACE_NAMES),
+        ("optimizer", OPTIMIZER_NAMES),
+        ("objective", OBJECTIVE_NAMES),
+    ],
+)
+def test_the_readme_lists_the_names_of_a_part(field: str, names: Mapping[str, str]) -> None:
+    (row,) = re.findall(rf"^\|.*`{field}=.*$", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE)
+    options = row.split("|")[2]
+    listed = re.findall(rf"(?:\b{field}=|`)(\w+)(?=[ `])", options)
+    assert set(listed) == set(names)
+
+
+@pytest.mark.parametrize("target", [line.split()[1] for _, line in lines(r"make") if " " in line])
+def test_a_target_of_make_exists(target: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in lines(r"python -m benchmarks")}))
+def test_a_benchmark_can_be_imported(line: str) -> None:
+    module = line.split()[2]
+    if module != "benchmarks.NAME":
+        importlib.import_module(module)
