@@ -3,6 +3,7 @@
 import re
 
 _DOES = (
+    r".*: comparing .* with the base that it began with",
     r".*: loading .* on \w+",
     r"starting vLLM, .*",
     r"checking [\d,]+ training problems",

@@ -24,6 +24,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.commands.test_fork import config, files, same_run
 from tests.limits import largest_file
+from tests.said import after_start
 from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +124,7 @@ def test_the_command_says_it_in_one_sentence(
     ]
     with pytest.raises(SystemExit) as stopped:
         run_cli(train.run, TinyConfig, options)
-    said = capsys.readouterr().err
+    said = after_start(capsys.readouterr().err)
     assert (stopped.value.code, said.count("\n")) == (1, 1), said
     assert "No space left on device; free at least" in said
 

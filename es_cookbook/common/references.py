@@ -203,8 +203,13 @@ def _importing() -> Generator[None]:
         _is_importing = before
 
 
+def is_module_name(name: str) -> bool:
+    """Whether it can be the name of a module; anything else may be a command in disguise."""
+    return len(name) <= _LONGEST and all(map(_IDENTIFIER.fullmatch, name.split(".")))
+
+
 def _checked(name: str) -> str:
-    if not all(map(_IDENTIFIER.fullmatch, name.split("."))):
+    if not is_module_name(name):
         raise ConfigError(
             f"trust={name}: a package is named as in an import, and a script by its path, as "
             "trust=my_package or trust=another.module,path/to/script.py"

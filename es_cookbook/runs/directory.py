@@ -33,6 +33,8 @@ ROLLOUTS = "rollouts.jsonl"
 SNAPSHOTS = "snapshots"
 REWOUND = "rewound"
 LOG = "log.txt"
+FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
+"""What a run is made of; anything else follows from it or is about it."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
 WRITTEN_BY_RUNS = frozenset(
@@ -121,7 +123,7 @@ def set_aside(log_path: Path) -> Path:
     numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
     rewound = log_path / REWOUND / str(max(numbers, default=0) + 1)
     with made_beside(rewound) as beside:
-        for name in (CONFIG, HISTORY, *GENERATION_KEYS):
+        for name in FILES_OF_RUNS:
             if (log_path / name).exists():
                 with (log_path / name).open("rb") as lines:
                     replace_file(beside / name, lines)

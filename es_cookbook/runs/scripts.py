@@ -14,7 +14,7 @@ from pathlib import Path
 
 from es_cookbook.common.configs import modules_named
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.references import is_script, script_of, was_run
+from es_cookbook.common.references import is_module_name, is_script, script_of, was_run
 from es_cookbook.runs.files import replace_file
 
 SCRIPTS = "scripts"
@@ -75,7 +75,8 @@ def trust_option(log_path: Path, config_json: str) -> str:
 
 
 def _named(config_json: str) -> list[str]:
+    """The modules that anybody's Config names, those that may be shown and looked for."""
     try:
-        return modules_named(config_json)
+        return list(filter(is_module_name, modules_named(config_json)))
     except ConfigError:
         return []

@@ -101,8 +101,6 @@ def _check_base(standing: Standing, config: Config) -> None:
     """Refuse another base before it is loaded; its dtype is the engine's to say."""
     then = standing.header
     if then is not None and then.dtype is not None and standing.generations:
-        say(
-            f"{config.log_path}: comparing {config.model_name} with the base that the run began with"
-        )
+        say(f"{config.log_path}: comparing {config.model_name} with the base that it began with")
         now = header_of(config.model_name, then.dtype)
         check_same_base(Path(config.log_path) / HISTORY, then, now)

@@ -62,13 +62,20 @@ def test_every_optimizer_has_its_recommended_settings_and_every_run_its_director
     assert runs["es"][0].num_generations == CLIConfig().num_generations
 
 
+SEARCH_SPACE = {
+    name: ["search_space=singular_values", "search_space.start=adapter"]
+    for name in ("cma", "sep_cma")
+}
+
+
 def test_recommended_settings_are_those_of_the_training_command_too() -> None:
     for name, settings in RECOMMENDED.items():
-        (config,) = runs_of(f"optimizers={name}", "seeds=0")[name]
+        space = SEARCH_SPACE.get(name, [])
+        (config,) = runs_of(f"optimizers={name}", "seeds=0", *space)[name]
         for field, value in settings.items():
             assert getattr(config.optimizer, field) == value
         trained: list[CLIConfig] = []
-        run_cli(trained.append, CLIConfig, [f"optimizer={name}"])
+        run_cli(trained.append, CLIConfig, [f"optimizer={name}", *space])
         assert trained[0].optimizer == config.optimizer
 
 

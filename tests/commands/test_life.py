@@ -22,6 +22,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.lock import RunLock
+from tests.said import after_start
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -281,7 +282,7 @@ def recorded_lines(path: Path) -> set[bytes]:
 
 def one_sentence(said: str) -> str:
     """A refusal, without what the command says before of what it does."""
-    *_, sentence = said.strip().splitlines()
+    (sentence,) = after_start(said).strip().splitlines()
     return sentence
 
 
