@@ -6,6 +6,7 @@ can be read without a token. The name of a data set begins with `datasets/`.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import threading
@@ -285,7 +286,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            with contextlib.suppress(ConnectionError):  # Who asked may have given up.
+                self.wfile.write(content)
 
 
 def _etag(content: bytes) -> str:

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.hub.question import endpoint, reason, repository_files
+from es_cookbook.common.terminal import say
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
 """What of a model must be there; with the weights also the rest."""
@@ -118,6 +119,8 @@ def _fetched(model_name: str, part: Part) -> Path:
             names = _weights_of(directory, files)
             if names is None:
                 raise _no_weights(model_name)
+            # A run keeps the libraries' progress bars off the screen.
+            say(f"fetching the weights of {model_name} from {endpoint()}")
             _download(model_name, names)
     except HubError as error:
         from huggingface_hub import constants

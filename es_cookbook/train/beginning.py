@@ -12,6 +12,7 @@ from pathlib import Path
 
 import chz
 
+from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.terminal import command, plural, say
@@ -56,6 +57,7 @@ def _check_outside(config: Config) -> None:
     for builder in (config.hub, config.trackers, config.dataset, config.kl, config.preference):
         if builder is not None:
             builder.check()
+    model_directory(config.model_name)  # Fetched last, and before an engine imports torch.
 
 
 def forking(config: Config, generation: int) -> str:

@@ -23,7 +23,7 @@ _Result = TypeVar("_Result")
 OFFLINE = "HF_HUB_OFFLINE"
 TOKEN = "HF_TOKEN"
 """Name of the environment variable that holds the token."""
-SECONDS = 4.0
+SECONDS = 3.0
 """How long an answer may take; the user's own setting for that, if there is one, comes first."""
 _SETTING = "HF_HUB_ETAG_TIMEOUT"
 _TOO_MANY, _TIMED_OUT, _SERVER_ERROR = 429, 408, 500
