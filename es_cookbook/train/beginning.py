@@ -45,7 +45,7 @@ async def begun(config: Config) -> AsyncGenerator[Standing]:
             MAY_DIFFER,
         )
         if standing.config_json is not None and not standing.is_complete:
-            _check_schedules(standing.config_json, standing.generations, config)
+            _check_schedules(standing.config_json, standing, config)
             await asyncio.to_thread(_check_base, standing, config)
         if not standing.is_complete:
             await asyncio.to_thread(_check_outside, config)
@@ -69,7 +69,7 @@ def forking(config: Config, generation: int) -> str:
     )
 
 
-def _check_schedules(recorded_json: str, generations: int, config: Config) -> None:
+def _check_schedules(recorded_json: str, standing: Standing, config: Config) -> None:
     """Refuse a longer run of which a schedule would have made other steps from the beginning."""
     try:
         recorded = config_from_json(recorded_json, trust_of(config_to_json(config)))
@@ -78,13 +78,15 @@ def _check_schedules(recorded_json: str, generations: int, config: Config) -> No
     then, now = getattr(recorded, "num_generations", None), config.num_generations
     if not isinstance(then, int):
         return
+    fork = standing.header and standing.header.fork
+    own = range(fork.generation if fork else 0, standing.generations)
     for name, schedule in _schedules(config.optimizer, "optimizer"):
-        if any(schedule(t, then) != schedule(t, now) for t in range(generations)):
+        if any(schedule(t, then) != schedule(t, now) for t in own):
             raise RunDirectoryError(
                 f"num_generations was {then}, is {now}, and {name}={type(schedule).__name__} "
-                f"depends on it: the recorded {plural(generations, 'generation')} would have come "
-                "out otherwise. "
-                f"To go on from the last of them: {forking(config, generations)}"
+                f"depends on it: the recorded {plural(len(own), 'generation')} would have come out "
+                "otherwise. To go on from the last of them: "
+                f"{forking(config, standing.generations)}"
             )
 
 

@@ -25,6 +25,7 @@ from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import LOG, RunDirectory
+from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.opening import Standing, open_run_directory
@@ -83,7 +84,7 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             max_failed_fraction=config.max_failed_fraction,
             run_seed=config.seed,
         )
-        header = await asyncio.to_thread(header_of, config.model_name, engine.traits.base_dtype)
+        header = await _header(config.model_name, engine.traits.base_dtype, standing)
         directory = open_run_directory(
             log_path, config_json, config.num_generations, header, standing
         )
@@ -115,6 +116,14 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             recorder,
         )
         await recorder.finish()
+
+
+async def _header(model_name: str, base_dtype: str, standing: Standing) -> Header:
+    """What a run begins with on this engine; the base of a recorded one has been compared."""
+    then = standing.header
+    if standing.generations and then is not None and then.weights is not None:
+        return dataclasses.replace(then, model_name=model_name, dtype=base_dtype)
+    return await asyncio.to_thread(header_of, model_name, base_dtype)
 
 
 def _optimizer(config: Config, engine: Engine) -> Optimizer:
