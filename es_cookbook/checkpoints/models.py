@@ -208,9 +208,9 @@ class BaseParameters(ReadTensors):
 
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
     it, an expert's as a part of its parameter, and cast to the engine's dtype. Where the checkpoint
-    stores the model otherwise (some architectures fuse or rename on loading), transformers loads
-    all of it, as an engine does, and then it does take the memory of the model. Threads may share
-    it.
+    stores the model otherwise (some architectures fuse or rename on loading, or keep parameters in
+    float32 whatever the dtype), transformers loads all of it, as an engine does, and then it does
+    take the memory of the model. Threads may share it.
 
     Args:
         names: weights that will be asked for, as `named_weights` calls them.
@@ -236,16 +236,17 @@ class BaseParameters(ReadTensors):
         def read_stored(name: str) -> torch.Tensor:
             parameter, expert = split_member(name)
             tensor = files[stored_as[parameter]]
-            return tensor if expert is None else tensor[expert]
+            return (tensor if expert is None else tensor[expert]).to(self.dtype)
 
         read: Callable[[str], torch.Tensor] = read_stored
-        if not all(
+        in_float32 = architecture._get_dtype_plan(self.dtype)  # pyright: ignore[reportPrivateUsage]
+        if in_float32 or not all(
             name in stored_as and files[stored_as[name]].shape == parameters[name].shape
             for name in needed
         ):
             model = load_causal_lm(model_name, dtype, torch.device("cpu"))
             read = dict(named_weights(model)).__getitem__
-        super().__init__(names, lambda name: read(name).detach().to(self.dtype))
+        super().__init__(names, lambda name: read(name).detach())
 
 
 def first_names(model: PreTrainedModel) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
 
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.linear_weights import named_weights
@@ -219,6 +220,30 @@ def test_an_expert_is_read_as_a_part_of_its_parameter_where_that_is_stored(
     expected = dict(named_weights(load_causal_lm(path, "auto", CPU)))
     found = BaseParameters(path, load_architecture(path), [name], "bfloat16")
     assert torch.equal(found[name], expected[name].bfloat16())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_parameters_that_stay_in_float32_are_read_so(tmp_path: Path, dtype: str) -> None:
+    path = str(tmp_path)
+    shape = Ernie4_5_MoeConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        moe_intermediate_size=16,
+        moe_num_experts=4,
+        moe_k=2,
+    )
+    model = Ernie4_5_MoeForCausalLM(shape)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    model.save_pretrained(path)
+    held = dict(named_weights(load_causal_lm(path, dtype, CPU)))
+    assert any(weight.dtype == torch.float32 for weight in held.values())
+    found = BaseParameters(path, load_architecture(path), held, dtype)
+    assert all(torch.equal(found[name], weight) for name, weight in held.items())
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt2", "qwen3_moe"])
