@@ -21,6 +21,10 @@ RECIPES = {
 }
 
 
+_MEANT = {"chat": "play", "continue": "resume", "extend": "resume"}
+"""What people look for, and what it is called here."""
+
+
 def main() -> None:
     """Run the command or the recipe that is named first; without one, list them."""
     known = COMMANDS | RECIPES
@@ -32,7 +36,8 @@ def main() -> None:
         sys.argv = [f"{sys.argv[0]} {name}", *options]
         importlib.import_module(known[name][0]).cli()
     else:
-        print(f"unknown command {name!r}: {nearest(name, known)}", file=sys.stderr)
+        found = nearest(_MEANT.get(name, name), known)
+        print(f"unknown command {name!r}: {found}", file=sys.stderr)
         raise SystemExit(2)
 
 

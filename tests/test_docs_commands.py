@@ -313,7 +313,7 @@ def type_line(name: str, options: Sequence[str], typed: str = "") -> str:
         mock.patch.object(sys, "stdin", io.StringIO(typed)),
         contextlib.redirect_stdout(out),
     ):
-        if name in COMMANDS | RECIPES:
+        if name in COMMANDS | RECIPES or name == "--help":
             with mock.patch.object(sys, "argv", ["es-cookbook", name, *options]):
                 es_cookbook_main()
         else:

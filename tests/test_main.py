@@ -104,15 +104,16 @@ def test_options_are_shown_checked_and_built_without_libraries_that_take_seconds
     assert set(done.stdout.split()) & HEAVY == set()
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("rewnd", "rewind"), ("extend", "resume")])
 def test_a_misspelt_command_is_one_sentence_with_the_nearest_and_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, meant: str
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        call(monkeypatch, "rewnd", "log_path=runs/a")
+        call(monkeypatch, typed, "log_path=runs/a")
     assert caught.value.code == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err == (
-        f"unknown command 'rewnd': did you mean 'rewind'? Accepted: {', '.join(sorted(NAMES))}\n"
+        f"unknown command {typed!r}: did you mean {meant!r}? Accepted: {', '.join(sorted(NAMES))}\n"
     )
 
 

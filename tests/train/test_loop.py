@@ -429,7 +429,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     assert after_start(err) == (
         f"interrupted after generation {recorded}; to go on, run the same command with "
         "behavior_if_log_dir_exists=resume, or python -m es_cookbook resume "
-        f"log_path={tmp_path}\n"
+        f"log_path={tmp_path} trust=tests\n"
     )
     assert out == ""
     assert not (tmp_path / "lock").exists()
