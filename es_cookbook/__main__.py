@@ -7,6 +7,7 @@ from es_cookbook.common.errors import nearest
 from es_cookbook.common.terminal import program, until_stdout_closes
 
 COMMANDS = {
+    "train": ("es_cookbook.commands.train", "train on rows of your own, scored by a function"),
     "resume": ("es_cookbook.commands.resume", "go on with a run, from its directory alone"),
     "fork": ("es_cookbook.commands.fork", "begin a new run with the first generations of another"),
     "rewind": ("es_cookbook.commands.rewind", "cut a run back to an earlier generation, in place"),

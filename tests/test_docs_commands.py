@@ -28,6 +28,7 @@ from es_cookbook.commands.plan import PlanConfig
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
+from es_cookbook.commands.train import TrainConfig, whole_name
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
@@ -95,6 +96,10 @@ PLACEHOLDERS = {
     "preference.source=…": "preference.source=pairs.jsonl",
     "search_space.start=…": "search_space.start=adapter",
     "model_name=…": "model_name=elsewhere",
+    "data=…": "data=rows.jsonl",
+    "test_data=…": "test_data=rows.jsonl",
+    "prompt=…": "prompt={question}",
+    "reward=…": "reward=my_rewards:score",
     "trackers.wandb.wandb_project=…": "trackers.wandb.wandb_project=mine",
 }
 """What a page leaves open, and what a reader may put there."""
@@ -121,6 +126,7 @@ PARSED_ONLY = {
     r"countdown hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
     r"resume .*trust=my_package": "a package of the reader's",
+    r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
 }
 """Lines of which the Config alone is built, and what they would need."""
 SHORT = (
@@ -211,7 +217,16 @@ def plain(own: type, *needed: str) -> Callable[[Sequence[str]], None]:
     return lambda options: run_cli(build, own, [*needed, *options])
 
 
+def parse_train(options: Sequence[str]) -> None:
+    """With a function that is there in place of the reader's."""
+    function = "es_cookbook.rl.rewards.format:tag_format_reward"
+    given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
+    needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
+    run_cli(lambda _: None, TrainConfig, [*needed, *map(whole_name, given)])
+
+
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
+    "train": parse_train,
     "countdown": plain(CLIConfig),
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
@@ -299,7 +314,7 @@ def named_options() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "path"), named_options())
 def test_an_option_that_a_sentence_names_exists_in_some_part(page: str, path: str) -> None:
     """It is one, or the sentence about an unknown one gives the whole path that leads there."""
-    said = refusal(PARSERS["countdown"], [f"{path}=1"])
+    said = refusal(PARSERS["train" if page == "docs/tasks.md" else "countdown"], [f"{path}=1"])
     assert "unknown option" not in said or f" {path}=1?" in said, page
 
 

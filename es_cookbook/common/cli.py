@@ -58,11 +58,13 @@ _DOC_COLUMN = 46
 
 def run_cli(
     main: Callable[[_Config], None],
-    config_class: type[_Config],
+    config: type[_Config] | _Config,
     argv: Sequence[str] | None = None,
     more_help: str = "",
 ) -> None:
     """Build a chz config from the command line (`argv`, this process's if None) and run `main`.
+
+    `config` is its class, or a config that options change: what is not given stays as it is there.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -73,9 +75,11 @@ def run_cli(
         given = _parse([argument for argument in arguments if argument not in _HELP])
         with until_stdout_closes(), as_program():
             if any(argument in _HELP for argument in arguments):
-                print(help_page(config_class, given) + more_help)
+                print(help_page(config, given) + more_help)
+            elif isinstance(config, type):
+                main(_build(cast("type[_Config]", config), given))
             else:
-                main(_build(config_class, given))
+                main(changed(config, given))
     except BaseException as error:
         errors = list(leaves(error))
         for each in errors:
@@ -112,8 +116,13 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
     return _build(type(config), given, config)
 
 
-def help_page(config_class: type, given: Mapping[str, str]) -> str:
-    """Every option with the value it has now, its one-line doc, and what it accepts."""
+def help_page(config: object, given: Mapping[str, str]) -> str:
+    """Every option with the value it has now, its one-line doc, and what it accepts.
+
+    `config` is a class, or a config whose values they are.
+    """
+    config_class = config if isinstance(config, type) else type(config)
+    values = {} if config is config_class else _values(config)
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
@@ -124,7 +133,7 @@ def help_page(config_class: type, given: Mapping[str, str]) -> str:
         "Options, with the values they have now:",
         "",
     ]
-    for option in _options(config_class, "", given, {}):
+    for option in _options(config_class, "", given, values, kept=config is not config_class):
         left = f"  {option.path}={'(required)' if option.value is None else option.value}"
         right = textwrap.wrap(
             f"{doc_of(option.field)} [{option.accepts}]".strip(),

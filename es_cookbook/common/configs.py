@@ -35,7 +35,13 @@ from es_cookbook.common.declared_types import (
     takes,
 )
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.references import belongs_to, reference, resolve, trusted_modules
+from es_cookbook.common.references import (
+    belongs_to,
+    reference,
+    resolve,
+    trusted_modules,
+    typed,
+)
 from es_cookbook.common.terminal import printable
 
 _Loaded = TypeVar("_Loaded")
@@ -268,6 +274,46 @@ class Names(chz.factories.MetaFactory):
         loaded = resolve(target, trust=[target.partition(":")[0]])
         settings = self._settings.get(name)
         return functools.partial(loaded, **settings) if settings else loaded
+
+
+class Functions(chz.factories.MetaFactory):
+    """The words by which a user chooses a function: "module:name", a script's, or a known name.
+
+    Args:
+        accepted: name -> "module:function".
+    """
+
+    def __init__(self, accepted: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.accepted = dict(accepted or {})
+
+    def unspecified_factory(self) -> None:
+        """Nothing builds a function."""
+        return
+
+    def from_string(self, factory: str) -> Callable[..., object]:
+        """Nothing builds a function.
+
+        Raises:
+            MetaFromString: Always.
+        """
+        raise chz.factories.MetaFromString(f"{factory!r} is no function")
+
+    def perform_cast(self, value: str) -> object:
+        """The function.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        if value in self.accepted:
+            return resolve(self.accepted[value])
+        if ":" not in value:
+            known = f", or a name: {nearest(value, self.accepted)}" if self.accepted else ""
+            raise ConfigError(
+                f"a function is named as my_module:function or path/to/script.py:function{known}; "
+                f"found {value!r:.80}"
+            )
+        return typed(value)
 
 
 def _to_plain(value: object, where: str) -> object:

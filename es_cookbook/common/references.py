@@ -116,6 +116,22 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
     return found
 
 
+def typed(text: str) -> Callable[..., object]:
+    """The class or function that a user's word "module:name" or "path/to/script.py:name" means.
+
+    A module's file in the current directory is taken as a script, whichever way this program was
+    started. The user typed it, so it is trusted.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    module_name, _, name = text.rpartition(":")
+    path = Path(module_name if is_script(module_name) else f"{module_name}{_SCRIPT}")
+    if is_script(module_name) or (path.is_file() and module_name not in sys.modules):
+        module_name = _loaded(path)
+    return resolve(f"{module_name}:{name}", trust=[module_name])
+
+
 def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
     """Names of the packages and modules that a user trusts; scripts, given by path, are loaded.
 
@@ -148,14 +164,14 @@ def _loaded(path: Path) -> str:
     """Import a script as a module, without running what it does as a program; gives its name."""
     name, here = path.stem, path.resolve()
     if not _IDENTIFIER.fullmatch(name):
-        raise ConfigError(f"trust={path}: a script that is imported is named like a Python module")
+        raise ConfigError(f"{path}: a script that is imported is named like a Python module")
     if not path.is_file():
-        raise ConfigError(f"trust={path}: there is no such script")
+        raise ConfigError(f"there is no script {path}")
     if name == _module_that_was_run() or _is_copy(here, _loaded_scripts.get(name)):
         return name
     if name in sys.modules or name in sys.stdlib_module_names:
         raise ConfigError(
-            f"trust={path}: another module is called {name}, and it cannot be both; give the "
+            f"{path}: another module is called {name}, and it cannot be both; give the "
             "script, and its classes in config.json, another name"
         )
     spec = importlib.util.spec_from_file_location(name, path)
@@ -170,7 +186,7 @@ def _loaded(path: Path) -> str:
     except Exception as error:  # Whatever a script's own code raises.
         del sys.modules[name], _loaded_scripts[name]
         said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"trust={path}: it cannot be imported: {said}") from error
+        raise ConfigError(f"{path} cannot be imported: {said}") from error
     return name
 
 

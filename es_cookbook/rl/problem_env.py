@@ -49,8 +49,12 @@ class ProblemEnv(Env):
     def grade(self, text: str) -> Grade:
         """Grade an answer, in microseconds: it runs on the event loop, once per rollout.
 
-        What takes longer overrides `step` and awaits `es_cookbook.rl.grading.workers.in_worker`.
+        What takes longer overrides `graded` and awaits `es_cookbook.rl.grading.workers.in_worker`.
         """
+
+    async def graded(self, text: str) -> Grade:
+        """Grade an answer, where that may wait for something; by default `grade`."""
+        return self.grade(text)
 
     async def initial_observation(self) -> Observation:
         """The question."""
@@ -58,7 +62,7 @@ class ProblemEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         """Grade the answer and end the rollout."""
-        grade = self.grade(action.text)
+        grade = await self.graded(action.text)
         return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
 
 
@@ -67,14 +71,14 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     """One problem.
 
     Attributes:
-        make_env: makes one fresh Env; a `functools.partial` of an importable class, so that the
-            builder pickles.
+        make_env: makes one fresh Env, of one turn or of many; a `functools.partial` of an
+            importable class, so that the builder pickles.
         name: what error messages call the problem, for example "train.jsonl, line 3".
-        gold: an answer that must earn the Env's full reward, where one is known.
+        gold: an answer that must earn a `ProblemEnv`'s full reward, where one is known.
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
     """
 
-    make_env: Callable[[], ProblemEnv]
+    make_env: Callable[[], Env]
     name: str
     gold: str | None = None
     problem_tags: tuple[str, ...] = ()

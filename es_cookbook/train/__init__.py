@@ -2,5 +2,6 @@
 
 from es_cookbook.train.config import MAY_DIFFER, Config, recorded_config
 from es_cookbook.train.loop import main, run
+from es_cookbook.train.program import cli, train_and_tell
 
-__all__ = ["MAY_DIFFER", "Config", "main", "recorded_config", "run"]
+__all__ = ["MAY_DIFFER", "Config", "cli", "main", "recorded_config", "run", "train_and_tell"]

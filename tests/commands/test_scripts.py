@@ -143,9 +143,9 @@ def test_a_script_is_found_by_its_path_with_what_lies_beside_it(
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("missing.py", None, "there is no such script"),
+        ("missing.py", None, "there is no script "),
         ("my-script.py", "", "is named like a Python module"),
-        ("fails_at_once.py", "1 / 0", "it cannot be imported: division by zero"),
+        ("fails_at_once.py", "1 / 0", "cannot be imported: division by zero"),
         ("says_nothing.py", "raise KeyboardError", "name 'KeyboardError' is not defined"),
         (
             "trains.py",

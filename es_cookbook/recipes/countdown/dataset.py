@@ -23,7 +23,7 @@ from es_cookbook.recipes.countdown.problems import (
     generate_problems,
     solve,
 )
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, validate_gold
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
@@ -88,8 +88,9 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         build = functools.partial(self._group_builder, tokenizer)
         train_builders = [build(name, problem) for name, problem in train.items()]
         test_builders_P = [build(name, problem) for name, problem in test.items()]
-        validate_gold(test_builders_P)  # the others: `ProblemDataset.validate`, like any dataset's
-        dataset = ProblemDataset(train_builders, self.problems_per_generation, self.seed)
+        dataset = ProblemDataset(
+            train_builders, self.problems_per_generation, self.seed, test_builders_P
+        )
         return Datasets(dataset, test_builders_P)
 
     def _generated(self) -> tuple[dict[str, Problem], dict[str, Problem]]:

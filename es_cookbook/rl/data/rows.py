@@ -62,6 +62,10 @@ class Row:
             raise self.error(f"field {name!r} must be text, found {_show(value)}")
         return value
 
+    def value(self, name: str) -> object:
+        """What stands under `name`, which must be there."""
+        return self._first((name,))[1]
+
     def error(self, what: str) -> DataError:
         """An error about this row, to raise."""
         return DataError(f"{self.where}: {what}")

@@ -1,0 +1,113 @@
+"""A data set over rows: subclass it, say how a row becomes a problem, and the rest is here.
+
+Loading from a file or the Hub, holding rows out, batches in an order that follows from the seed,
+and the checks before the first generation. Fields that a subclass adds are options beside these:
+`dataset.batch=8`.
+"""
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.rows import Row, check_source, load_rows
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
+
+
+@chz.chz
+class RowDatasetBuilder(RLDatasetBuilder):
+    """A problem a row, for training and, disjoint from it, for the held-out test.
+
+    A row is held out by what it asks (`key`), so a question that stands there twice is in one of
+    the splits, and every seed has the same test.
+    """
+
+    source: str = chz.field(doc=".jsonl or .parquet file, or Hub set")
+    test_source: str | None = chz.field(
+        default=None, doc="the same for the test; None holds rows of `source` out"
+    )
+    num_train: int = chz.field(default=10_000, doc="most training problems used")
+    num_test: int = chz.field(default=200, doc="most held-out problems used; 0 for none")
+    test_fraction: float = chz.field(default=0.1, doc="share of the rows that may be held out")
+    fold: int = chz.field(default=0, doc="which such share of them: 0, 1, ...")
+    batch: int = chz.field(default=32, doc="problems in a generation")
+    seed: int = chz.field(default=0, doc="of the order of the training problems")
+
+    @chz.validate
+    def _counts(self) -> None:
+        check_range(self, "num_train", "batch", at_least=1)
+        check_range(self, "num_test", "fold", at_least=0)
+        check_range(self, "test_fraction", above=0, at_most=0.5)
+        if (self.fold + 1) * self.test_fraction > 1 + 1e-9:
+            raise ConfigError(
+                f"fold={self.fold} is past the end: with test_fraction={self.test_fraction:g} "
+                f"there are folds 0 to {int(1 / self.test_fraction + 1e-9) - 1}"
+            )
+
+    @abstractmethod
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        """What a row asks. Use `row.where` as the problem's name, and `row.text(...)` and the like.
+
+        Raises:
+            DataError: The row cannot be used.
+        """
+
+    def key(self, row: Row) -> str:
+        """Equal for rows that ask the same, which then are in the same split; all of it here."""
+        return json.dumps(dict(row.fields), sort_keys=True, default=str)
+
+    @override
+    def check(self) -> None:
+        check_source(self.source, "dataset.source")
+        if self.test_source is not None:
+            check_source(self.test_source, "dataset.test_source")
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Load the rows, hold some out, and make their problems."""
+        train, test_P = self._split(tokenizer)
+        if not train:
+            raise DataError(f"{self.source}: there are no rows to train on")
+        return Datasets(
+            ProblemDataset(train, self.batch, self.seed, test_P, "dataset.batch"), test_P
+        )
+
+    def _split(
+        self, tokenizer: Tokenizer
+    ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
+        train: list[ProblemGroupBuilder] = []
+        test_P: list[ProblemGroupBuilder] = []
+        held_out = dict[str, str]()
+        if self.test_source is not None and self.num_test:
+            for row in load_rows(self.test_source, option="dataset.test_source"):
+                held_out[self.key(row)] = row.where
+                test_P.append(self.problem(row, tokenizer))
+                if len(test_P) == self.num_test:
+                    break
+        for row, is_test in self._rows():
+            if (where := held_out.get(self.key(row))) is not None:
+                raise DataError(
+                    f"{row.where}: it asks the same as {where}, which is held out; training and "
+                    "test must be disjoint"
+                )
+            split, most = (test_P, self.num_test) if is_test else (train, self.num_train)
+            if len(split) < most:
+                split.append(self.problem(row, tokenizer))
+            elif len(train) == self.num_train and len(test_P) >= self.num_test:
+                break
+        return train, test_P
+
+    def _rows(self) -> Iterator[tuple[Row, bool]]:
+        """The rows of the source, and whether each is held out."""
+        first = self.fold * self.test_fraction
+        for row in load_rows(self.source, option="dataset.source"):
+            digest = hashlib.blake2b(self.key(row).encode("utf-8", "replace"), digest_size=8)
+            place = int.from_bytes(digest.digest(), "big") / 2**64
+            holds_out = self.test_source is None and self.num_test > 0
+            yield row, holds_out and first <= place < first + self.test_fraction

@@ -1,0 +1,70 @@
+"""A run as a program: from the command line, with a line in the end of what it brought.
+
+    if __name__ == "__main__":
+        train.cli(train.Config(...))
+
+makes a script whose Config is what it says there, with every option of it on the command line.
+"""
+
+import functools
+import hashlib
+import itertools
+import time
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.terminal import BEGAN
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.tracking.jsonl import Elapsed, summary, whole_lines
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.train.config import Config
+from es_cookbook.train.loop import run
+
+
+def cli(config: Config) -> None:
+    """Train with this Config, as the command line changes it; for a script.
+
+    Raises:
+        SystemExit: With the exit code, unless all went well.
+    """
+    run_cli(functools.partial(train_and_tell, began=BEGAN), config)
+
+
+def train_and_tell(config: Config, name: str = "run", began: float | None = None) -> None:
+    """Train, and say in one line what it brought, and how long it took.
+
+    Args:
+        config: its log_path is `default_log_path` where it is empty.
+        name: of what is trained, in that path.
+        began: when the command did, by `time.monotonic`; now if None.
+    """
+    began = time.monotonic() if began is None else began
+    if not config.log_path:
+        config = chz.replace(config, log_path=default_log_path(config, name))
+    metrics = Path(config.log_path) / METRICS
+    before = whole_lines(metrics)
+    run(config)
+    kept = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
+    )
+    elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
+    print(f"{summary(metrics, elapsed)}; everything is in {config.log_path}")
+
+
+def default_log_path(config: Config, name: str) -> str:
+    """The same for the same options, so that the same command finds its run again.
+
+    Where and how a run is kept and shown does not count.
+    """
+    what = chz.replace(
+        config,
+        log_path="",
+        trackers=StandardTrackersBuilder(),
+        hub=None,
+        behavior_if_log_dir_exists="ask",
+    )
+    digest = hashlib.blake2b(config_to_json(what).encode(), digest_size=4).hexdigest()
+    return str(Path("runs") / f"{name}-seed{config.seed}-{digest}")

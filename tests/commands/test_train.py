@@ -1,0 +1,113 @@
+"""`train`: from rows and a function to a run, and back from its directory."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.commands import play, resume, train
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.tiny_run import write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+SMALL = ("num_generations=2", "optimizer.population_size=4", "sampling.max_tokens=4", "batch=2")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with what the page says; several tests define a module of the same name."""
+    (rows,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    first = json.loads(rows)
+    assert first["question"] == "12+30="
+    others = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(30)]
+    lines = [json.dumps(row) + "\n" for row in (first, *others)]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    (score,) = re.findall(r"```python\n(def score.*?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "my_rewards.py").write_text(score)
+    write_tiny_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, command: object, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
+    try:
+        command.cli()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    except SystemExit as ended:
+        return int(str(ended.code))
+    return 0
+
+
+def line_of_the_page() -> list[str]:
+    (line,) = re.findall(r"^es-cookbook train (.*)$", PAGE, flags=re.MULTILINE)
+    options = [option.replace('"', "") for option in line.split()]
+    return [option for option in options if not option.startswith("model_name=")]
+
+
+def test_the_way_in_is_at_most_fifteen_lines() -> None:
+    """The row, the function and the command, as the page has them."""
+    part = PAGE.partition("## A prompt and a score")[2].partition("In Python the same")[0]
+    blocks = re.findall(r"```\w*\n(.*?)```", part, flags=re.DOTALL)
+    assert len(blocks) == 3
+    assert sum(len(block.strip().splitlines()) for block in blocks) <= 15
+
+
+def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*line_of_the_page(), "model_name=model", *SMALL]
+    assert call(monkeypatch, train, *options) == 0, capsys.readouterr().err
+    (run,) = (here / "runs").iterdir()
+    assert run.name.startswith("rows-seed0-")
+    rows = read_metrics(run / "metrics.jsonl")
+    assert len(rows) == 3 and "reward/mean" in rows[0] and "test/reward/mean" in rows[2]
+    assert (run / "scripts/my_rewards.py").read_text() == (here / "my_rewards.py").read_text()
+    capsys.readouterr()
+    assert call(monkeypatch, resume, f"log_path={run}", "num_generations=3") == 1
+    trust = capsys.readouterr().err.strip().rpartition(" add ")[2]
+    assert trust == f"trust={run}/scripts/my_rewards.py"
+    assert call(monkeypatch, resume, f"log_path={run}", "num_generations=3", trust) == 0
+    assert len(list(read_history(run / "history.jsonl"))) == 3
+    capsys.readouterr()
+    assert call(monkeypatch, play, f"log_path={run}", trust, "problem=0") == 0
+    assert json.loads(capsys.readouterr().out)["turns"][0]["prompt"].endswith("=")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("reward=my_rewards:scor", "has nothing called scor; did you mean 'score'?"),
+        ("reward=my_reward:score", "No module named 'my_reward'"),
+        ("reward=score", "a function is named as my_module:function or path/to/script.py:function"),
+        ("reward=none.py:score", "there is no script none.py"),
+        ("data=none.jsonl", "none.jsonl: there is no such file"),
+        ("prompt={text}", "field 'text' is missing"),
+        ("prompt={text", "expected '}' before end of string; write {{ for a brace"),
+        ("batch=1000", "dataset.batch must be from 1 to "),
+    ],
+)
+def test_what_is_mistyped_is_one_sentence(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    said: str,
+) -> None:
+    name = option.partition("=")[0]
+    options = [given for given in line_of_the_page() if not given.startswith(f"{name}=")]
+    assert call(monkeypatch, train, *options, "model_name=model", *SMALL[:3], option) in (1, 2)
+    *_, sentence = capsys.readouterr().err.strip().splitlines()
+    assert said in sentence
+    assert not list((here / "runs").glob("*/history.jsonl"))
+
+
+def test_what_is_missing_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, train, "model_name=model", "data=rows.jsonl") == 2
+    assert "missing dataset.reward=..." in capsys.readouterr().err

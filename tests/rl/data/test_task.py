@@ -1,0 +1,175 @@
+"""Rows, a template and a function are a task; what does not fit is refused in a sentence."""
+
+import json
+import math
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.task import Reward, Task
+from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.types import Action, Datasets
+from tests.tiny_models import character_tokenizer
+
+pytestmark = pytest.mark.anyio
+TOKENIZER = character_tokenizer()
+
+
+def exact(text: str, row: Mapping[str, Any]) -> float:
+    return float(text == row["answer"])
+
+
+def write(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sums(count: int) -> list[dict[str, object]]:
+    return [
+        {"question": f"{i}:1=", "answer": str(i + 1), "size": len(str(i))} for i in range(count)
+    ]
+
+
+async def built(path: Path, reward: Reward = exact, **fields: Any) -> Datasets:
+    settings: dict[str, Any] = {"source": str(path), "batch": 1} | fields
+    return await Task(reward=reward, **settings)(TOKENIZER)
+
+
+def problems(datasets: Datasets) -> list[ProblemGroupBuilder]:
+    assert isinstance(datasets.train, ProblemDataset)
+    return list(datasets.train.builders)
+
+
+def asked(builders: Sequence[Any]) -> list[str]:
+    tokens = [builder.make_env().observation.tokens_T for builder in builders]
+    return [str(TOKENIZER.decode(list(tokens_T))) for tokens_T in tokens]
+
+
+async def test_rows_are_asked_scored_and_checked(tmp_path: Path) -> None:
+    datasets = await built(write(tmp_path / "rows.jsonl", sums(40)), prompt="0:{question}")
+    train = problems(datasets)
+    assert all(question.startswith("0:") for question in asked(train))
+    await datasets.train.validate(64)
+    env = pickle.loads(pickle.dumps(train[0])).make_env()
+    assert isinstance(env, ProblemEnv)
+    gold = train[0].gold
+    assert gold is not None
+    result = await env.step(Action((), gold, "stop"))
+    assert result.done and result.reward == 1.0 and env.grade("0").reward == 0.0
+    with pytest.raises(DataError, match=r"its prompt of \d+ tokens leaves no room"):
+        await datasets.train.validate(4)
+
+
+async def test_what_is_held_out_is_disjoint_by_what_is_asked_and_the_same_for_every_seed(
+    tmp_path: Path,
+) -> None:
+    rows = sums(200)
+    twice = [{**row, "answer": f"{row['answer']}.0"} for row in rows]
+    path = write(tmp_path / "rows.jsonl", [*rows, *twice])
+    splits = [await built(path, seed=seed, full_reward=None) for seed in (0, 1)]
+    for datasets in splits:
+        assert asked(datasets.test_P) == asked(splits[0].test_P)
+        assert not {*asked(datasets.test_P)} & {*asked(problems(datasets))}
+    assert 10 <= len(splits[0].test_P) <= 80
+    folds = [
+        await built(path, test_fraction=0.25, fold=fold, full_reward=None) for fold in range(4)
+    ]
+    every = [question for datasets in folds for question in asked(datasets.test_P)]
+    assert sorted(every) == sorted(asked(problems(folds[0])) + asked(folds[0].test_P))
+    few = await built(path, num_train=5, num_test=3, full_reward=None)
+    assert (len(few.train), len(few.test_P)) == (5, 3)
+    assert (await built(path, num_test=0, full_reward=None)).test_P == []
+
+
+async def test_a_test_of_its_own_shares_nothing_with_the_training(tmp_path: Path) -> None:
+    train, test = write(tmp_path / "a.jsonl", sums(9)), write(tmp_path / "b.jsonl", sums(30)[20:])
+    datasets = await built(train, test_source=str(test))
+    assert (len(datasets.train), len(datasets.test_P)) == (9, 10)
+    with pytest.raises(
+        DataError, match=r"b\.jsonl, line 1: it asks the same as .*a\.jsonl, line 21"
+    ):
+        await built(test, test_source=str(write(tmp_path / "a.jsonl", sums(30))))
+
+
+async def test_a_reward_may_wait_and_measure_and_rows_have_tags(tmp_path: Path) -> None:
+    async def score(text: str, row: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+        return float(text == row["answer"]), {"length": len(text)}
+
+    datasets = await built(write(tmp_path / "rows.jsonl", sums(12)), score, tag="size")
+    await datasets.train.validate(64)
+    (builder,) = datasets.train.get_batch(0)
+    assert isinstance(builder, ProblemGroupBuilder) and builder.tags in (("1",), ("2",))
+    env = builder.make_env()
+    result = await env.step(Action((), "12", "stop"))
+    assert result.metrics == {"length": 2.0}
+    assert isinstance(env, ProblemEnv)
+    with pytest.raises(EnvError, match="it is async, so `graded` is what to await"):
+        env.grade("12")
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "must return a finite number, or one and a dict of metrics, found None"),
+        (math.nan, "found nan"),
+        ("1.0", "found '1.0'"),
+        ((1.0, 2.0), r"found \(1\.0, 2\.0\)"),
+        ((1.0, {"a": math.inf}), "a metric is a name and a finite number, found 'a': inf"),
+        ((1.0, {3: 1.0}), "a metric is a name and a finite number, found 3: 1.0"),
+        (ZeroDivisionError("by\nzero"), "raised ZeroDivisionError: by zero$"),
+    ],
+)
+async def test_a_reward_that_is_none_is_refused_by_name_and_row(
+    tmp_path: Path, returned: object, said: str
+) -> None:
+    def careless(text: str, row: Mapping[str, Any]) -> object:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    datasets = await built(write(tmp_path / "rows.jsonl", sums(3)), careless)
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line \d: reward .*careless.*{said}"):
+        await datasets.train.validate(64)
+    env = problems(datasets)[0].make_env()
+    with pytest.raises(EnvError, match=said):
+        await env.step(Action((), "1", "stop"))
+
+
+async def test_an_answer_that_does_not_earn_the_full_reward_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", sums(3))
+    with pytest.raises(DataError, match="line 1: its own solution earns 10 of 1: '1'"):
+        await (await built(path, lambda *_: 10.0, num_test=0)).train.validate(64)
+    await (await built(path, lambda *_: 10.0, full_reward=10.0)).train.validate(64)
+    await (await built(path, lambda *_: 10.0, full_reward=None)).train.validate(64)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["{", "{}", "{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{__class__.x}"]
+)
+def test_a_template_names_fields_and_nothing_else(prompt: str) -> None:
+    with pytest.raises(ConfigError, match=r"write {{ for a brace"):
+        Task(source="rows.jsonl", prompt=prompt, reward=exact)
+
+
+async def test_rows_that_lack_what_is_asked_and_sets_of_none_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", sums(3))
+    with pytest.raises(DataError, match=r"line 1: field 'qestion' is missing; did you mean 'quest"):
+        await built(path, prompt="{qestion}")
+    with pytest.raises(
+        DataError, match=r"line 1: field 'kind' is missing.*the row has: question, an"
+    ):
+        await built(path, tag="kind")
+    with pytest.raises(DataError, match="there are no rows to train on"):
+        await built(write(tmp_path / "none.jsonl", []))
+    with pytest.raises(ConfigError, match=r"dataset\.batch must be from 1 to \d, the number of tr"):
+        await built(path, batch=9)
+    with pytest.raises(ConfigError, match=r"fold=4 is past the end: .* there are folds 0 to 3"):
+        Task(source="a", reward=exact, test_fraction=0.25, fold=4)
+    task = Task(source=str(tmp_path / "nowhere.jsonl"), reward=exact)
+    with pytest.raises(DataError, match="there is no such file"):
+        task.check()
