@@ -134,7 +134,8 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
         "",
     ]
     for option in _options(config_class, "", given, values, kept=config is not config_class):
-        left = f"  {option.path}={'(required)' if option.value is None else option.value}"
+        value = "(required)" if option.value is None else option.value.replace("\n", r"\n")
+        left = f"  {option.path}={value}"
         right = textwrap.wrap(
             f"{doc_of(option.field)} [{option.accepts}]".strip(),
             width=max(width - _DOC_COLUMN, 30),
