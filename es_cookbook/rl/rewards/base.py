@@ -38,6 +38,7 @@ REWARD_NAMES = {
     "math": "es_cookbook.rl.rewards.math_answers:Math",
     "format": "es_cookbook.rl.rewards.format:Format",
     "length": "es_cookbook.rl.rewards.length:Length",
+    "sum": "es_cookbook.rl.rewards.weighted_sum:WeightedSum",
 }
 """What a user types on the command line."""
 _LONGEST = 80

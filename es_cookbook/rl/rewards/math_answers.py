@@ -75,6 +75,7 @@ class Math(Reward):
     @override
     def check_row(self, row: Fields) -> None:
         self._golds_and_answers("", row)
+        self.check()  # A row may have named this reward itself.
 
     def _golds_and_answers(self, text: str, row: Fields) -> tuple[list[str], list[str]]:
         """What to compare: any of the first with any of the second."""

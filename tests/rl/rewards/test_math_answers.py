@@ -83,6 +83,8 @@ async def test_without_math_verify_a_sentence_says_how_to_install_it() -> None:
     )
     with pytest.raises(ConfigError, match=sentence):
         Math().check()
+    with pytest.raises(ConfigError, match=sentence):
+        Math().check_row({"answer": 1})
     with pytest.raises(EnvError, match=f"row 1: reward 'math': {sentence}"):
         await grade("1", "1")
 
