@@ -2,7 +2,9 @@
 
 import math
 import pickle
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import chz
 import numpy as np
@@ -107,3 +109,21 @@ def test_a_reward_and_its_options_are_typed_by_name() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(Exception, match=r"did you mean 'number'\? Accepted: choice, exact"):
         parse("reward=numbr")
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_rewards_lists_them_with_options_that_they_have() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGE, re.MULTILINE))
+    assert rows.keys() == REWARD_NAMES.keys()
+    for name, options in rows.items():
+        fields = chz.chz_fields(Names(REWARD_NAMES, default=name).build_default())
+        assert set(re.findall(r"`(\w+)`", options)) <= fields.keys()
+
+
+def test_the_examples_of_the_page_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "docs/rewards.md", "exec"), {})
