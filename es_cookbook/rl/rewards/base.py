@@ -38,6 +38,7 @@ REWARD_NAMES = {
     "math": "es_cookbook.rl.rewards.math_answers:Math",
     "format": "es_cookbook.rl.rewards.format:Format",
     "length": "es_cookbook.rl.rewards.length:Length",
+    "judge": "es_cookbook.rl.rewards.judge:Judge",
     "sum": "es_cookbook.rl.rewards.weighted_sum:WeightedSum",
 }
 """What a user types on the command line."""

@@ -21,6 +21,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, ESCookbookError, nearest
 from es_cookbook.rl.rewards.base import Fields, Reward, Score, reward_and_metrics
 from es_cookbook.rl.rewards.format import Format
+from es_cookbook.rl.rewards.judge import Judge
 from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.math_answers import Math
@@ -54,6 +55,7 @@ class WeightedSum(Reward):
     regex: Regex = chz.field(default_factory=Regex, doc="options of the reward regex")
     math: Math = chz.field(default_factory=Math, doc="options of the reward math")
     format: Format = chz.field(default_factory=Format, doc="options of the reward format")
+    judge: Judge = chz.field(default_factory=Judge, doc="options of the reward judge")
     length: Length = chz.field(default_factory=Length, doc="options of the reward length")
 
     @chz.validate
@@ -81,6 +83,7 @@ class WeightedSum(Reward):
             "regex": self.regex,
             "math": self.math,
             "format": self.format,
+            "judge": self.judge,
             "length": self.length,
         }
 
