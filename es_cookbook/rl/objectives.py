@@ -48,6 +48,7 @@ OBJECTIVE_NAMES = {
     "pass_at_k": "es_cookbook.rl.objectives:PassAtK",
     "max_of_k": "es_cookbook.rl.objectives:MaxOfK",
     "length_penalty": "es_cookbook.rl.objectives:LengthPenalty",
+    "gdpo": "es_cookbook.rl.gdpo:Gdpo",
 }
 """What a user types on the command line."""
 REWARD = "reward"
@@ -73,16 +74,24 @@ class Outcomes:
         Raises:
             ConfigError: No Env reports it; names the nearest.
         """
+        return self.values(metric, "objective.metric") >= threshold
+
+    def values(self, metric: str, option: str) -> NDArray[np.float64]:
+        """An Env metric, or the reward if it is `REWARD`; `option` is where the user named it.
+
+        Raises:
+            ConfigError: No Env reports it; names the nearest.
+        """
         if metric == REWARD:
-            return self.rewards_P_G_K >= threshold
+            return self.rewards_P_G_K
         if metric not in self.metrics:
             if np.isnan(self.rewards_P_G_K).all():  # Nobody was there to report it.
-                return np.zeros(self.rewards_P_G_K.shape, dtype=np.bool_)
+                return self.rewards_P_G_K
             raise ConfigError(
-                f"objective.metric must be one that the Envs report, found {metric!r}: "
+                f"{option} must be one that the Envs report, found {metric!r}: "
                 f"{nearest(metric, [*self.metrics, REWARD])}"
             )
-        return self.metrics[metric] >= threshold
+        return self.metrics[metric]
 
 
 def outcomes(groups_P: Sequence[TrajectoryGroup]) -> Outcomes:
@@ -149,6 +158,11 @@ class Objective(ABC):
         """Fewest attempts of a genome at a problem."""
         return 1
 
+    @property
+    def counted(self) -> Sequence[str]:
+        """Env metrics that it counts in place of the rewards, none by default."""
+        return ()
+
     def options(self, path: str = "objective") -> str:
         """What makes `min_attempts` what it is, as a user types it; `path` is the objective's."""
         return f"{path}={type(self).__name__}"
@@ -207,6 +221,11 @@ class PassAtK(Objective):
     def min_attempts(self) -> int:
         """As many as are asked about."""
         return self.k
+
+    @property
+    @override
+    def counted(self) -> Sequence[str]:
+        return () if self.metric == REWARD else (self.metric,)
 
     @override
     def options(self, path: str = "objective") -> str:
@@ -273,10 +292,11 @@ class LengthPenalty(Objective):
         check_range(self, "limit", at_least=1)
         check_range(self, "strength", at_least=0, at_most=1)
         check_range(self, "right_above")
-        if isinstance(self.inner, PassAtK) and self.inner.metric != REWARD:
+        if counted := self.inner.counted:
             raise ConfigError(
-                f"inner=pass_at_k counts the metric {self.inner.metric!r}, on which a length "
-                "penalty has no effect; use inner=max_of_k, or inner.metric=reward"
+                f"inner counts the metric {', '.join(map(repr, counted))}, on which a length "
+                "penalty has no effect; use inner=max_of_k, or inner.metric=reward, or with gdpo "
+                "inner.rewards=reward,..."
             )
 
     @property

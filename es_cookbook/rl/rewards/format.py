@@ -9,6 +9,11 @@ are quadratic on hostile text.
 from collections.abc import Collection
 from typing import Literal, TypeAlias
 
+import chz
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.rewards.base import Fields, Reward
+
 Tag: TypeAlias = Literal["think_open", "think_close", "answer_open", "answer_close"]
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -75,6 +80,39 @@ def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> flo
     return 0.1 * _has_pair(text, THINK_OPEN, THINK_CLOSE) + 0.5 * _has_pair(
         text, ANSWER_OPEN, ANSWER_CLOSE
     )
+
+
+@chz.chz
+class Format(Reward):
+    """The form of an answer as a reward function; the row does not matter.
+
+    >>> Format()("<think>1+2=3</think><answer>1+2", {})
+    0.75
+    """
+
+    form: Literal["tags", "paper"] = chz.field(
+        default="tags",
+        doc="tags: share of correct tags; paper: 1 if whole, or 0.1 thought + 0.5 answer",
+    )
+    excluded: tuple[Tag, ...] = chz.field(
+        default=(), doc="tags that are not expected; form=tags only"
+    )
+    prompt_ends_in_think: bool = chz.field(
+        default=False, doc="the prompt already holds the opening <think>"
+    )
+
+    @chz.validate
+    def _excluded(self) -> None:
+        if self.excluded and self.form == "paper":
+            raise ConfigError("excluded needs form=tags: form=paper always expects all of them")
+
+    def __call__(self, text: str, row: Fields) -> float:
+        """In [0, 1]."""
+        del row
+        in_think = self.prompt_ends_in_think
+        if self.form == "paper":
+            return paper_format_reward(text, prompt_ends_in_think=in_think)
+        return tag_format_reward(text, excluded=self.excluded, prompt_ends_in_think=in_think)
 
 
 def extract_answer(text: str) -> str | None:

@@ -15,12 +15,28 @@ right one. `penalised` takes any s from 0 to 1; 0.3 is the usual one.
 
 Lengths are in whatever unit the caller counts: words, characters, tokens. NaN is a lost rollout,
 and stays NaN.
+
+`Length` adjusts another reward function by the words of one answer. What compares the answers to a
+problem with each other cannot be a function of one of them: it is the objective `length_penalty`
+without a limit, which sees all attempts of all genomes.
 """
 
 import math
 
+import chz
 import numpy as np
 from numpy.typing import NDArray
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
+from es_cookbook.rl.rewards.base import (
+    REWARD_NAMES,
+    Fields,
+    Reward,
+    Score,
+    name_of,
+    reward_and_metrics,
+)
 
 STRENGTH = 0.3
 """The usual share of the reward that length can change."""
@@ -69,3 +85,59 @@ def penalised(
         rewards * (1 - strength * fractions),
         rewards + (1 - rewards) * strength * fractions,
     )
+
+
+_OF = Names(REWARD_NAMES, default="exact")
+
+
+@chz.chz
+class Length(Reward):
+    """Another reward, adjusted by the number of words (`dynamic_fractions`, `penalised`).
+
+    The other reward is reported as a metric by its own name.
+
+    >>> Length(limit=4)("one two <answer>3</answer>", {"answer": "3"})
+    (0.775, {'exact': 1.0})
+    """
+
+    of: Reward = chz.field(
+        meta_factory=_OF, default_factory=_OF.build_default, doc="reward that is adjusted"
+    )
+    limit: int = chz.field(default=200, doc="words at which an answer is fully long")
+    strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can change")
+    right_above: float = chz.field(
+        default=0.9, doc="answers are right, and should be short, if their reward is above this"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "limit", at_least=1)
+        check_range(self, "strength", at_least=0, at_most=1)
+        check_range(self, "right_above")
+
+    def __call__(self, text: str, row: Fields) -> Score:
+        """The adjusted reward, and the other one with its metrics."""
+        return self._adjusted(text, self.of(text, row))
+
+    async def grade(self, text: str, row: Fields) -> Score:
+        """The same, where the other reward runs."""
+        return self._adjusted(text, await self.of.grade(text, row))
+
+    def check(self) -> None:
+        """Check the other reward."""
+        self.of.check()
+
+    def check_row(self, row: Fields) -> None:
+        """Check the row for the other reward."""
+        self.of.check_row(row)
+
+    def _adjusted(self, text: str, score: Score) -> Score:
+        reward, metrics = reward_and_metrics(score)
+        words = len(text.split(maxsplit=self.limit))  # One more than the limit is enough to know.
+        moved = penalised(
+            np.array(reward),
+            np.array(reward > self.right_above),
+            dynamic_fractions(np.array(float(words)), self.limit),
+            self.strength,
+        )
+        return float(moved), {**metrics, name_of(self.of): reward}

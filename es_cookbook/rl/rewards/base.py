@@ -1,0 +1,145 @@
+"""Reward functions over rows: the interface, the shared ones by name, and the check of a result.
+
+A reward function is called as `reward(text, row)`: `text` is a model's whole answer, and `row` the
+fields of the problem's row. It returns a number, or a number and metrics to report beside it.
+Any function that can be imported by its name is one. The shared ones are `Reward`s: chz objects
+with options, so `reward=number reward.tolerance=0.01` works on a command line, and they pickle.
+
+An Env awaits `graded`, which calls either kind. What may take long then runs in a worker process,
+and a result that is no reward is refused in a sentence with the reward's name and the row's origin.
+
+Left out: NaN as a reward. A score that is lost, for example because a judge did not answer, is an
+exception: it loses the rollout, whose reward is then NaN.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import TypeAlias, cast
+
+import chz
+
+from es_cookbook.common.errors import EnvError, ESCookbookError
+from es_cookbook.rl.problem_env import Grade
+from es_cookbook.rl.types import Metrics
+
+Fields: TypeAlias = Mapping[str, object]
+"""A row: field -> value."""
+Score: TypeAlias = float | tuple[float, Metrics]
+"""A reward, or a reward and metrics."""
+RewardFunction: TypeAlias = Callable[[str, Fields], Score]
+
+REWARD_NAMES = {
+    "exact": "es_cookbook.rl.rewards.matching:Exact",
+    "choice": "es_cookbook.rl.rewards.matching:Choice",
+    "number": "es_cookbook.rl.rewards.number:Number",
+    "regex": "es_cookbook.rl.rewards.regex:Regex",
+    "math": "es_cookbook.rl.rewards.math_answers:Math",
+    "format": "es_cookbook.rl.rewards.format:Format",
+    "length": "es_cookbook.rl.rewards.length:Length",
+    "judge": "es_cookbook.rl.rewards.judge:Judge",
+    "sum": "es_cookbook.rl.rewards.weighted_sum:WeightedSum",
+}
+"""What a user types on the command line."""
+_LONGEST = 80
+"""Characters of a value that a sentence shows."""
+
+
+@chz.chz
+class Reward(ABC):
+    """A shared reward function."""
+
+    @abstractmethod
+    def __call__(self, text: str, row: Fields) -> Score:
+        """The reward of an answer to a row, computed here and now.
+
+        Raises:
+            DataError: The row lacks what the reward needs.
+        """
+
+    async def grade(self, text: str, row: Fields) -> Score:
+        """The same from an Env; one that may take long overrides it and runs elsewhere."""
+        return self(text, row)
+
+    def check(self) -> None:
+        """Refuse, before a run, what cannot be graded on this machine; by default nothing.
+
+        Raises:
+            ConfigError: What is missing.
+        """
+        return
+
+    def check_row(self, row: Fields) -> None:
+        """Refuse a row that lacks what the reward needs.
+
+        Raises:
+            DataError: What is missing or wrong.
+        """
+        self("", row)
+
+
+async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> Grade:
+    """The grade of an answer, by any reward function.
+
+    Args:
+        reward: a function or a `Reward`; a plain function is called on the event loop.
+        text: the model's whole answer.
+        row: the problem's row.
+        where: what sentences call the row, for example "train.jsonl, line 3".
+
+    Raises:
+        EnvError: It raised, or returned something else than a finite number, alone or with finite
+            metrics; names the reward and the row.
+    """
+    who = f"{where}: reward {name_of(reward)!r}"
+    try:
+        found = await reward.grade(text, row) if isinstance(reward, Reward) else reward(text, row)
+    except ESCookbookError as error:
+        raise EnvError(f"{who}: {error}") from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise EnvError(f"{who} raised {said}") from error
+    try:
+        value, metrics = reward_and_metrics(found)
+    except EnvError as error:
+        raise EnvError(f"{who} {error}") from None
+    return Grade(value, metrics)
+
+
+def reward_and_metrics(found: object) -> tuple[float, Metrics]:
+    """Check what a reward function returned.
+
+    Raises:
+        EnvError: Neither a finite number nor one with finite metrics.
+    """
+    value, metrics = found, cast(object, {})
+    if isinstance(found, tuple) and len(cast("tuple[object, ...]", found)) == 2:
+        value, metrics = cast("tuple[object, object]", found)
+    if not _is_finite(value):
+        raise EnvError(f"must return a finite number, or one and metrics, found {_shown(found)}")
+    if not isinstance(metrics, Mapping):
+        raise EnvError(f"must return metrics as a mapping, found {_shown(metrics)}")
+    for name, number in cast("Mapping[object, object]", metrics).items():
+        if not isinstance(name, str) or not _is_finite(number):
+            raise EnvError(
+                f"must return finite numbers as metrics, found {_shown(number)} for {name!r}"
+            )
+    return float(cast(float, value)), cast(Metrics, metrics)
+
+
+def name_of(reward: RewardFunction) -> str:
+    """What a user calls a reward function: a name of `REWARD_NAMES`, or the function's own."""
+    kind = type(reward)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    own = cast(str, getattr(reward, "__qualname__", kind.__qualname__))
+    return next((name for name, known in REWARD_NAMES.items() if known == target), own)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _shown(found: object) -> str:
+    text = repr(found)
+    return f"{type(found).__name__} {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}…'}"

@@ -1,0 +1,155 @@
+"""Answers that are texts: the row's own (`Exact`), or one of the choices that the row lists."""
+
+import functools
+import re
+from collections.abc import Sequence
+
+import chz
+
+from es_cookbook.common.errors import DataError
+from es_cookbook.rl.rewards.answers import (
+    EXTRACT_DOC,
+    Extract,
+    extracted,
+    field_of,
+    last_match,
+    texts_of,
+)
+from es_cookbook.rl.rewards.base import Fields, Reward
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LONGEST_CHOICE = 2000
+"""Characters at an answer's end in which a choice is looked for."""
+
+
+@chz.chz
+class Exact(Reward):
+    """1 if the answer is the row's, or one of the row's, character for character; else 0.
+
+    >>> Exact()("It is <answer> new  york </answer>", {"answer": "New York"})
+    1.0
+    """
+
+    field: str = chz.field(default="answer", doc="row field with the answer, or a list of answers")
+    extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
+    fold_case: bool = chz.field(default=True, doc="upper and lower case are the same")
+    fold_spaces: bool = chz.field(default=True, doc="any run of white space is one space")
+
+    def __call__(self, text: str, row: Fields) -> float:
+        """1 or 0."""
+        golds = texts_of(row, self.field)
+        answer = extracted(text, self.extract)
+        # Folding a megabyte takes long, and changes lengths by little but for white space.
+        if answer is None or len(answer) > 1000 + 4 * max(map(len, golds)):
+            return 0.0
+        return float(self._folded(answer) in map(self._folded, golds))
+
+    def _folded(self, text: str) -> str:
+        if self.fold_spaces:
+            text = " ".join(text.split())
+        return text.casefold() if self.fold_case else text.strip()
+
+
+@chz.chz
+class Choice(Reward):
+    """1 if the choice that the answer names last is the row's; else 0.
+
+    A choice is named by its capital letter (A for the first) or by its text in any case, each as a
+    word of its own. An answer that is nothing but a letter may be in any case. Where a choice's
+    text is itself a single letter, letters name no positions. The row has its answer as a letter, a
+    text, or a position counted from 0.
+
+    Pitfall: "A" at the start of a sentence names the first choice; have answers in tags.
+
+    >>> row = {"choices": ["Paris", "Rome"], "answer": "B"}
+    >>> Choice()("Not Paris, so <answer>Rome</answer>", row), Choice()("(A)", row)
+    (1.0, 0.0)
+    """
+
+    field: str = chz.field(
+        default="answer", doc="row field with the right letter, text or position"
+    )
+    choices: str = chz.field(default="choices", doc="row field with the list of choices")
+    extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
+
+    def __call__(self, text: str, row: Fields) -> float:
+        """1 or 0."""
+        choices = [" ".join(choice.split()) for choice in texts_of(row, self.choices)]
+        if not 2 <= len(choices) <= len(LETTERS):
+            raise DataError(
+                f"field {self.choices!r} must be a list of 2 to {len(LETTERS)} choices, found "
+                f"{len(choices)}"
+            )
+        right = self._right(field_of(row, self.field), choices)
+        answer = extracted(text, self.extract)
+        return float(answer is not None and named_last(answer, choices) == right)
+
+    def _right(self, gold: object, choices: Sequence[str]) -> int:
+        if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
+            return gold
+        found = _positions(tuple(choices)).get(_key(gold)) if isinstance(gold, str) else None
+        if found is None:
+            raise DataError(
+                f"field {self.field!r} must be one of the {len(choices)} choices, its letter or "
+                f"its position from 0 to {len(choices) - 1}, found {gold!r:.60}"
+            )
+        return found
+
+
+def named_last(answer: str, choices: Sequence[str]) -> int | None:
+    """Position of the choice that an answer names last; None where it names none.
+
+    Args:
+        answer: of which the last `LONGEST_CHOICE` characters count.
+        choices: texts without runs of white space.
+
+    >>> named_last("First (A), but it is (C).", ["red", "green", "blue"])
+    2
+    """
+    positions = _positions(tuple(choices))
+    if len(answer) <= LONGEST_CHOICE and (whole := positions.get(_key(answer))) is not None:
+        return whole
+    pattern, order = _mentions(tuple(choices))
+    # With two characters before the window, which tell whether a word begins there.
+    window = answer[-LONGEST_CHOICE - 2 :]
+    last = last_match(pattern, window, max(len(window) - LONGEST_CHOICE, 0), len(window))
+    if last is None or last.lastindex is None:
+        return None
+    found = order[last.lastindex - 1] if last.lastindex <= len(order) else None
+    return LETTERS.index(last[0]) if found is None else found
+
+
+def _key(text: str) -> str:
+    folded = " ".join(text.split()).casefold()
+    return folded.strip(" ().") or folded
+
+
+@functools.lru_cache(maxsize=4096)
+def _positions(choices: tuple[str, ...]) -> dict[str, int]:
+    """Texts, and letters if they name positions, as `_key` writes them -> position."""
+    texts = {_key(choice): i for i, choice in enumerate(choices)}
+    if len(texts) < len(choices) or not all(texts):
+        raise DataError(f"the choices must be texts that differ, found {list(choices)!r:.60}")
+    letters = {LETTERS[i].casefold(): i for i in range(len(choices))}
+    return texts if _letters(choices) == "" else letters | texts
+
+
+def _letters(choices: tuple[str, ...]) -> str:
+    """The letters that name positions: none where a choice is itself a letter."""
+    keys = map(_key, choices)
+    return "" if any(len(key) == 1 and key.isalpha() for key in keys) else LETTERS[: len(choices)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _mentions(choices: tuple[str, ...]) -> tuple[re.Pattern[str], list[int]]:
+    """A pattern of a choice's text or letter, and the position that each of its groups is about.
+
+    A group for every text, the longer first where one begins with another, then one for letters.
+    """
+    order = sorted(range(len(choices)), key=lambda i: len(choices[i]), reverse=True)
+    texts = [r"\s{1,9}".join(map(re.escape, choices[i].split())) for i in order]
+    groups = [f"((?i:{text}))" for text in texts]
+    if letters := _letters(choices):
+        groups.append(f"([{letters}])")
+    named = "|".join(groups)
+    return re.compile(rf"(?<!\w)(?<!\d[.,])(?:{named})(?!\w|[.,]\d)"), order

@@ -1,0 +1,148 @@
+"""Several shared rewards at once: their weighted sum, and each of them as a metric by its name.
+
+    reward=sum reward.rewards=exact,format reward.weights=1,0.1 reward.exact.fold_case=False
+
+A row may name its own rewards in place of those, in its field `reward`: a name, or a list of names.
+So one data set can hold problems that are graded in different ways. A row has names of shared
+rewards only: data must not choose which code runs.
+
+The sum is fixed before a generation: a reward with a large spread outweighs one with a small
+spread, whatever the weights say. The objective `gdpo` adds the same metrics after each was
+normalised.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.errors import ConfigError, DataError, EnvError, ESCookbookError, nearest
+from es_cookbook.rl.rewards.base import Fields, Reward, Score, reward_and_metrics
+from es_cookbook.rl.rewards.format import Format
+from es_cookbook.rl.rewards.judge import Judge
+from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.matching import Choice, Exact
+from es_cookbook.rl.rewards.math_answers import Math
+from es_cookbook.rl.rewards.number import Number
+from es_cookbook.rl.rewards.regex import Regex
+
+ROW_FIELD = "reward"
+"""Where a row names its own rewards."""
+
+
+@chz.chz
+class WeightedSum(Reward):
+    """Σ weight · reward over some of the shared rewards.
+
+    >>> both = WeightedSum(rewards=("exact", "format"), weights=(1.0, 0.5))
+    >>> both("<think>so</think><answer>4</answer>", {"answer": "4"})
+    (1.5, {'exact': 1.0, 'format': 1.0})
+    >>> both("<answer>4.0</answer>", {"answer": "4", "reward": "number"})
+    (1.0, {'number': 1.0})
+    """
+
+    rewards: tuple[str, ...] = chz.field(
+        default=("exact",), doc="names of rewards; a row's own field `reward` goes before"
+    )
+    weights: tuple[float, ...] = chz.field(
+        default=(), doc="one for each of the rewards; none: 1 each, as for those a row names alone"
+    )
+    exact: Exact = chz.field(default_factory=Exact, doc="options of the reward exact")
+    choice: Choice = chz.field(default_factory=Choice, doc="options of the reward choice")
+    number: Number = chz.field(default_factory=Number, doc="options of the reward number")
+    regex: Regex = chz.field(default_factory=Regex, doc="options of the reward regex")
+    math: Math = chz.field(default_factory=Math, doc="options of the reward math")
+    format: Format = chz.field(default_factory=Format, doc="options of the reward format")
+    judge: Judge = chz.field(default_factory=Judge, doc="options of the reward judge")
+    length: Length = chz.field(default_factory=Length, doc="options of the reward length")
+
+    @chz.validate
+    def _valid(self) -> None:
+        if not self.rewards:
+            raise ConfigError(f"rewards must be at least one of {', '.join(self._parts())}")
+        for name in self.rewards:
+            if name not in self._parts():
+                raise ConfigError(f"rewards: unknown {name!r}: {nearest(name, self._parts())}")
+        if len(set(self.rewards)) < len(self.rewards):
+            raise ConfigError(f"rewards must differ, found {','.join(self.rewards)}")
+        if self.weights and len(self.weights) != len(self.rewards):
+            raise ConfigError(
+                f"weights must be one for each of the {len(self.rewards)} rewards, found "
+                f"{len(self.weights)}"
+            )
+        if not all(map(math.isfinite, self.weights)):
+            raise ConfigError(f"weights must be finite, found {self.weights}")
+
+    def _parts(self) -> Mapping[str, Reward]:
+        return {
+            "exact": self.exact,
+            "choice": self.choice,
+            "number": self.number,
+            "regex": self.regex,
+            "math": self.math,
+            "format": self.format,
+            "judge": self.judge,
+            "length": self.length,
+        }
+
+    @override
+    def __call__(self, text: str, row: Fields) -> Score:
+        """The sum, and each reward by its name, all computed here and now."""
+        return self._sum({name: part(text, row) for name, part in self._of(row)})
+
+    @override
+    async def grade(self, text: str, row: Fields) -> Score:
+        """The same, each reward where it runs."""
+        scores: dict[str, Score] = {}
+        for name, part in self._of(row):
+            try:
+                scores[name] = await part.grade(text, row)
+            except ESCookbookError as error:
+                raise EnvError(f"{name}: {error}") from error
+        return self._sum(scores)
+
+    @override
+    def check(self) -> None:
+        for name in self.rewards:
+            self._parts()[name].check()
+
+    @override
+    def check_row(self, row: Fields) -> None:
+        for name, part in self._of(row):
+            try:
+                part.check_row(row)
+            except DataError as error:
+                raise DataError(f"reward {name!r}: {error}") from None
+
+    def _sum(self, scores: Mapping[str, Score]) -> Score:
+        weights = dict(zip(self.rewards, self.weights or (1.0,) * len(self.rewards), strict=True))
+        rewards: dict[str, float] = {}
+        metrics: dict[str, float] = {}
+        for name, score in scores.items():
+            rewards[name], own = reward_and_metrics(score)
+            metrics |= own
+        total = math.fsum(weights.get(name, 1.0) * reward for name, reward in rewards.items())
+        return total, metrics | rewards
+
+    def _of(self, row: Fields) -> Iterator[tuple[str, Reward]]:
+        """The rewards of a row, with their names."""
+        parts = self._parts()
+        for name in self._named_by(row):
+            if name not in parts:
+                raise DataError(f"field {ROW_FIELD!r}: unknown {name!r}: {nearest(name, parts)}")
+            yield name, parts[name]
+
+    def _named_by(self, row: Fields) -> Sequence[str]:
+        found = row.get(ROW_FIELD)
+        if found is None:
+            return self.rewards
+        names = [found] if isinstance(found, str) else found
+        items = cast("list[object]", names) if isinstance(names, list | tuple) else []
+        if not items or not all(isinstance(item, str) for item in items):
+            raise DataError(
+                f"field {ROW_FIELD!r} must be a reward's name, or a list of names, found "
+                f"{found!r:.60}"
+            )
+        return list(dict.fromkeys(cast("list[str]", items)))

@@ -1,0 +1,129 @@
+"""A result that is no reward is refused in one sentence with the reward's name and the row's."""
+
+import math
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import chz
+import numpy as np
+import pytest
+
+from es_cookbook.common.configs import Names, config_from_json, config_to_json
+from es_cookbook.common.errors import DataError, EnvError
+from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded, name_of
+from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.rl.rewards.number import Number
+
+pytestmark = pytest.mark.anyio
+WHERE = "train.jsonl, line 3"
+
+
+def shouting(text: str, row: Mapping[str, object]) -> tuple[float, Mapping[str, float]]:
+    return float(text.isupper()), {"characters": len(text), "of": float(str(row["of"]))}
+
+
+async def test_a_function_with_metrics_is_a_reward() -> None:
+    grade = await graded(shouting, "HI", {"of": 7}, WHERE)
+    assert (grade.reward, grade.metrics) == (1.0, {"characters": 2, "of": 7.0})
+
+
+async def test_a_number_of_numpy_is_a_reward() -> None:
+    grade = await graded(lambda text, row: np.float32(0.5), "", {}, WHERE)  # type: ignore[return-value]
+    assert grade.reward == 0.5 and type(grade.reward) is float
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (None, "a finite number, or one and metrics, found NoneType None"),
+        (math.nan, "a finite number, or one and metrics, found float nan"),
+        (-math.inf, "a finite number, or one and metrics, found float -inf"),
+        ("1", "a finite number, or one and metrics, found str '1'"),
+        ((1.0, {}, 3), "a finite number, or one and metrics, found tuple (1.0, {}, 3)"),
+        ((1.0, 2.0), "metrics as a mapping, found float 2.0"),
+        ((1.0, {"a": None}), "finite numbers as metrics, found NoneType None for 'a'"),
+    ],
+)
+async def test_anything_else_is_refused(found: object, sentence: str) -> None:
+    def broken(text: str, row: Mapping[str, object]) -> object:
+        return found
+
+    with pytest.raises(EnvError) as refused:
+        await graded(broken, "", {}, WHERE)  # type: ignore[arg-type]
+    name = f"{test_anything_else_is_refused.__name__}.<locals>.broken"
+    assert str(refused.value) == f"{WHERE}: reward {name!r} must return {sentence}"
+
+
+async def test_what_a_function_raises_is_told_with_its_name_and_row() -> None:
+    with pytest.raises(EnvError) as raised:
+        await graded(shouting, "HI", {}, WHERE)
+    assert str(raised.value) == f"{WHERE}: reward 'shouting' raised KeyError: 'of'"
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+async def test_a_row_without_its_answer_is_told_with_what_it_has() -> None:
+    with pytest.raises(EnvError) as refused:
+        await graded(Number(), "1", {"answr": 1, "question": "1+0"}, WHERE)
+    assert str(refused.value) == (
+        f"{WHERE}: reward 'number': field 'answer' is missing; did you mean 'answr'?; "
+        "the row has: answr, question"
+    )
+
+
+def test_a_row_can_be_checked_before_a_run() -> None:
+    Number().check_row({"answer": "#### 42"})
+    with pytest.raises(DataError, match=r"field 'answer' must hold a number, found 'many'"):
+        Number().check_row({"answer": "many"})
+
+
+@pytest.mark.parametrize("name", REWARD_NAMES)
+def test_a_shared_reward_is_known_by_its_name_pickles_and_is_rebuilt_from_json(name: str) -> None:
+    built = Names(REWARD_NAMES, default=name).build_default()
+    assert isinstance(built, Reward)
+    assert name_of(built) == name
+    assert pickle.loads(pickle.dumps(built)) == built
+    assert config_from_json(config_to_json(built)) == built
+
+
+@chz.chz
+class Config:
+    reward: Reward = chz.field(
+        meta_factory=Names(REWARD_NAMES, default="exact"), default_factory=Exact, doc="reward"
+    )
+
+
+def parse(*words: str) -> Reward:
+    return chz.Blueprint(Config).make_from_argv(list(words)).reward
+
+
+def test_a_reward_and_its_options_are_typed_by_name() -> None:
+    assert parse() == Exact()
+    assert parse("reward=number", "reward.tolerance=0.5") == Number(tolerance=0.5)
+    assert parse("reward=length", "reward.of=number", "reward.limit=9") == parse(
+        "reward=length", "reward.limit=9", "reward.of=number"
+    )
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(Exception, match=r"did you mean 'number'\? Accepted: choice, exact"):
+        parse("reward=numbr")
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_rewards_lists_them_with_options_that_they_have() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGE, re.MULTILINE))
+    assert rows.keys() == REWARD_NAMES.keys()
+    for name, options in rows.items():
+        fields = chz.chz_fields(Names(REWARD_NAMES, default=name).build_default())
+        assert set(re.findall(r"`(\w+)`", options)) <= fields.keys()
+
+
+def test_the_examples_of_the_page_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "docs/rewards.md", "exec"), {})

@@ -1,0 +1,121 @@
+"""Answers that are texts: the row's own, and the choice named last."""
+
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from es_cookbook.common.errors import DataError
+from es_cookbook.rl.rewards.matching import LONGEST_CHOICE, Choice, Exact, named_last
+
+CITIES = ["New York", "York", "Paris"]
+
+
+@pytest.mark.parametrize(
+    ("reward", "text", "answer", "score"),
+    [
+        (Exact(), "<answer> new\nYORK </answer>", "New York", 1),
+        (Exact(), "New York.", "New York", 0),
+        (Exact(), "straße", "STRASSE", 1),
+        (Exact(), "4", 4, 1),
+        (Exact(), "two", ["2", "two"], 1),
+        (Exact(), "", "2", 0),
+        (Exact(fold_case=False), "york", "York", 0),
+        (Exact(fold_case=False), " York ", "York", 1),
+        (Exact(fold_spaces=False), "New  York", "New York", 0),
+        (Exact(fold_spaces=False), "new York\n", "New York", 1),
+        (Exact(extract="boxed"), r"York, \boxed{Paris}", "Paris", 1),
+        (Exact(extract="answer"), "Paris", "Paris", 0),
+        (Exact(), "x" * 5000, "x" * 5000, 1),
+        (Exact(), "x" + " " * 100_000 + "y", "x y", 0),
+    ],
+)
+def test_exact(reward: Exact, text: str, answer: object, score: float) -> None:
+    assert reward(text, {"answer": answer}) == score
+
+
+@given(st.text(min_size=1))
+def test_every_text_is_exactly_itself(text: str) -> None:
+    assume("<answer>" not in text and "boxed" not in text)
+    assert Exact()(f"<answer>{text}</answer>", {"answer": text}) == 1.0
+    assert Exact(extract="text")(text.swapcase().swapcase(), {"answer": text}) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "position"),
+    [
+        ("B", CITIES, 1),
+        (" (b). ", CITIES, 1),
+        ("b because", CITIES, None),
+        ("It is C.", CITIES, 2),
+        ("Not (A) but **C**", CITIES, 2),
+        ("D", CITIES, None),
+        ("new  york", CITIES, 0),
+        ("I love new\nyork!", CITIES, 0),
+        ("Yorkshire", CITIES, None),
+        ("Paris, no, York", CITIES, 1),
+        ("Paris is not in NEW YORK", CITIES, 0),
+        ("BC", CITIES, None),
+        ("", CITIES, None),
+        ("5.2", ["5", "52"], None),
+        ("it is 5.", ["5", "52"], 0),
+        ("-5", ["5", "-5"], 1),
+        ("C", ["C", "A", "B"], 0),
+        ("yes", ["no", "yes"], 1),
+        ("K", ["\N{KELVIN SIGN}elvin x", "Rankine"], None),
+        ("kelvin it is", ["\N{KELVIN SIGN}elvin", "Rankine"], 0),
+        ("x" * LONGEST_CHOICE + " B", CITIES, 1),
+        ("B" + " x" * LONGEST_CHOICE, CITIES, None),
+        ("aB" + "." * (LONGEST_CHOICE - 1), CITIES, None),
+    ],
+)
+def test_the_choice_named_last(answer: str, choices: list[str], position: int | None) -> None:
+    assert named_last(answer, choices) == position
+
+
+@pytest.mark.parametrize("right", ["B", "b", "York", "york", 1])
+def test_a_row_names_its_choice_by_letter_text_or_position(right: object) -> None:
+    row = {"choices": CITIES, "answer": right}
+    assert [Choice()(text, row) for text in ("B", "york", "New York", "", "(C)")] == [1, 1, 0, 0, 0]
+
+
+def test_choices_of_letters_are_named_by_their_texts_alone() -> None:
+    row = {"choices": ["B", "A"], "answer": 1}
+    assert (Choice()("A", row), Choice()("B", row)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"choices": CITIES}, "field 'answer' is missing; the row has: choices"),
+        ({"answer": "A"}, "field 'choices' is missing; the row has: answer"),
+        ({"choices": ["x"], "answer": "A"}, "a list of 2 to 26 choices, found 1"),
+        ({"choices": CITIES, "answer": "Rome"}, "found 'Rome'"),
+        ({"choices": CITIES, "answer": 3}, "its position from 0 to 2, found 3"),
+        ({"choices": CITIES, "answer": True}, "found True"),
+        ({"choices": ["x", "X"], "answer": "A"}, "texts that differ, found ['x', 'X']"),
+        ({"choices": [" ", "X"], "answer": "B"}, "texts that differ, found ['', 'X']"),
+    ],
+)
+def test_rows_that_ask_nothing_are_refused(row: dict[str, object], sentence: str) -> None:
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        Choice().check_row(row)
+
+
+words = st.text("aAbBcC .,x5-\N{LATIN SMALL LETTER DOTLESS I}i", min_size=1, max_size=6)
+
+
+@given(
+    choices=st.lists(words, min_size=2, max_size=5), answer=st.text("aAbBcC .,x5-iI", max_size=30)
+)
+def test_any_choices_and_answers_give_a_position_or_none(choices: list[str], answer: str) -> None:
+    choices = [" ".join(choice.split()) for choice in choices]
+    try:
+        found = named_last(answer, choices)
+    except DataError:
+        return
+    assert found is None or 0 <= found < len(choices)
+    # A choice that is the whole answer is that choice.
+    for i, choice in enumerate(choices):
+        assert named_last(choice, choices) == i

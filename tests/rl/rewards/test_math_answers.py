@@ -1,0 +1,108 @@
+"""Mathematics is compared in a worker process, and what cannot be is 0 or a sentence."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.rl.grading.workers import end_idle_workers
+from es_cookbook.rl.problem_env import Grade
+from es_cookbook.rl.rewards.base import graded
+from es_cookbook.rl.rewards.math_answers import Math
+
+pytestmark = pytest.mark.anyio
+
+STAND_IN = '''
+"""Compares texts between dollars; some of them take for ever."""
+
+def parse(text, parsing_timeout):
+    assert parsing_timeout == 0
+    while "^" in text:
+        pass
+    return [] if "?" in text else [text.split("$")[1]] if "$" in text else ["?"]
+
+def verify(gold, found, timeout_seconds):
+    assert timeout_seconds == 0
+    return gold == found
+'''
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A math_verify for workers that start from now on."""
+    (tmp_path / "math_verify.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    end_idle_workers()
+    yield
+    end_idle_workers()
+
+
+async def grade(text: str, answer: object, **options: float) -> Grade:
+    return await graded(Math(**options), text, {"answer": answer}, "row 1")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_a_comparison_runs_in_a_worker_without_alarms() -> None:
+    assert await grade(r"so \boxed{x +  1}", "x + 1") == Grade(1.0, {"math_timeouts": 0.0})
+    assert await grade("<answer>$x$ it is</answer>", ["y", "x"]) == Grade(
+        1.0, {"math_timeouts": 0.0}
+    )
+    assert await grade("x", "x") == Grade(1.0, {"math_timeouts": 0.0})
+    assert await grade("<answer>x", "x") == Grade(0.0, {"math_timeouts": 0.0})
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_an_answer_that_takes_for_ever_is_worth_nothing_and_counted() -> None:
+    assert await grade(r"\boxed{9^9^9}", "9", timeout=0.2) == Grade(0.0, {"math_timeouts": 1.0})
+    assert (await grade(r"\boxed{9}", "9")).reward == 1.0
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_a_row_whose_answer_is_no_mathematics_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"row 1: reward 'math': math-verify cannot read the row's"):
+        await grade("9", "?")
+
+
+async def test_the_longest_answers_are_wrong_unread() -> None:
+    assert (await grade(rf"\boxed{{{'1' * 1001}}}", "1")).reward == 0.0
+
+
+def test_rows_need_an_answer() -> None:
+    with pytest.raises(DataError, match="field 'answer' is missing"):
+        Math().check_row({})
+    with pytest.raises(ConfigError, match="timeout must be above 0"):
+        Math(timeout=0)
+
+
+@pytest.mark.skipif(find_spec("math_verify") is not None, reason="math-verify is installed")
+async def test_without_math_verify_a_sentence_says_how_to_install_it() -> None:
+    sentence = (
+        "reward=math needs math-verify, which is not installed: pip install 'es-cookbook.math.'"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        Math().check()
+    with pytest.raises(ConfigError, match=sentence):
+        Math().check_row({"answer": 1})
+    with pytest.raises(EnvError, match=f"row 1: reward 'math': {sentence}"):
+        await grade("1", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        (r"so \boxed{\frac{1}{2}}", "0.5", 1),
+        (r"<answer>1/2</answer>", r"\frac{1}{2}", 1),
+        (r"<answer>$\{2, 1\}$</answer>", r"\{1, 2\}", 1),
+        ("The answer is 42.", "42", 1),
+        (r"\boxed{x + 1}", "1 + x", 1),
+        (r"\boxed{43}", "42", 0),
+        (r"\boxed{(((((}", "42", 0),
+        (r"\boxed{9^{9^{9^{9^{9}}}}}", "42", 0),
+        ("", "42", 0),
+    ],
+)
+async def test_math_verify_itself(text: str, answer: str, score: float) -> None:
+    pytest.importorskip("math_verify", reason="math-verify is not installed")
+    assert (await grade(text, answer, timeout=10)).reward == score

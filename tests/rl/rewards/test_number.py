@@ -1,0 +1,165 @@
+"""The last number of a text, exactly; and hostile texts cost every shared reward little."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.rewards.base import Reward
+from es_cookbook.rl.rewards.format import Format
+from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.matching import Choice, Exact
+from es_cookbook.rl.rewards.number import WINDOW, Number, last_number
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("3 apples and 4 pears", 4),
+        ("= -5", -5),
+        ("= \N{MINUS SIGN}5", -5),
+        ("+5", 5),
+        ("3-5", 5),
+        ("(3)-5", 5),
+        ("x-5", 5),
+        ("- 5", 5),
+        ("-$1,234.50 or so", "-1234.5"),
+        ("$12", 12),
+        ("50%", 50),
+        ("12,345,678", 12345678),
+        ("1,23", 23),
+        ("1,2345", 2345),
+        ("1234,567", 567),
+        (".5", "1/2"),
+        ("3.", 3),
+        ("It is 3.", 3),
+        ("1.2.3", 3),
+        ("3/4", "3/4"),
+        ("-3 / 4", "-3/4"),
+        ("1/0", None),
+        ("2/4/2020", 2020),
+        ("5e-3", "0.005"),
+        ("1E3", 1000),
+        ("2e1000", 1000),
+        ("007", 7),
+        ("x2", 2),
+        ("", None),
+        ("none", None),
+        ("\u0663", None),  # ARABIC-INDIC DIGIT THREE is a digit of another script.
+        ("7 \0 \ud800", 7),
+        ("1" * WINDOW, 10**WINDOW // 9),
+        ("1" * (WINDOW + 1), None),
+        ("1," * WINDOW + "234", 1234),
+        ("," + ",234" * WINDOW, None),
+        ("word " * WINDOW + "9", 9),
+        ("1 " * WINDOW + "9", 9),
+    ],
+)
+def test_the_last_number(text: str, value: str | int | None) -> None:
+    assert last_number(text) == (None if value is None else Fraction(value))
+
+
+numbers = st.decimals(
+    allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9
+)
+
+
+@given(number=numbers, before=st.text("ab ,.-5", max_size=20), after=st.text("ab ,.)", max_size=20))
+def test_a_written_number_is_read(number: object, before: str, after: str) -> None:
+    for written in (f"{number:f}", f"{number:,f}"):
+        assert last_number(f"{before} = {written} {after}") == Fraction(str(number))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        ("so <answer>41</answer> not 42", "42", 0),
+        ("42", "6 * 7 = 42\n#### 42", 1),
+        ("1,000,000.5", 1_000_000, 1),
+        ("1,000,002", 1_000_000, 0),
+        ("0.0000005", 0, 1),
+        ("0.000002", 0, 0),
+        ("0.333333", "1/3", 1),
+        ("0.3333", "1/3", 0),
+        ("2", [1, 2], 1),
+        ("1e-7", 1e-7, 1),
+        ("none", 0, 0),
+    ],
+)
+def test_within_the_tolerance(text: str, answer: object, score: float) -> None:
+    assert Number()(text, {"answer": answer}) == score
+
+
+def test_the_tolerance_is_an_option() -> None:
+    assert Number(tolerance=0.1)("109", {"answer": 100}) == 1.0
+    assert Number(tolerance=0)("0.1", {"answer": 0.1}) == 1.0
+    with pytest.raises(ConfigError, match="tolerance must be 0 or more, found -1"):
+        Number(tolerance=-1)
+
+
+ROW = {"answer": "B", "choices": ["12", "deep"]}
+REWARDS = [Exact(), Choice(), Number(field="number"), Format(), Format(form="paper"), Length()]
+MEGABYTES = [
+    "9" * 10**6,
+    "1," * 500_000,
+    "1/" * 500_000,
+    "-" * 10**6,
+    "(" * 10**6,
+    "{" * 10**6,
+    r"\boxed{" * 150_000,
+    r"\boxed" + "{" * 10**6,
+    r"\boxed" + " " * 10**6,
+    "<answer>" * 125_000,
+    "<answer>" + "9" * 10**6 + "</answer>",
+    "<answer>" + "a " * 500_000 + "</answer>",
+    "</think>" * 125_000,
+    "\0" * 10**6,
+    "\ud800" * 10**6,
+    "\N{LATIN SMALL LETTER SHARP S}" * 10**6,
+    "deep" * 250_000,
+    " " * 10**6,
+    "12 deep A B " * 80_000,
+    "12" + " " * 10**6 + "x",
+]
+
+
+@pytest.mark.parametrize("reward", REWARDS, ids=repr)
+def test_a_megabyte_costs_less_than_ten_milliseconds(reward: Reward) -> None:
+    row = {**ROW, "number": 12}
+    reward("", row)
+    for text in MEGABYTES:
+        seconds: list[float] = []
+        while not seconds or (min(seconds) > 0.01 and len(seconds) < 20):
+            start = time.perf_counter()
+            reward(text, row)
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < 0.01, f"{text[:20]!r}… took {min(seconds) * 1000:.1f} ms"
+
+
+hostile = st.lists(
+    st.sampled_from(
+        [
+            *"0123456789,./-+eE(){} \n\0AB",
+            *("\\", "\\boxed{", "<answer>", "</answer>", "<think>", "</think>", "deep", "\ud800"),
+            *("\N{SUPERSCRIPT TWO}", "\N{VULGAR FRACTION ONE HALF}"),
+        ]
+    ),
+    max_size=40,
+).map("".join)
+
+
+@given(hostile)
+def test_no_text_makes_a_shared_reward_raise_or_leave_its_range(text: str) -> None:
+    for reward in REWARDS:
+        found = reward(text, {**ROW, "number": 12})
+        assert 0.0 <= (found[0] if isinstance(found, tuple) else found) <= 1.0
+
+
+@given(hostile)
+def test_a_number_in_the_row_may_be_any_text_with_digits(text: str) -> None:
+    if last_number(text) is not None and "<" not in text and "boxed" not in text:
+        assert Number()(text, {"answer": text}) == 1.0

@@ -1,0 +1,119 @@
+"""Rewards are added by weight, reported by name, and named by rows."""
+
+import chz
+import pytest
+
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.rl.problem_env import Grade
+from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded
+from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.rl.rewards.number import Number
+from es_cookbook.rl.rewards.weighted_sum import WeightedSum
+
+pytestmark = pytest.mark.anyio
+TEXT = "<think>2+2</think><answer>4.0</answer>"
+
+
+@chz.chz
+class Config:
+    reward: Reward = chz.field(
+        meta_factory=Names(REWARD_NAMES, default="sum"), default_factory=WeightedSum, doc="reward"
+    )
+
+
+def parse(*words: str) -> Reward:
+    return chz.Blueprint(Config).make_from_argv(list(words)).reward
+
+
+async def test_the_sum_and_each_reward_by_its_name() -> None:
+    reward = WeightedSum(rewards=("number", "exact", "format"), weights=(2.0, 1.0, 0.5))
+    expected = Grade(2.5, {"number": 1.0, "exact": 0.0, "format": 1.0})
+    assert await graded(reward, TEXT, {"answer": "4"}, "row 1") == expected
+    assert reward(TEXT, {"answer": "4"}) == (2.5, expected.metrics)
+
+
+async def test_rewards_that_run_elsewhere_are_added_too() -> None:
+    reward = WeightedSum(rewards=("regex", "length"), length=Length(of=Number(), limit=4))
+    grade = await graded(reward, "so 4", {"answer": 4, "pattern": "o"}, "row 1")
+    assert grade == Grade(1.85, {"number": 1.0, "regex": 1.0, "length": 0.85})
+
+
+@pytest.mark.parametrize(
+    ("named", "score"),
+    [
+        ("number", (2.0, {"number": 1.0})),
+        (["format", "exact"], (1.0, {"format": 1.0, "exact": 0.0})),
+        (("number", "number"), (2.0, {"number": 1.0})),
+        (None, (2.0, {"number": 1.0})),
+    ],
+)
+def test_a_row_names_its_own_rewards(named: object, score: object) -> None:
+    reward = WeightedSum(rewards=("number",), weights=(2.0,))
+    assert reward(TEXT, {"answer": "4", "reward": named}) == score
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"reward": "exakt"}, r"field 'reward': unknown 'exakt': did you mean 'exact'\? Accepted:"),
+        ({"reward": "os:system"}, "field 'reward': unknown 'os:system': accepted: choice, exact"),
+        ({"reward": ["exact", 3]}, r"a reward's name, or a list of names, found \['exact', 3\]"),
+        ({"reward": []}, r"a reward's name, or a list of names, found \[\]"),
+        ({"reward": 0.5}, "a reward's name, or a list of names, found 0.5"),
+    ],
+)
+async def test_a_row_names_shared_rewards_only(row: dict[str, object], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        WeightedSum().check_row(row)
+    with pytest.raises(EnvError, match=f"row 1: reward 'sum': .*{sentence}"):
+        await graded(WeightedSum(), TEXT, row, "row 1")
+
+
+async def test_a_row_that_lacks_something_is_told_with_the_reward_that_needs_it() -> None:
+    reward = WeightedSum(rewards=("format", "number"))
+    sentence = "field 'answer' is missing; the row has: nothing"
+    with pytest.raises(DataError, match=f"^reward 'number': {sentence}"):
+        reward.check_row({})
+    with pytest.raises(EnvError, match=f"^row 1: reward 'sum': number: {sentence}"):
+        await graded(reward, TEXT, {}, "row 1")
+
+
+def test_the_command_line_names_rewards_weights_and_options() -> None:
+    found = parse(
+        *("reward=sum", "reward.rewards=exact,length", "reward.weights=1,0.1"),
+        *("reward.exact.fold_case=False", "reward.length.of=number", "reward.length.limit=9"),
+    )
+    assert found == WeightedSum(
+        rewards=("exact", "length"),
+        weights=(1.0, 0.1),
+        exact=Exact(fold_case=False),
+        length=Length(of=Number(), limit=9),
+    )
+    assert parse("reward=length", "reward.of=sum", "reward.of.rewards=number") == Length(
+        of=WeightedSum(rewards=("number",))
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "sentence"),
+    [
+        (("exact", "formt"), (), "rewards: unknown 'formt': did you mean 'format'"),
+        (("exact", "sum"), (), "rewards: unknown 'sum': accepted: choice, exact"),
+        ((), (), "rewards must be at least one of exact, choice"),
+        (("exact", "exact"), (), "rewards must differ, found exact,exact"),
+        (("exact",), (1.0, 2.0), "weights must be one for each of the 1 rewards, found 2"),
+        (("exact",), (float("nan"),), "weights must be finite"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(
+    rewards: tuple[str, ...], weights: tuple[float, ...], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        WeightedSum(rewards=rewards, weights=weights)
+
+
+def test_every_shared_reward_can_be_added() -> None:
+    names = REWARD_NAMES.keys() - {"sum"}
+    assert set(WeightedSum(rewards=tuple(sorted(names))).rewards) == names
