@@ -7,8 +7,10 @@ rollout: a generation makes thousands of Envs, all on one event loop.
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
+from es_cookbook.rl.rewards.format import THINK_OPEN
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -104,3 +106,9 @@ def render_prompt(
         assert isinstance(text, str)
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     return tuple(tokenizer.encode(f"{system}\n\n{question}" if system else question))
+
+
+def prompt_ends_in_think(tokenizer: Tokenizer, tokens_T: Sequence[int]) -> bool:
+    """Whether a prompt already holds the opening `<think>`, as some chat templates end in it."""
+    end = cast(str, tokenizer.decode(list(tokens_T[-8:])))
+    return end.rstrip().endswith(THINK_OPEN)

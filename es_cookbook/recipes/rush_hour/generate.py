@@ -28,8 +28,8 @@ from es_cookbook.recipes.rush_hour.boards import (
     row_by_row,
 )
 from es_cookbook.recipes.rush_hour.solver import Distances, TooManyPositionsError
+from es_cookbook.rl.data.splits import Split
 
-Split: TypeAlias = Literal["train", "test"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
 TEST_ONE_IN = 10
