@@ -13,9 +13,6 @@ way:
 """
 
 import functools
-import hashlib
-import itertools
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,14 +20,13 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names, config_to_json
+from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import Elapsed, summary, whole_lines
+from es_cookbook.train.recipe import run_recipe
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
@@ -95,33 +91,7 @@ def main(config: CLIConfig, began: float | None = None) -> None:
 
     `began` is when the command did, by `time.monotonic`; now if None.
     """
-    began = time.monotonic() if began is None else began
-    if not config.log_path:
-        config = chz.replace(config, log_path=default_log_path(config))
-    metrics = Path(config.log_path) / METRICS
-    before = whole_lines(metrics)
-    train.run(config)
-    kept = itertools.takewhile(
-        lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
-    )
-    elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
-    print(f"{summary(metrics, elapsed)}; everything is in {config.log_path}")
-
-
-def default_log_path(config: CLIConfig) -> str:
-    """The same for the same options, so that the same command finds its run again.
-
-    Where and how a run is kept and shown does not count.
-    """
-    what = chz.replace(
-        config,
-        log_path="",
-        trackers=CLIConfig().trackers,
-        hub=None,
-        behavior_if_log_dir_exists="ask",
-    )
-    digest = hashlib.blake2b(config_to_json(what).encode(), digest_size=4).hexdigest()
-    return str(Path("runs") / f"countdown-seed{config.seed}-{digest}")
+    run_recipe("countdown", config, began)
 
 
 def cli() -> None:

@@ -17,8 +17,9 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown import train_cli
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig, default_log_path
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.train.recipe import default_log_path
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,9 +66,10 @@ def test_the_same_options_find_the_same_run_directory() -> None:
     resumed = chz.replace(
         config, behavior_if_log_dir_exists="resume", trackers=JsonlTrackerBuilder()
     )
-    assert default_log_path(resumed) == default_log_path(config)
-    assert default_log_path(chz.replace(config, num_generations=7)) != default_log_path(config)
-    assert default_log_path(config).startswith("runs/countdown-seed0-")
+    assert default_log_path("countdown", resumed) == default_log_path("countdown", config)
+    longer = chz.replace(config, num_generations=7)
+    assert default_log_path("countdown", longer) != default_log_path("countdown", config)
+    assert default_log_path("countdown", config).startswith("runs/countdown-seed0-")
 
 
 @pytest.mark.parametrize(
