@@ -35,6 +35,8 @@ from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.recipes.rush_hour import train_cli as rush_hour
+from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from tests.adapters import make_adapter
 
@@ -119,6 +121,7 @@ NOT_LINES = {
     "es-cookbook COMMAND --help",
     "es-cookbook <name>",
     "es-cookbook:latest",
+    "es-cookbook[math]",
 }
 """Beginnings of lines, and what is none."""
 PARSED_ONLY = {
@@ -150,6 +153,7 @@ SHORTENED = {
 COVERED = {
     "es_cookbook.baselines.sft": "TRL takes long to import; tests/recipes/test_essa.py runs it",
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
+    "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -230,6 +234,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "countdown": plain(CLIConfig),
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
+    "rush_hour": plain(rush_hour.CLIConfig),
+    "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
     "compare": parse_compare,
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),

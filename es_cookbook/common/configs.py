@@ -216,6 +216,7 @@ class Names(chz.factories.MetaFactory):
         default: which of the names is meant when none is given, or None for none.
         settings: name -> fields in which that choice differs from its class's own defaults; they
             hold on the command line and for `build_default` alike.
+        functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.
     """
 
     def __init__(
@@ -223,8 +224,11 @@ class Names(chz.factories.MetaFactory):
         accepted: Mapping[str, str],
         default: str | None,
         settings: Mapping[str, Mapping[str, object]] | None = None,
+        *,
+        functions: bool = False,
     ) -> None:
         super().__init__()
+        self._functions = functions
         self._settings = dict(settings or {})
         if default is not None and default not in accepted:
             raise ValueError(f"unknown default {default!r}: {nearest(default, accepted)}")
@@ -260,13 +264,17 @@ class Names(chz.factories.MetaFactory):
             return cast(Callable[..., object], standard.from_string(factory))
         except chz.factories.MetaFromString as error:
             hint = str(error) if ":" in factory else nearest(factory, self.accepted)
+            if self._functions:
+                hint += ", and functions as my_module:name or path/to/script.py:name"
             raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
 
     def perform_cast(self, value: str) -> object:
-        """Nothing but None, where the field may be None, is a value rather than a name."""
+        """None, where the field may be None, and a function are values rather than names."""
         optional = type(None) in typing.get_args(self.field_annotation)
         if optional and value in ("None", "none") and value not in self.accepted:
             return None
+        if self._functions and ":" in value and not isinstance(found := typed(value), type):
+            return found
         raise CastError(f"{value!r} is a name")
 
     def _load(self, name: str) -> Callable[..., object]:
@@ -274,46 +282,6 @@ class Names(chz.factories.MetaFactory):
         loaded = resolve(target, trust=[target.partition(":")[0]])
         settings = self._settings.get(name)
         return functools.partial(loaded, **settings) if settings else loaded
-
-
-class Functions(chz.factories.MetaFactory):
-    """The words by which a user chooses a function: "module:name", a script's, or a known name.
-
-    Args:
-        accepted: name -> "module:function".
-    """
-
-    def __init__(self, accepted: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self.accepted = dict(accepted or {})
-
-    def unspecified_factory(self) -> None:
-        """Nothing builds a function."""
-        return
-
-    def from_string(self, factory: str) -> Callable[..., object]:
-        """Nothing builds a function.
-
-        Raises:
-            MetaFromString: Always.
-        """
-        raise chz.factories.MetaFromString(f"{factory!r} is no function")
-
-    def perform_cast(self, value: str) -> object:
-        """The function.
-
-        Raises:
-            ConfigError: There is none of that name.
-        """
-        if value in self.accepted:
-            return resolve(self.accepted[value])
-        if ":" not in value:
-            known = f", or a name: {nearest(value, self.accepted)}" if self.accepted else ""
-            raise ConfigError(
-                f"a function is named as my_module:function or path/to/script.py:function{known}; "
-                f"found {value!r:.80}"
-            )
-        return typed(value)
 
 
 def _to_plain(value: object, where: str) -> object:

@@ -83,7 +83,7 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(
     [
         ("reward=my_rewards:scor", "has nothing called scor; did you mean 'score'?"),
         ("reward=my_reward:score", "No module named 'my_reward'"),
-        ("reward=score", "a function is named as my_module:function or path/to/script.py:function"),
+        ("reward=score", ", and functions as my_module:name or path/to/script.py:name"),
         ("reward=none.py:score", "there is no script none.py"),
         ("data=none.jsonl", "none.jsonl: there is no such file"),
         ("prompt={text}", "field 'text' is missing"),

@@ -6,9 +6,7 @@ searched for.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import cast
 
 import chz
 from typing_extensions import override
@@ -18,16 +16,16 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.env import CountdownEnv, PromptStyle, question
 from es_cookbook.recipes.countdown.problems import (
     Problem,
-    ProblemKey,
     Split,
     generate_problems,
     solve,
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_source, load_rows
+from es_cookbook.rl.data.rows import Row, check_source
+from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
-from es_cookbook.rl.rewards.format import THINK_OPEN
+from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 
 MAX_SEARCHED_NUMBERS = 5
@@ -82,7 +80,11 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, solve what has no solution, render the prompts."""
-        train, test = self._generated() if self.source is None else self._loaded(self.source)
+        if self.source is None:
+            train, test = self._generated()
+        else:
+            most = {"num_train": self.num_train, "num_test": self.num_test}
+            train, test = load_splits(self.source, self.test_source, _read, **most)
         if not train:
             raise DataError(f"{self.source or 'the generator'}: there are no training problems")
         build = functools.partial(self._group_builder, tokenizer)
@@ -108,33 +110,12 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
 
         return stream(self.seed, "train", self.num_train), stream(0, "test", self.num_test)
 
-    def _loaded(self, source: str) -> tuple[dict[str, Problem], dict[str, Problem]]:
-        """Train and test problems by where they stand."""
-        if self.test_source is None:
-            train: dict[str, Problem] = {}
-            test: dict[str, Problem] = {}
-            for where, problem in _read(load_rows(source, option="dataset.source")):
-                is_train = problem.split == "train" or self.num_test == 0
-                split, most = (train, self.num_train) if is_train else (test, self.num_test)
-                if len(split) < most:
-                    split[where] = problem
-                elif len(train) == self.num_train and len(test) == self.num_test:
-                    break
-            return train, test
-        train = dict(islice(_read(load_rows(source, option="dataset.source")), self.num_train))
-        test = dict(
-            islice(_read(load_rows(self.test_source, option="dataset.test_source")), self.num_test)
-        )
-        _refuse_shared(train, test)
-        return train, test
-
     def _group_builder(
         self, tokenizer: Tokenizer, name: str, problem: Problem
     ) -> ProblemGroupBuilder:
         text = question(problem.numbers, problem.target, self.prompt)
         tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "paper")
-        prompt_end = cast(str, tokenizer.decode(list(tokens_T[-8:])))
-        ends_in_think = prompt_end.rstrip().endswith(THINK_OPEN)
+        ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"
         given = Observation(tokens_T), problem.numbers, problem.target, self.reward, ends_in_think
@@ -142,11 +123,9 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         return ProblemGroupBuilder(functools.partial(CountdownEnv, *given), name, gold)
 
 
-def _read(rows: Iterable[Row]) -> Iterator[tuple[str, Problem]]:
-    """Where each problem stands, and the problem."""
-    for row in rows:
-        numbers, target = row.integers("numbers", "nums"), row.integer("target")
-        yield row.where, Problem(numbers, target, row.optional_text("solution"))
+def _read(row: Row) -> Problem:
+    numbers, target = row.integers("numbers", "nums"), row.integer("target")
+    return Problem(numbers, target, row.optional_text("solution"))
 
 
 def _solution(name: str, problem: Problem) -> str:
@@ -161,14 +140,3 @@ def _solution(name: str, problem: Problem) -> str:
             f"every problem must be solvable"
         )
     return solution.expression
-
-
-def _refuse_shared(train: dict[str, Problem], test: dict[str, Problem]) -> None:
-    """Refuse a problem that stands in both splits."""
-    test_names: dict[ProblemKey, str] = {problem.key: name for name, problem in test.items()}
-    for name, problem in train.items():
-        if problem.key in test_names:
-            raise DataError(
-                f"{name}: the problem {list(problem.numbers)} = {problem.target} is also held out, "
-                f"in {test_names[problem.key]}; training and test must be disjoint"
-            )

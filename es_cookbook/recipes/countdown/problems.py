@@ -11,12 +11,12 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.data.splits import Split
 from es_cookbook.rl.rewards.arithmetic import Number, divide
 
-Split: TypeAlias = Literal["train", "test"]
 ProblemKey: TypeAlias = tuple[tuple[int, ...], int]
 
 TEST_ONE_IN = 10

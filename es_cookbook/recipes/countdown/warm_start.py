@@ -150,7 +150,28 @@ def train(
     learning_rate: float,
     rng: random.Random,
 ) -> None:
-    """Plain supervised learning: cross-entropy of the demonstrations, given the questions.
+    """Learn demonstrations of the problems, every one once per epoch."""
+    epoch: list[int] = []
+
+    def draw() -> tuple[list[str], list[str]]:
+        if len(epoch) < batch_size:
+            epoch[:] = rng.sample(range(len(problems)), len(problems))
+        batch = [problems[epoch.pop()] for _ in range(batch_size)]
+        questions = [question(p.numbers, p.target, "compact") for p, _ in batch]
+        return questions, [demonstration(p, solution, rng) + EOS for p, solution in batch]
+
+    fit(model, tokenizer, draw, steps=steps, learning_rate=learning_rate)
+
+
+def fit(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    draw: Callable[[], tuple[Sequence[str], Sequence[str]]],
+    *,
+    steps: int,
+    learning_rate: float,
+) -> None:
+    """Plain supervised learning: cross-entropy of the answers that `draw` gives.
 
     Matrices learn with Muon, the rest with AdamW. The learning rate falls linearly to nothing.
     """
@@ -166,14 +187,8 @@ def train(
     ]
     model.train()
     started = time.monotonic()
-    epoch: list[int] = []
     for step in range(steps):
-        if len(epoch) < batch_size:
-            epoch = rng.sample(range(len(problems)), len(problems))
-        batch = [problems[epoch.pop()] for _ in range(batch_size)]
-        questions = [question(p.numbers, p.target, "compact") for p, _ in batch]
-        answers = [demonstration(p, solution, rng) + EOS for p, solution in batch]
-        tokens, labels = encode(tokenizer, questions, answers)
+        tokens, labels = encode(tokenizer, *draw())
         logits = model(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED

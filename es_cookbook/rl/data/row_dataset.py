@@ -5,10 +5,10 @@ and the checks before the first generation. Fields that a subclass adds are opti
 `dataset.batch=8`.
 """
 
+import dataclasses
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
 
 import chz
 from typing_extensions import override
@@ -16,7 +16,8 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_source, load_rows
+from es_cookbook.rl.data.rows import Row, check_source
+from es_cookbook.rl.data.splits import Split, load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 
@@ -71,43 +72,26 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Load the rows, hold some out, and make their problems."""
-        train, test_P = self._split(tokenizer)
+        most = {"num_train": self.num_train, "num_test": self.num_test}
+        train, test = load_splits(self.source, self.test_source, self._asked, **most)
         if not train:
             raise DataError(f"{self.source}: there are no rows to train on")
-        return Datasets(
-            ProblemDataset(train, self.batch, self.seed, test_P, "dataset.batch"), test_P
-        )
+        builders = [self.problem(asked.row, tokenizer) for asked in train.values()]
+        test_P = [self.problem(asked.row, tokenizer) for asked in test.values()]
+        dataset = ProblemDataset(builders, self.batch, self.seed, test_P, "dataset.batch")
+        return Datasets(dataset, test_P)
 
-    def _split(
-        self, tokenizer: Tokenizer
-    ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
-        train: list[ProblemGroupBuilder] = []
-        test_P: list[ProblemGroupBuilder] = []
-        held_out = dict[str, str]()
-        if self.test_source is not None and self.num_test:
-            for row in load_rows(self.test_source, option="dataset.test_source"):
-                held_out[self.key(row)] = row.where
-                test_P.append(self.problem(row, tokenizer))
-                if len(test_P) == self.num_test:
-                    break
-        for row, is_test in self._rows():
-            if (where := held_out.get(self.key(row))) is not None:
-                raise DataError(
-                    f"{row.where}: it asks the same as {where}, which is held out; training and "
-                    "test must be disjoint"
-                )
-            split, most = (test_P, self.num_test) if is_test else (train, self.num_train)
-            if len(split) < most:
-                split.append(self.problem(row, tokenizer))
-            elif len(train) == self.num_train and len(test_P) >= self.num_test:
-                break
-        return train, test_P
+    def _asked(self, row: Row) -> "_Asked":
+        key = self.key(row)
+        digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
+        place = int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction
+        return _Asked(row, key, "test" if 0 <= place < self.test_fraction else "train")
 
-    def _rows(self) -> Iterator[tuple[Row, bool]]:
-        """The rows of the source, and whether each is held out."""
-        first = self.fold * self.test_fraction
-        for row in load_rows(self.source, option="dataset.source"):
-            digest = hashlib.blake2b(self.key(row).encode("utf-8", "replace"), digest_size=8)
-            place = int.from_bytes(digest.digest(), "big") / 2**64
-            holds_out = self.test_source is None and self.num_test > 0
-            yield row, holds_out and first <= place < first + self.test_fraction
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """A row, what it asks, and where it belongs."""
+
+    row: Row
+    key: str
+    split: Split

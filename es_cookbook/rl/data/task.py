@@ -7,30 +7,25 @@
 
 The function gets the answer's text and the row, and returns a number, or a number and metrics to
 report beside it; it may be `async`. It runs on the event loop, once per rollout: what takes longer
-than microseconds awaits `es_cookbook.rl.grading.workers.in_worker`.
+than microseconds awaits `es_cookbook.rl.grading.workers.in_worker`. In its place may stand one of
+the shared rewards (`es_cookbook.rl.rewards`): `Task(..., reward=Number())`.
 """
 
 import functools
-import inspect
-import math
-from collections.abc import Awaitable, Callable, Mapping
 from string import Formatter
-from typing import TypeAlias, cast
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.configs import Functions
-from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
-from es_cookbook.rl.data.rows import Fields, Row
+from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, RewardFunction, graded
 from es_cookbook.rl.types import Observation, Tokenizer
 
-Score: TypeAlias = float | tuple[float, Mapping[str, float]]
-"""The reward of an answer; with it, numbers to average over rollouts."""
-Reward: TypeAlias = Callable[..., object]
-"""`(text: str, row: Mapping[str, object]) -> Score | Awaitable[Score]`."""
+_REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 
 
 @chz.chz
@@ -40,10 +35,10 @@ class Task(RowDatasetBuilder):
     prompt: str = chz.field(
         default="{question}", doc="what the model is asked: text with fields of the row in braces"
     )
-    reward: Reward = chz.field(
-        meta_factory=Functions(),
-        doc="scores an answer: my_module:function or path/to/script.py:function, which gets the "
-        "text and the row",
+    reward: Reward | RewardFunction = chz.field(
+        meta_factory=_REWARDS,
+        doc="scores an answer: a shared reward, or my_module:function or "
+        "path/to/script.py:function, which gets the text and the row",
     )
     system: str = chz.field(default="", doc="system message before the prompt; empty: none")
     chat: bool = chz.field(
@@ -62,12 +57,23 @@ class Task(RowDatasetBuilder):
         _fields_of(self.prompt)
 
     @override
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.reward, Reward):
+            self.reward.check()
+
+    @override
     def key(self, row: Row) -> str:
         return self._question(row)
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         tokens_T = render_prompt(tokenizer, self._question(row), chat=self.chat, system=self.system)
+        if isinstance(self.reward, Reward):
+            try:
+                self.reward.check_row(row.fields)
+            except DataError as error:
+                raise row.error(str(error)) from error
         answer = row.fields.get("answer")
         checked = self.full_reward is not None and isinstance(answer, str | int | float)
         given = Observation(tokens_T), self.reward, row, self.full_reward
@@ -105,10 +111,14 @@ def _fields_of(template: str) -> list[tuple[str, str | None]]:
 
 
 class TaskEnv(ProblemEnv):
-    """One row: its prompt, and the function that scores the answer."""
+    """One row: its prompt, and what scores the answer."""
 
     def __init__(
-        self, observation: Observation, reward: Reward, row: Row, full_reward: float | None
+        self,
+        observation: Observation,
+        reward: RewardFunction,
+        row: Row,
+        full_reward: float | None,
     ) -> None:
         super().__init__(observation)
         self._reward, self._row = reward, row
@@ -117,60 +127,8 @@ class TaskEnv(ProblemEnv):
 
     @override
     def grade(self, text: str) -> Grade:
-        found = self._scored(text)
-        if inspect.isawaitable(found):
-            if inspect.iscoroutine(found):
-                found.close()
-            raise EnvError(f"{self._name}: it is async, so `graded` is what to await")
-        return self._grade(found)
+        raise EnvError(f"{self._row.where}: a reward may wait, so `graded` is what to await")
 
     @override
     async def graded(self, text: str) -> Grade:
-        found = self._scored(text)
-        if inspect.isawaitable(found):
-            try:
-                found = await cast("Awaitable[object]", found)
-            except Exception as error:  # Whatever the user's function raises.
-                raise self._raised(error) from error
-        return self._grade(found)
-
-    def _scored(self, text: str) -> object:
-        fields: Fields = self._row.fields
-        try:
-            return self._reward(text, fields)
-        except Exception as error:  # Whatever the user's function raises.
-            raise self._raised(error) from error
-
-    def _grade(self, found: object) -> Grade:
-        score, metrics = found, {}
-        if isinstance(found, tuple) and len(cast("tuple[object, ...]", found)) == 2:
-            score, metrics = cast("tuple[object, object]", found)
-        if not _is_number(score) or not isinstance(metrics, Mapping):
-            raise EnvError(
-                f"{self._name} must return a finite number, or one and a dict of metrics, found "
-                f"{found!r:.80}"
-            )
-        named = cast("Mapping[object, object]", metrics)
-        for name, value in named.items():
-            if not isinstance(name, str) or not _is_number(value):
-                raise EnvError(
-                    f"{self._name}: a metric is a name and a finite number, found {name!r:.40}: "
-                    f"{value!r:.40}"
-                )
-        return Grade(
-            float(cast(float, score)),
-            {cast(str, name): float(cast(float, value)) for name, value in named.items()},
-        )
-
-    @property
-    def _name(self) -> str:
-        called = getattr(self._reward, "__qualname__", None) or repr(self._reward)
-        return f"{self._row.where}: reward {called}"
-
-    def _raised(self, error: Exception) -> EnvError:
-        said = " ".join(str(error).split())
-        return EnvError(f"{self._name} raised {type(error).__name__}: {said:.200}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+        return await graded(self._reward, text, self._row.fields, self._row.where)

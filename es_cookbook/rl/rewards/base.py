@@ -12,9 +12,10 @@ Left out: NaN as a reward. A score that is lost, for example because a judge did
 exception: it loses the rollout, whose reward is then NaN.
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from numbers import Real
 from typing import TypeAlias, cast
 
@@ -28,7 +29,8 @@ Fields: TypeAlias = Mapping[str, object]
 """A row: field -> value."""
 Score: TypeAlias = float | tuple[float, Metrics]
 """A reward, or a reward and metrics."""
-RewardFunction: TypeAlias = Callable[[str, Fields], Score]
+RewardFunction: TypeAlias = Callable[..., object]
+"""`(text: str, row: Fields) -> Score | Awaitable[Score]`."""
 
 REWARD_NAMES = {
     "exact": "es_cookbook.rl.rewards.matching:Exact",
@@ -83,7 +85,7 @@ async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> 
     """The grade of an answer, by any reward function.
 
     Args:
-        reward: a function or a `Reward`; a plain function is called on the event loop.
+        reward: a function, `async` or not, or a `Reward`; a function is called on the event loop.
         text: the model's whole answer.
         row: the problem's row.
         where: what sentences call the row, for example "train.jsonl, line 3".
@@ -94,11 +96,13 @@ async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> 
     """
     who = f"{where}: reward {name_of(reward)!r}"
     try:
-        found = await reward.grade(text, row) if isinstance(reward, Reward) else reward(text, row)
+        found = reward.grade(text, row) if isinstance(reward, Reward) else reward(text, row)
+        if inspect.isawaitable(found):
+            found = await cast("Awaitable[object]", found)
     except ESCookbookError as error:
         raise EnvError(f"{who}: {error}") from error
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}".removesuffix(": ")
         raise EnvError(f"{who} raised {said}") from error
     try:
         value, metrics = reward_and_metrics(found)

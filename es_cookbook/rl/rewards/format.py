@@ -6,13 +6,14 @@ so the cost is linear in the text, whatever it is; regular expressions for the s
 are quadratic on hostile text.
 """
 
-from collections.abc import Collection
-from typing import Literal, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Literal, TypeAlias, cast
 
 import chz
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.rewards.base import Fields, Reward
+from es_cookbook.rl.types import Tokenizer
 
 Tag: TypeAlias = Literal["think_open", "think_close", "answer_open", "answer_close"]
 
@@ -132,3 +133,9 @@ def _has_pair(text: str, opening: str, closing: str) -> bool:
     """Whether `opening` occurs before `closing`."""
     start = text.find(opening)
     return start >= 0 and text.find(closing, start + len(opening)) >= 0
+
+
+def prompt_ends_in_think(tokenizer: Tokenizer, tokens_T: Sequence[int]) -> bool:
+    """Whether a prompt already holds the opening `<think>`, as some chat templates end in it."""
+    end = cast(str, tokenizer.decode(list(tokens_T[-8:])))
+    return end.rstrip().endswith(THINK_OPEN)

@@ -1,0 +1,174 @@
+"""Boards and moves: read, judged, recognised whatever they are called."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.recipes.rush_hour.boards import (
+    MAX_TEXT,
+    arrangement,
+    canonical,
+    format_moves,
+    mirrored,
+    parse_board,
+    parse_moves,
+    play,
+    renamed,
+)
+from es_cookbook.recipes.rush_hour.generate import random_board
+
+BOARD = """
+    ooBBoC
+    oxooDC
+    AAooDo
+    ooEEDo
+    FooooG
+    FoooxG
+"""
+
+
+def test_a_board_is_read_and_written() -> None:
+    board = parse_board(BOARD)
+    assert board.size == 6
+    assert str(board) == "".join(BOARD.split())
+    assert board.rows()[2] == "AAooDo"
+    assert [piece.name for piece in board.pieces] == list("BCDAEFG")
+    assert (board.distance, board.blockers, board.is_solved) == (4, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "3 × 3 to 10 × 10 cells, found 0 cells"),
+        ("AAoo", "found 4 cells"),
+        ("AAoooooo", "found 8 cells"),
+        ("o" * 121, "found 121 cells"),
+        ("AA. ... ...", "found '.'"),
+        ("AAb oob ooo", "found 'b'"),
+        ("ooo BBo ooo", "target piece 'A' must be there"),
+        ("Aoo Aoo ooo", "lie horizontally"),
+        ("AAo Boo ooo", "'B' is not"),
+        ("AAo BoB ooo", "'B' is not"),
+        ("AAo BBo oBo", "'B' is not"),
+        ("AAo ooB Boo", "'B' is not"),
+        ("AoA ooo ooo", "'A' is not"),
+    ],
+)
+def test_what_is_no_board_is_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_board(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical_form"),
+    [
+        ("A>2,Bv3", "A>2,Bv3"),
+        (" A>2 ,\nBv3 ", "A>2,Bv3"),
+        ("AR2,BD3,CL1,DU10", "A>2,Bv3,C<1,D^10"),
+        ("A>1,AR1,A>1", "A>3"),
+        ("A>1,A<1", "A>1,A<1"),
+        ("A>1,B^1,A>1", "A>1,B^1,A>1"),
+    ],
+)
+def test_moves_have_one_canonical_form(text: str, canonical_form: str) -> None:
+    moves = parse_moves(text)
+    assert moves is not None
+    assert format_moves(moves) == canonical_form
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "A>2,", "A>2,,B^1", "A>2 B^1", "a>2", "A>0", "A>", "A>-1", "A>1.5", "A>100"),
+        *("A>२", "A>1;B^1", "moves: A>1", "A" * MAX_TEXT, "A>1," * 1_000_000 + "A>1"),
+    ],
+)
+def test_what_is_no_list_of_moves_is_none(text: str) -> None:
+    began = time.process_time()
+    assert parse_moves(text) is None
+    assert time.process_time() - began < 0.1
+
+
+@given(st.text(alphabet="AB>v<^RLUD,0123456789 \nx²", max_size=60) | st.text())
+def test_any_text_is_moves_or_none_and_any_moves_can_be_played(text: str) -> None:
+    moves = parse_moves(text)
+    if moves is None:
+        return
+    again = parse_moves(format_moves(moves))
+    assert again == moves or any(move.steps > 99 for move in moves)
+    played = play(parse_board(BOARD), moves)
+    assert 0 <= played.legal <= len(moves)
+    assert played.legal == len(moves) or not played.is_solved
+
+
+@pytest.mark.parametrize(
+    ("moves", "legal", "solved"),
+    [
+        ("D^1,A>4", 1, False),  # D is still in the way
+        ("Dv2,A>4", 0, False),  # a wall
+        ("A>2", 1, False),
+        ("A>3", 0, False),  # through D
+        ("A<1", 0, False),  # over the edge
+        ("Av1", 0, False),  # across its axis
+        ("Z>1", 0, False),  # no such piece
+        ("B<2,C^1", 1, False),
+        ("A>2,A>2", 0, False),  # one slide of four
+    ],
+)
+def test_moves_are_judged_by_playing_them(moves: str, legal: int, solved: bool) -> None:
+    parsed = parse_moves(moves)
+    assert parsed is not None
+    played = play(parse_board(BOARD), parsed)
+    assert (played.legal, played.is_solved) == (legal, solved)
+
+
+SMALL = "ooBo AABo oooo oooo"
+
+
+@pytest.mark.parametrize(
+    ("moves", "legal", "solved", "end"),
+    [
+        ("Bv2,A>2", 2, True, "ooooooAAooBoooBo"),
+        ("Bv1,Bv1,A>1,A>1", 2, True, "ooooooAAooBoooBo"),
+        ("Bv2,A>1,B^1,A>1", 2, False, "oooooAAoooBoooBo"),
+        ("Bv2,A>2,A<1", 3, False, "oooooAAoooBoooBo"),  # it has to end there
+        ("Bv1,A>2", 1, False, "ooooAABoooBooooo"),
+    ],
+)
+def test_any_legal_way_that_ends_solved_is_right(
+    moves: str, legal: int, solved: bool, end: str
+) -> None:
+    parsed = parse_moves(moves)
+    assert parsed is not None
+    played = play(parse_board(SMALL), parsed)
+    assert (played.legal, played.is_solved) == (legal, solved)
+    assert str(played.board) == end
+
+
+@given(st.integers(0, 10_000), st.integers(4, 6), st.integers(0, 2))
+def test_names_and_mirror_images_mean_nothing(seed: int, size: int, walls: int) -> None:
+    rng = random.Random(seed)
+    board = random_board(rng, size, walls)
+    others = {piece.name: {"B": "Z"}.get(piece.name, piece.name) for piece in board.pieces}
+    for same in (mirrored(board), renamed(board, others), mirrored(renamed(board, others))):
+        assert canonical(same) == canonical(board)
+        assert arrangement(same) == arrangement(board)
+    assert mirrored(mirrored(board)) == board
+    assert parse_board(str(board)) == board
+
+
+@given(st.integers(0, 10_000), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3))))
+def test_no_move_changes_the_arrangement(seed: int, choices: list[tuple[int, int]]) -> None:
+    start = board = random_board(random.Random(seed), 5, 1)
+    for index, steps in choices:
+        piece = board.pieces[index % len(board.pieces)]
+        for direction in "><^v":
+            moves = parse_moves(f"{piece.name}{direction}{steps}")
+            assert moves is not None
+            board = play(board, moves).board
+    assert arrangement(board) == arrangement(start)
+    assert str(board).count("o") == str(start).count("o")
+    assert parse_board(str(board)) == board
