@@ -3,7 +3,7 @@ r"""1 where a regular expression matches the answer: the one idea is where it ru
 Python's regular expressions backtrack: `(a+)+$` on forty letters runs for hours, and which patterns
 do cannot be decided by looking at them. So an Env's matches run in a worker process, which is
 killed after `timeout` seconds. The rollout is then lost and not scored 0: the pattern is the row's,
-and the same text might be in time on another machine. A round trip costs about 0.1 ms.
+and the same text might be in time on another machine. A round trip takes some 0.3 ms.
 
 Pitfall: called directly, as `reward(text, row)`, the match runs here and without a deadline.
 """
