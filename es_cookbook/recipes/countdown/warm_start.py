@@ -47,6 +47,7 @@ from es_cookbook.rl.types import Observation
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
+CHARACTERS = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
 MAX_ANSWER_TOKENS = 28
 NUM_TEST = 500
 IGNORED = -100  # cross_entropy's label for tokens that are not learned from
@@ -68,12 +69,11 @@ class Config:
     )
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
+def build_tokenizer(characters: str = CHARACTERS) -> Qwen2Tokenizer:
     """One token a character, one a tag: a byte-level BPE without merges, in Qwen2's own class.
 
     Tags are ordinary tokens, which stay in decoded text. Unknown characters are dropped.
     """
-    characters = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
     words = [PAD, EOS, UNKNOWN, *TAGS, *characters]
     tokenizer = Qwen2Tokenizer(
         vocab={word: i for i, word in enumerate(words)},
@@ -281,6 +281,20 @@ def answer(
     return texts
 
 
+def new_directory(output: str) -> Path:
+    """Where to write the model.
+
+    Raises:
+        ConfigError: `output` exists or cannot be written.
+    """
+    path = Path(output)
+    if path.exists() or not os.access(path.absolute().parent, os.W_OK):
+        raise ConfigError(
+            f"output must be a new directory in one that exists and is writable, found {path}"
+        )
+    return path
+
+
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
     """Write beside, then rename: nothing half-written is left under `output`."""
     beside = output.with_name(f".{output.name}.{os.getpid()}")
@@ -295,11 +309,7 @@ def main(config: Config) -> None:
     Raises:
         ConfigError: `output` exists or cannot be written.
     """
-    output = Path(config.output)
-    if output.exists() or not os.access(output.absolute().parent, os.W_OK):
-        raise ConfigError(
-            f"output must be a new directory in one that exists and is writable, found {output}"
-        )
+    output = new_directory(config.output)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, config.seed)
     test_P = list(itertools.islice(generate_problems(0, "test"), NUM_TEST))

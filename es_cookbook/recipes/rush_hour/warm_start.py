@@ -8,30 +8,26 @@ number of moves. Held-out boards are never shown.
 """
 
 import itertools
-import os
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import chz
-from transformers import Qwen2Tokenizer
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.countdown.warm_start import (
     EOS,
-    PAD,
-    TAGS,
-    UNKNOWN,
     build_model,
+    build_tokenizer,
     fit,
+    new_directory,
     save,
 )
 from es_cookbook.recipes.rush_hour.boards import format_moves
 from es_cookbook.recipes.rush_hour.env import question
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
 
+CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZox0123456789<>^v,Ċ"  # Ċ is byte-level BPE's newline
 BATCH_SIZE = 96
 
 
@@ -47,21 +43,6 @@ class Config:
     steps: int = chz.field(default=1000, doc="optimizer steps of 96 boards")
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
-    """One token a character, one a tag: a byte-level BPE without merges, in Qwen2's own class."""
-    characters = "ABCDEFGHIJKLMNOPQRSTUVWXYZox0123456789<>^v,Ċ"  # Ċ is byte-level BPE's newline
-    tokenizer = Qwen2Tokenizer(
-        vocab={word: i for i, word in enumerate([PAD, EOS, UNKNOWN, *TAGS, *characters])},
-        merges=[],
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
-        model_max_length=512,
-    )
-    tokenizer.add_tokens(list(TAGS))
-    return tokenizer
-
-
 def demonstrate(problem: Problem) -> str:
     """The optimal solution, after a thought that counts its moves."""
     moves = problem.solution or ()
@@ -74,16 +55,12 @@ def main(config: Config) -> None:
     Raises:
         ConfigError: `output` exists or cannot be written.
     """
-    output = Path(config.output)
-    if output.exists() or not os.access(output.absolute().parent, os.W_OK):
-        raise ConfigError(
-            f"output must be a new directory in one that exists and is writable, found {output}"
-        )
+    output = new_directory(config.output)
     stream = generate_problems(config.seed, "train", size=config.size, max_moves=config.max_moves)
     problems = list(itertools.islice(stream, config.num_boards))
     print(f"{len(problems)} boards", flush=True)
     rng = random.Random(derive_seed(config.seed, "rush_hour/warm_start"))
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHARACTERS)
     model = build_model(tokenizer, config.seed)
 
     def draw() -> tuple[Sequence[str], Sequence[str]]:

@@ -8,11 +8,12 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.countdown.warm_start import build_tokenizer
 from es_cookbook.recipes.rush_hour.boards import canonical, parse_board
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
 from es_cookbook.recipes.rush_hour.env import RushHourEnv, question
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward
-from es_cookbook.recipes.rush_hour.warm_start import build_tokenizer
+from es_cookbook.recipes.rush_hour.warm_start import CHARACTERS
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Observation
@@ -31,7 +32,9 @@ async def _build(
         "num_test": 12,
         "prompt": "compact",
     }
-    built = await RushHourDatasetBuilder(**{**defaults, **fields})(tokenizer or build_tokenizer())
+    built = await RushHourDatasetBuilder(**{**defaults, **fields})(
+        tokenizer or build_tokenizer(CHARACTERS)
+    )
     assert isinstance(built.train, ProblemDataset)
     await built.train.validate(512)
     test = [builder for builder in built.test_P if isinstance(builder, ProblemGroupBuilder)]
@@ -132,7 +135,7 @@ def test_prompts() -> None:
 
 
 async def test_a_prompt_that_ends_in_think_changes_what_is_expected() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.chat_template = "{{ messages[0].content }}<think>"
     train, _ = await _build(tokenizer, prompt="words", num_train=3, num_test=0)
     env = train[0].make_env()

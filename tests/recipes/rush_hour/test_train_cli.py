@@ -9,12 +9,13 @@ from transformers import AutoModelForCausalLM
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.recipes.countdown.warm_start import build_model, save
+from es_cookbook.recipes.countdown.warm_start import build_model, build_tokenizer, save
 from es_cookbook.recipes.rush_hour import warm_start
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
 from es_cookbook.recipes.rush_hour.generate import generate_problems
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hour
 from es_cookbook.recipes.rush_hour.train_cli import CLIConfig, main
+from es_cookbook.recipes.rush_hour.warm_start import CHARACTERS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.program import default_log_path
 
@@ -36,7 +37,7 @@ def test_the_config_round_trips_through_json() -> None:
 
 
 def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = warm_start.build_tokenizer()
+    tokenizer = build_tokenizer(CHARACTERS)
     save(build_model(tokenizer, seed=0), tokenizer, tmp_path / "model")
     run = tmp_path / "run"
     options = (
@@ -63,7 +64,7 @@ def test_the_warm_start_writes_a_model_that_the_recipe_loads(tmp_path: Path) -> 
 
 
 def test_demonstrations_earn_everything_within_the_token_budget() -> None:
-    tokenizer = warm_start.build_tokenizer()
+    tokenizer = build_tokenizer(CHARACTERS)
     for problem in itertools.islice(generate_problems(0, "train", size=5, max_moves=8), 30):
         text = warm_start.demonstrate(problem)
         grade = grade_rush_hour(text, problem.board, len(problem.solution or ()), RushHourReward())

@@ -1,0 +1,113 @@
+"""Crossword answers: compared letter by letter, whatever the accents, the case and the spaces.
+
+The exact reward looks at the first `<answer>` alone. The shaped one pays a little for an answer
+that is nearly there, and is built so that mentioning many words earns nothing:
+
+    min(1, exact + 0.02 · share of correct tags · stands + 0.25 · contains)
+
+`stands` is whether the solution stands as a word somewhere in the text. `contains` is 1 where it
+does so in the answer, or in the whole text, if what is searched has at most 25 words; it falls
+linearly to 0 at 80 words.
+
+Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which are dropped.
+"""
+
+import re
+import unicodedata
+from itertools import accumulate
+
+from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, tag_format_reward
+
+RAMP = (25, 80)
+"""Words of a searched text at which containing the solution begins to lose worth, and has none."""
+
+_APOSTROPHES = str.maketrans("", "", "'’‘`")
+
+
+def canonical(text: str) -> str:
+    """The letters of an answer: no accents, `&` as AND, upper case, A to Z only.
+
+    >>> canonical("Crème brûlée"), canonical("R & B")
+    ('CREMEBRULEE', 'RANDB')
+    """
+    return "".join(_words(text))
+
+
+def letters(enumeration: str) -> int:
+    """How many letters an enumeration asks for.
+
+    >>> letters("(3,2-4)")
+    9
+    """
+    return sum(int(digits) for digits in re.findall("[0-9]{1,3}", enumeration))
+
+
+def first_answer(text: str) -> str | None:
+    """The content of the first `<answer>`; None where it is missing or never closed."""
+    _, opened, rest = text.partition(ANSWER_OPEN)
+    answer, closed, _ = rest.partition(ANSWER_CLOSE)
+    return answer if opened and closed else None
+
+
+def exact_reward(text: str, solution: str, enumeration: str | None = None) -> float:
+    """1 if the first `<answer>` has the solution's letters and no others, else 0.
+
+    With an enumeration such as "(3,4)" an answer of another length earns 0, too.
+
+    >>> exact_reward("<answer>creme brulee</answer>", "Crème brûlée", "(5,6)")
+    1.0
+    """
+    given = canonical(first_answer(text) or "")
+    fits = enumeration is None or len(given) == letters(enumeration)
+    return float(given != "" and fits and given == canonical(solution))
+
+
+def shaped_reward(
+    text: str,
+    solution: str,
+    enumeration: str | None = None,
+    *,
+    prompt_ends_in_think: bool = False,
+) -> float:
+    """The exact reward, plus a little for a solution that is there (see the module's text).
+
+    `prompt_ends_in_think` says that the prompt already holds the opening `<think>`.
+
+    >>> round(shaped_reward("<answer>an OWL</answer>", "owl"), 3)
+    0.25
+    """
+    gold = canonical(solution)
+    everywhere, answer = _words(_without_tags(text)), _words(first_answer(text) or "")
+    stands = _contains(everywhere, gold)
+    contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
+    tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
+    exact = exact_reward(text, solution, enumeration)
+    return min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
+
+
+def _words(text: str) -> list[str]:
+    """Words in capitals A to Z; an apostrophe does not end one, `&` is a word."""
+    plain = unicodedata.normalize("NFKD", text)
+    plain = "".join(character for character in plain if not unicodedata.combining(character))
+    return re.findall("[A-Z]+", plain.translate(_APOSTROPHES).replace("&", " AND ").upper())
+
+
+def _without_tags(text: str) -> str:
+    """The names of tags are no words of the answer."""
+    return re.sub("</?(?:think|answer)>", " ", text)
+
+
+def _contains(words: list[str], gold: str) -> bool:
+    """Whether consecutive whole words spell the solution: SLICE does not contain ICE."""
+    ends = {0, *accumulate(map(len, words))}
+    joined = "".join(words)
+    start = joined.find(gold) if gold else -1
+    while start >= 0 and not (start in ends and start + len(gold) in ends):
+        start = joined.find(gold, start + 1)
+    return start >= 0
+
+
+def _worth(words: list[str]) -> float:
+    """What containing the solution is worth in a text of so many words."""
+    full, none = RAMP
+    return min(1.0, max(0.0, (none - len(words)) / (none - full)))
