@@ -18,6 +18,7 @@ COMMANDS = {
 }
 RECIPES = {
     "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
+    "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
 }
 
 

@@ -32,6 +32,7 @@ from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes.code import train_cli as code
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -133,6 +134,7 @@ SHORT = (
 )
 SHORTENED = {
     "countdown": SHORT,
+    "code": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
@@ -213,6 +215,7 @@ def plain(own: type, *needed: str) -> Callable[[Sequence[str]], None]:
 
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "countdown": plain(CLIConfig),
+    "code": plain(code.CLIConfig),
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
     "compare": parse_compare,
