@@ -11,6 +11,7 @@ ARGS ?=
 
 # What `make test` says where vLLM and Ray cannot be had; their tests are then skipped.
 NO_VLLM := "vLLM or Ray cannot be installed here (see above): their tests will be skipped"
+NO_BWRAP := "bubblewrap is not installed (apt-get install bubblewrap): tests that run model-written code will be skipped"
 
 .PHONY: countdown test fast check lint format bench vllm-cpu clean
 
@@ -22,10 +23,12 @@ PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup 
 	--durations 15 --durations-min 1
 
 test: $(VENV)/.installed-engines
+	@command -v bwrap >/dev/null || echo $(NO_BWRAP)
 	$(PYTEST) --junit-xml build/test.xml $(ARGS)
 
 # Without tests that start vLLM, Ray, TRL, wandb, Triton's interpreter or whole runs: a minute and a half on two cores.
 fast: $(VENV)/.installed-dev
+	@command -v bwrap >/dev/null || echo $(NO_BWRAP)
 	$(PYTEST) --junit-xml build/fast.xml -m "not slow" $(ARGS)
 
 check: lint test

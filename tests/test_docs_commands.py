@@ -33,6 +33,7 @@ from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes.code import train_cli as code
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
@@ -154,6 +155,7 @@ COVERED = {
     "es_cookbook.baselines.sft": "TRL takes long to import; tests/recipes/test_essa.py runs it",
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
+    "code": "needs the sandbox; the recipe's own test runs it",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -232,6 +234,7 @@ def parse_train(options: Sequence[str]) -> None:
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": parse_train,
     "countdown": plain(CLIConfig),
+    "code": plain(code.CLIConfig),
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
@@ -320,8 +323,8 @@ def named_options() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "path"), named_options())
 def test_an_option_that_a_sentence_names_exists_in_some_part(page: str, path: str) -> None:
     """It is one, or the sentence about an unknown one gives the whole path that leads there."""
-    said = refusal(PARSERS["train" if page == "docs/tasks.md" else "countdown"], [f"{path}=1"])
-    assert "unknown option" not in said or f" {path}=1?" in said, page
+    said = [refusal(PARSERS[name], [f"{path}=1"]) for name in ("train", *RECIPES)]
+    assert any("unknown option" not in each or f" {path}=1?" in each for each in said), page
 
 
 # --- what runs -----------------------------------------------------------------------------------

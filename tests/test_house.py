@@ -168,11 +168,16 @@ def test_every_field_of_every_config_is_documented_for_help() -> None:
     assert undocumented == []
 
 
+IN_THE_SANDBOX = PACKAGE / "rl" / "grading" / "asserts_inside.py"
+"""Runs model-written code: its text is passed into the sandbox, and nothing runs it outside."""
+
+
 @pytest.mark.parametrize("name", ["eval", "exec", "compile", "__import__"])
 def test_nothing_is_executed_that_was_text(name: str) -> None:
     calls = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, tree in TREES.items()
+        if path != IN_THE_SANDBOX
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]
@@ -219,6 +224,8 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.engines.vllm.worker": {"pickle.loads"},
     "es_cookbook.rl.grading.worker": {"pickle.loads", "runpy.run_module", "runpy.run_path"},
     "es_cookbook.rl.grading.workers": {"pickle.loads"},
+    # Runs in the sandbox.
+    "es_cookbook.rl.grading.asserts_inside": {"compile", "exec"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.commands.compare": {"importlib.import_module"},

@@ -53,6 +53,10 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
     """A function that was not done in time in a worker process."""
 
 
+class SandboxError(ESCookbookError, RuntimeError):
+    """A sandbox for model-written code that cannot be had here, or did not start; no code ran."""
+
+
 class TooManyLostError(ESCookbookError, RuntimeError):
     """More rollouts were lost than `max_failed_fraction` allows; carries the first traceback."""
 

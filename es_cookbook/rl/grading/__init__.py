@@ -1,1 +1,1 @@
-"""Where grading runs that would hold up the event loop: worker processes."""
+"""Where grading runs that would hold up the event loop, or that nobody may trust."""

@@ -1,0 +1,1 @@
+"""Code: write Python that passes tests, which run in a sandbox."""

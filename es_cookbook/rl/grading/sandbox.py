@@ -1,0 +1,363 @@
+r"""Model-written Python in a sandbox: bubblewrap, limits on resources, and a deadline.
+
+    ran = await run_code("print(int(input()) + 1)", stdin="41\n", limits=Limits(seconds=2))
+    ran.stdout == "42\n"
+
+What a model writes may do anything: loop, fork, fill memory and disks, read secrets, call home. So
+it runs in bubblewrap or not at all. It sees `/usr` and a small `/tmp` in memory, both its own or
+read-only; no home, `/etc`, `/proc`, `/sys`, environment, network or processes of others; it has no
+capabilities, cannot make namespaces, and a filter refuses system calls that grading has no need of
+(`es_cookbook.rl.grading.seccomp`). As root, `setpriv` drops the user first: the kernel does not
+count the processes of root. `prlimit` bounds each process; the deadline and the length of the
+output are watched from here. Nothing is written outside, and when a call is over, returned or
+cancelled, all its processes have ended.
+
+The interpreter is the system's, `/usr/bin/python3` or `/usr/local/bin/python3`, whatever runs this.
+Hashes are not random there: the same code does the same again.
+
+Left out: a limit on the memory of all processes together, which needs a cgroup of our own. At worst
+they take `processes` x `memory`, plus `files`, plus about a kilobyte for each empty file that they
+can create within the deadline. And a kernel with a hole is a sandbox with one.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, cast
+
+import anyio
+import chz
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
+from anyio.lowlevel import RunVar
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cores import num_cores
+from es_cookbook.common.errors import SandboxError
+from es_cookbook.rl.grading.seccomp import filter_program
+from es_cookbook.rl.timeouts import nobody_has_control
+
+_MIB = 2**20
+_NOBODY = 65534
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+_CODE = "/code.py"
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+}
+_SECONDS_TO_END = 5.0
+_limiter: RunVar[anyio.CapacityLimiter] = RunVar("_sandbox_limiter")
+
+
+@chz.chz
+class Limits:
+    """What a piece of model-written code may use."""
+
+    seconds: float = chz.field(default=5.0, doc="deadline, by the clock, the start included")
+    memory: int = chz.field(default=512 * _MIB, doc="address space of each process, in bytes")
+    files: int = chz.field(default=16 * _MIB, doc="size of its /tmp, which is in memory, in bytes")
+    output: int = chz.field(default=_MIB, doc="most bytes of stdout, and of stderr; more ends it")
+    processes: int = chz.field(default=8, doc="most processes and threads at a time")
+    open_files: int = chz.field(default=64, doc="most open files of each process")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "seconds", above=0)
+        check_range(self, "memory", at_least=64 * _MIB)
+        check_range(self, "files", at_least=4096)
+        check_range(self, "output", "processes", at_least=1)
+        check_range(self, "open_files", at_least=8)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ran:
+    """How a piece of code ran.
+
+    Attributes:
+        ended: "exit" by itself, or killed: at the "deadline", or because of too much "output".
+        exit_code: as a shell reports it, 128 + n after signal n; None if it was killed.
+        stdout: what it wrote, as UTF-8, no longer than the limit.
+        stderr: the same.
+        seconds: by the clock, from before the start to after the end.
+    """
+
+    ended: Literal["exit", "deadline", "output"]
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, where one did."""
+        code = self.exit_code or 0
+        return code - 128 if code > 128 else None
+
+
+async def run_code(code: str, stdin: str = "", limits: Limits | None = None) -> Ran:
+    """Run a Python program in the sandbox.
+
+    No more run at a time than there are cores; waiting for a turn counts neither towards the
+    deadline nor towards the rollout's `rollout_timeout`.
+
+    Args:
+        code: the text of a module, run as the main program.
+        stdin: what it can read.
+        limits: `Limits()` if None.
+
+    Raises:
+        SandboxError: There is no sandbox here, or it did not start. The code has not run.
+    """
+    limits = limits or Limits()
+    check_sandbox()
+    limiter = _limiter.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(num_cores())
+        _limiter.set(limiter)
+    with nobody_has_control():
+        await limiter.acquire()
+    try:
+        return await _run(code, stdin, limits)
+    finally:
+        limiter.release()
+
+
+@functools.cache
+def check_sandbox() -> None:
+    """Start the sandbox once, to see whether it can be had.
+
+    Raises:
+        SandboxError: What is missing, and how to get it.
+    """
+    with _descriptors("", filter_program()) as (code, seccomp, _, status):
+        command = _command(Limits(), code, seccomp, status)
+        tried = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={},
+            pass_fds=(code, seccomp, status),
+        )
+    if tried.returncode != 0:
+        said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        raise SandboxError(
+            f"the sandbox for model-written code does not start here ({said}): it needs bubblewrap "
+            "0.8 or later, and a kernel and a container that allow user namespaces"
+        )
+
+
+async def _run(code: str, stdin: str, limits: Limits) -> Ran:
+    began = time.monotonic()
+    exited = too_long = False
+    out, err = bytearray(), bytearray()
+    said: dict[str, int] = {}
+    with _descriptors(code, _filter()) as (code_fd, seccomp, reading, status):
+        process: Process | None = None
+        with anyio.CancelScope(shield=True):  # Cancelled here, it would leave half a sandbox.
+            process = await anyio.open_process(
+                _command(limits, code_fd, seccomp, status),
+                env={},  # bubblewrap's own too: what is in its memory is inside the sandbox.
+                pass_fds=(code_fd, seccomp, status),
+                start_new_session=True,
+            )
+        assert process is not None
+        try:
+            with anyio.move_on_after(limits.seconds):
+                async with anyio.create_task_group() as tasks:
+
+                    async def read(stream: ByteReceiveStream | None, into: bytearray) -> None:
+                        nonlocal too_long
+                        if not await _read(stream, into, limits.output):
+                            too_long = True
+                            tasks.cancel_scope.cancel()
+
+                    tasks.start_soon(_write, process.stdin, stdin.encode(errors="replace"))
+                    tasks.start_soon(read, process.stdout, out)
+                    tasks.start_soon(read, process.stderr, err)
+                    await process.wait()
+                exited = not too_long
+        finally:
+            with anyio.CancelScope(shield=True):
+                said = await _end(process, reading)
+    if exited and "exit-code" not in said:
+        sentence = err.decode(errors="replace").strip() or f"exit code {process.returncode}"
+        raise SandboxError(f"the sandbox did not start: {sentence}")
+    return Ran(
+        "exit" if exited else "output" if too_long else "deadline",
+        said["exit-code"] if exited else None,
+        out.decode(errors="replace"),
+        err.decode(errors="replace"),
+        time.monotonic() - began,
+    )
+
+
+@functools.cache
+def _filter() -> bytes:
+    return filter_program()
+
+
+@contextmanager
+def _descriptors(code: str, seccomp: bytes) -> Generator[tuple[int, int, int, int]]:
+    """The code and the filter as files that have no name, and both ends of bubblewrap's status."""
+    opened: list[int] = []
+    try:
+        for name, content in (("code", code.encode(errors="replace")), ("seccomp", seccomp)):
+            opened.append(os.memfd_create(name))
+            with open(opened[-1], "wb", closefd=False) as file:
+                file.write(content)
+            os.lseek(opened[-1], 0, os.SEEK_SET)
+        opened += os.pipe()
+        os.set_blocking(opened[2], False)
+        yield opened[0], opened[1], opened[2], opened[3]
+    finally:
+        for each in opened:
+            os.close(each)
+
+
+def _installed(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        raise SandboxError(
+            f"model-written code runs in a sandbox only, which needs {program!r}, and that is not "
+            "installed: install the packages bubblewrap (0.8 or later) and util-linux of your "
+            "Linux distribution"
+        )
+    return path
+
+
+def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[str]:
+    """What starts the sandbox; the numbers are file descriptors that it inherits."""
+    bubblewrap = _installed("bwrap")
+    return (
+        *(_drop_user() if os.geteuid() == 0 else ()),
+        *(bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
+        *("--new-session", "--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"),
+        *("--seccomp", str(seccomp), "--json-status-fd", str(status)),
+        *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+        *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+        *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/zero", "/dev/zero"),
+        *("--dev-bind", "/dev/urandom", "/dev/urandom", "--ro-bind-data", str(code), _CODE),
+        *("--size", str(limits.files), "--perms", "0700", "--tmpfs", "/tmp"),
+        # bubblewrap's own root is a tmpfs of half the memory, which one could fill.
+        *("--remount-ro", "/", "--chdir", "/tmp"),
+        *(part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value)),
+        "--",
+        *_limited(limits),
+        # No imports from /tmp, no packages of a user, no bytecode written.
+        *(_python(), "-P", "-s", "-B", _CODE),
+    )
+
+
+def _drop_user() -> Sequence[str]:
+    return (
+        *(_installed("setpriv"), f"--reuid={_NOBODY}", f"--regid={_NOBODY}"),
+        *("--clear-groups", "--inh-caps=-all", "--"),
+    )
+
+
+def _limited(limits: Limits) -> Sequence[str]:
+    """Inside, because there a user's processes are counted from the sandbox's own on."""
+    cpu_seconds = math.ceil(limits.seconds) + 1
+    return (
+        "/usr/bin/prlimit",
+        f"--as={limits.memory}",
+        f"--fsize={limits.files}",
+        f"--nofile={limits.open_files}",
+        f"--nproc={limits.processes + 1}",  # bubblewrap's own is one
+        f"--cpu={cpu_seconds}",
+        "--core=1",  # With 0 a core dump still goes to a program that the system may name for them.
+        "--msgqueue=0",
+        "--memlock=0",
+        "--rtprio=0",
+        "--",
+    )
+
+
+@functools.cache
+def _python() -> str:
+    for path in _PYTHONS:
+        if Path(path).exists():
+            return path
+    raise SandboxError(
+        f"model-written code runs with the system's Python, and there is none: {_PYTHONS[0]}"
+    )
+
+
+async def _write(stream: ByteSendStream | None, text: bytes) -> None:
+    assert stream is not None
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await stream.send(text)
+        await stream.aclose()
+
+
+async def _read(stream: ByteReceiveStream | None, into: bytearray, limit: int) -> bool:
+    """Read to the end; False as soon as there is more than the limit."""
+    assert stream is not None
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        while True:
+            into += await stream.receive()
+            if len(into) > limit:
+                del into[limit:]
+                return False
+    return True
+
+
+async def _end(process: Process, status: int) -> dict[str, int]:
+    """Kill whatever is left, wait until it is gone, and return what bubblewrap said of it."""
+    said = _status(status)
+    if process.returncode is None:
+        # First the first process inside, and all with it; early it is one of bubblewrap's group.
+        if (first := said.get("child-pid")) is not None:
+            _kill(os.kill, first)
+        _kill(os.killpg, process.pid)
+    await process.aclose()
+    said |= _status(status)
+    if (first := said.get("child-pid")) is not None:
+        await _gone(first)
+    return said
+
+
+def _kill(how: Callable[[int, int], None], pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        how(pid, signal.SIGKILL)
+
+
+def _status(descriptor: int) -> dict[str, int]:
+    """What bubblewrap has said so far: `child-pid`, its first process; at the end `exit-code`."""
+    said: dict[str, int] = {}
+    with suppress(BlockingIOError):
+        for line in os.read(descriptor, 65536).splitlines():
+            said |= cast(dict[str, int], json.loads(line))
+    return said
+
+
+async def _gone(pid: int) -> None:
+    """Wait until a process, the first of its namespace, has ended: then all others have."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        with anyio.move_on_after(_SECONDS_TO_END):
+            await ended.wait()
+        with suppress(ChildProcessError):  # Ours to bury if this is the first process of all.
+            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

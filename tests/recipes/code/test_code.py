@@ -1,0 +1,253 @@
+"""The recipe code: rows of MBPP and APPS, answers in texts, grades from the sandbox, and a run."""
+
+import json
+import pickle
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError, SandboxError
+from es_cookbook.recipes.code import env as code_env
+from es_cookbook.recipes.code import train_cli
+from es_cookbook.recipes.code.dataset import CodeDataset, CodeDatasetBuilder
+from es_cookbook.recipes.code.env import (
+    CodeGroupBuilder,
+    extract_code,
+    grade_code,
+    question,
+)
+from es_cookbook.recipes.code.problems import generate_problems, read_problem
+from es_cookbook.recipes.code.train_cli import CLIConfig
+from es_cookbook.recipes.countdown.warm_start import build_tokenizer
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
+from es_cookbook.rl.types import Action, Observation
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.sandboxes import needs_sandbox
+
+pytestmark = pytest.mark.anyio
+
+MBPP: dict[str, Any] = {
+    "text": "Write a function to double a number.",
+    "code": "import math\r\ndef double(x):\r\n  return 2 * x",
+    "test_list": ["assert double(2) == 4", "assert math.isclose(double(.5), 1)"],
+    "test_setup_code": "",
+}
+APPS: dict[str, Any] = {
+    "question": "Print the sum of the numbers in a line.",
+    "input_output": json.dumps({"inputs": ["1 2\n", "3 4 5\n"], "outputs": ["3\n", "12"]}),
+    "solutions": json.dumps(["print(sum(map(int, input().split())))"]),
+}
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+async def build(**fields: Any) -> tuple[CodeDataset, list[CodeGroupBuilder]]:
+    defaults: dict[str, Any] = {"problems_per_generation": 1, "num_train": 4, "num_test": 2}
+    built = await CodeDatasetBuilder(**{**defaults, **fields})(build_tokenizer())
+    assert isinstance(built.train, CodeDataset)
+    test = [builder for builder in built.test_P if isinstance(builder, CodeGroupBuilder)]
+    return built.train, test
+
+
+def test_rows_of_both_formats_become_problems() -> None:
+    mbpp = read_problem(Row("x", MBPP), 8)
+    assert (mbpp.asserts, mbpp.cases) == (tuple(MBPP["test_list"]), ())
+    apps = read_problem(Row("x", APPS), 1)
+    assert (apps.asserts, apps.cases) == ((), (("1 2\n", "3\n"),))
+    assert apps.solution == "print(sum(map(int, input().split())))"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"text": "x"}, "a problem needs tests: 'test_list', a list of asserts (MBPP), or"),
+        ({"text": "x", "test_list": [1]}, "a problem needs tests"),
+        ({"test_list": ["assert 1"]}, "field 'text' or 'prompt' is missing"),
+        ({"question": "x", "input_output": "{"}, "field 'input_output' is not JSON"),
+        ({"question": "x", "input_output": "[]"}, "must have 'inputs' and 'outputs'"),
+        ({**APPS, "input_output": '{"inputs": ["1"], "outputs": []}'}, "as many texts in each"),
+        ({**APPS, "input_output": '{"fn_name": "f"}'}, "accepted as asserts in 'test_list'"),
+        ({**APPS, "solutions": "3"}, "field 'solutions' must be a JSON list of programs"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_problem(Row("train.jsonl, line 3", fields), 8)
+    assert str(caught.value).startswith("train.jsonl, line 3: ")
+    assert sentence in str(caught.value)
+
+
+def test_generated_problems_are_seeded_and_disjoint() -> None:
+    train, again, test = (
+        list(islice(generate_problems(*given), 50))
+        for given in ((0, "train"), (0, "train"), (1, "test"))
+    )
+    assert train == again
+    assert len({problem.task for problem in (*train, *test)}) == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```\na\n```\n```py\nb\n``` and ```c", "b\n"),
+        ("```a``` or ```b```", "b"),
+        ("```x = 1\ny = 2```", "x = 1\ny = 2"),
+        ("<answer>```python\nz\n```</answer> ```y```", "z\n"),
+        ("<think>```1```</think><answer>2</answer>", "2"),
+        ("no code ```", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_the_last_block_or_answer(text: str, code: str | None) -> None:
+    assert extract_code(text) == code
+
+
+def test_a_prompt_shows_some_asserts_and_no_case() -> None:
+    mbpp, apps = (read_problem(Row("x", fields), 8) for fields in (MBPP, APPS))
+    assert "assert double(2) == 4" in question(mbpp, 1)
+    assert "isclose" not in question(mbpp, 1) and "assert" not in question(mbpp, 0)
+    assert "stdin" in question(apps, 3) and "12" not in question(apps, 3)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("fields", "code", "passed"),
+    [
+        (MBPP, "def double(x): return x + x", 1.0),
+        (MBPP, "def double(x): return 4", 0.5),
+        (MBPP, "class double:\n  def __new__(c, x): return 1\n  __eq__ = lambda *a: True", 0.5),
+        (MBPP, "raise SystemExit(0)", 0.0),
+        (APPS, "print(sum(map(int, input().split())), end=' ')", 1.0),
+        (APPS, "print(3)", 0.5),
+        (APPS, "print(3); raise ValueError", 0.0),
+        (APPS, "print('3\\n12')", 0.0),
+        (APPS, None, 0.0),
+    ],
+)
+async def test_what_answers_earn(fields: dict[str, Any], code: str | None, passed: float) -> None:
+    problem = read_problem(Row("x", fields), 8)
+    share = await grade_code(problem, code, "share")
+    every = await grade_code(problem, code, "all")
+    assert (share.reward, every.reward) == (passed, float(passed == 1))
+    assert share.metrics == {
+        "solved": float(passed == 1),
+        "passed": passed,
+        "answered": float(code is not None),
+        "timed_out": 0.0,
+    }
+
+
+@needs_sandbox
+async def test_a_case_that_never_ends_costs_one_deadline() -> None:
+    problem = read_problem(Row("x", APPS), 8)
+    grade = await grade_code(problem, "while True: pass", limits=Limits(seconds=0.3))
+    assert (grade.reward, grade.metrics["timed_out"]) == (0.0, 1.0)
+
+
+@needs_sandbox
+async def test_equal_answers_of_a_group_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    real = code_env.run_code
+
+    async def counted(code: str, stdin: str = "", limits: Limits | None = None) -> Any:
+        ran.append(code)
+        return await real(code, stdin, limits)
+
+    monkeypatch.setattr(code_env, "run_code", counted)
+    problem = read_problem(Row("x", APPS), 1)
+    builder = CodeGroupBuilder(Observation((1,)), problem, "share", Limits(), "x")
+    group = await pickle.loads(pickle.dumps(builder)).make_envs(3)
+    for env, text in zip(
+        group.envs, ("```print(3)```", "<answer>print(3)</answer>", "?"), strict=True
+    ):
+        result = await env.step(Action((1,), text, "stop"))
+        assert result.done and result.reward == float(text != "?")
+    assert ran == ["print(3)"]
+
+
+@needs_sandbox
+async def test_every_gold_solution_runs_and_one_that_fails_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    datasets.Dataset.from_list([{**MBPP, "prompt": MBPP["text"]}]).to_parquet(path)
+    train, _ = await build(source=str(path), num_test=0)
+    await train.validate(4096)
+    bad = {**MBPP, "code": "def double(x):\n  return 4"}
+    source = write(tmp_path / "bad.jsonl", APPS, bad)
+    train, _ = await build(source=source, num_test=0)
+    with pytest.raises(DataError) as caught:
+        await train.validate(4096)
+    assert str(caught.value).startswith(
+        f"{source}, line 2: its own solution passes 50% of its tests"
+    )
+    with pytest.raises(DataError, match="leaves no room"):
+        await train.validate(5)
+
+
+@needs_sandbox
+async def test_generated_problems_are_solved_by_their_solutions() -> None:
+    train, test = await build()
+    await train.validate(64)
+    assert (len(train), len(test)) == (4, 2)
+
+
+async def test_a_problem_in_both_splits_is_refused(tmp_path: Path) -> None:
+    source, test_source = (write(tmp_path / f"{name}.jsonl", MBPP) for name in ("a", "b"))
+    with pytest.raises(
+        DataError, match=r"is also held out, in .*line 1; training and test must be"
+    ):
+        await build(source=source, test_source=test_source)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"num_train": 0}, "num_train"),
+        ({"max_cases": 0}, "max_cases"),
+        ({"test_source": "x"}, "test_source"),
+    ],
+)
+def test_fields_that_cannot_work_are_named(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        CodeDatasetBuilder(**fields)
+
+
+def test_without_a_sandbox_the_run_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_sandbox.cache_clear()
+    with pytest.raises(SandboxError, match="install the packages bubblewrap"):
+        CodeDatasetBuilder().check()
+
+
+def test_the_config_round_trips_through_json() -> None:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, ["dataset.reward=all", "dataset.limits.seconds=2", "seed=3"])
+    assert isinstance(seen[0].dataset, CodeDatasetBuilder)
+    assert seen[0].dataset.limits == Limits(seconds=2)
+    assert config_from_json(config_to_json(seen[0])) == seen[0]
+
+
+@needs_sandbox
+def test_a_short_run_trains(tmp_path: Path) -> None:
+    options = [
+        *("num_generations=1", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
+        *("dataset.num_train=4", "dataset.num_test=2", "trackers=JsonlTrackerBuilder"),
+        f"log_path={tmp_path / 'run'}",
+    ]
+    run_cli(train_cli.main, CLIConfig, options)
+    merged: dict[str, float] = {}
+    for line in read_metrics(tmp_path / "run" / "metrics.jsonl"):
+        merged |= line
+    assert {"env/all/solved", "env/all/answered", "test/env/all/passed"} <= merged.keys()
+    assert merged["rollouts/failed"] == 0

@@ -1,0 +1,548 @@
+"""What model-written code can do in the sandbox, and that nothing of it gets out.
+
+Each escape is tried in the real sandbox; the test shows that the attempt failed and that the host
+is unharmed.
+"""
+
+import functools
+import itertools
+import os
+import platform
+import resource
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from es_cookbook.common.errors import ConfigError, SandboxError
+from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
+from es_cookbook.rl.grading.seccomp import filter_program
+from es_cookbook.rl.timeouts import Clock, Watch
+from tests.sandboxes import needs_sandbox
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[3]
+MIB = 2**20
+
+
+def marked(mark: str) -> list[int]:
+    """Processes of this machine, zombies apart, that bear a mark in their name."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["name", "status"])
+        if process.info["name"] == mark and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def new_mark() -> str:
+    return f"m{secrets.token_hex(6)}"
+
+
+def mark_oneself(mark: str) -> str:
+    """Code after which its process, and those that it starts, can be found from outside."""
+    return f"import ctypes, os, time\nctypes.CDLL(None).prctl(15, b{mark!r})\n"
+
+
+async def wait_until(done: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not done():
+            await anyio.sleep(0.005)
+
+
+async def output(code: str, limits: Limits | None = None, stdin: str = "") -> list[str]:
+    """The lines that a program prints that is expected to end well."""
+    ran = await run_code(code, stdin, limits)
+    assert (ran.ended, ran.exit_code, ran.stderr) == ("exit", 0, "")
+    return ran.stdout.splitlines()
+
+
+# What it is for.
+
+
+@needs_sandbox
+async def test_a_program_runs_with_its_stdin_and_comes_back_with_what_it_wrote() -> None:
+    ran = await run_code("import sys\nprint(int(input()) + 1)\nsys.exit('ü')", "41\n")
+    assert (ran.ended, ran.exit_code, ran.stdout, ran.stderr) == ("exit", 1, "42\n", "ü\n")
+    assert 0 < ran.seconds < 5
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "exit_code", "number"),
+    [
+        ("import sys; sys.exit(7)", 7, None),
+        ("import os; os.kill(os.getpid(), 11)", 128 + 11, signal.SIGSEGV),
+        ("import os; os.abort()", 128 + 6, signal.SIGABRT),
+        ("1 +", 1, None),
+        ("\ud800\0", 1, None),
+    ],
+)
+async def test_how_a_program_ended_is_told(code: str, exit_code: int, number: int | None) -> None:
+    ran = await run_code(code)
+    assert (ran.ended, ran.exit_code, ran.signal) == ("exit", exit_code, number)
+
+
+@needs_sandbox
+async def test_the_same_code_does_the_same_again_whatever_it_hashes() -> None:
+    code = "print(hash('seed'), {chr(i) for i in range(97, 123)})"
+    assert await output(code) == await output(code)
+
+
+@needs_sandbox
+async def test_stdin_that_nobody_reads_holds_nothing_up() -> None:
+    assert await output("print(1)", stdin="x" * MIB) == ["1"]
+
+
+@needs_sandbox
+async def test_no_more_run_at_a_time_than_there_are_cores_and_waiting_is_nobodys_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    watch, clocks, spans = Watch(0.8), list[Clock](), list[tuple[float, float]]()
+
+    async def rollout() -> None:
+        clocks.append(clock := Clock(watch))
+        with clock:
+            ran = await run_code("import time; time.sleep(0.25)")
+            now = time.monotonic()
+            spans.append((now - ran.seconds, now))
+
+    with watch:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(rollout)
+    assert [clock.reason for clock in clocks] == [None] * 4
+    assert all(end <= start + 0.05 for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+# Escapes.
+
+
+@needs_sandbox
+async def test_a_fork_bomb_ends_with_the_processes_that_it_may_have() -> None:
+    mark = new_mark()
+    bomb = f"{mark_oneself(mark)}while True:\n    try: os.fork()\n    except OSError: pass"
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(marked(mark)))
+            await anyio.sleep(0.02)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        ran = await run_code(bomb, limits=Limits(seconds=0.5, processes=6))
+        tasks.cancel_scope.cancel()
+    assert ran.ended == "deadline"
+    assert 2 <= most <= 6
+    assert marked(mark) == []
+
+
+@needs_sandbox
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+async def test_endless_output_costs_neither_memory_nor_time(stream: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code = f"import sys\nwhile True: sys.{stream}.write('x' * 65536)"
+    ran = await run_code(code, limits=Limits(seconds=30, output=100_000))
+    assert ran.ended == "output" and ran.exit_code is None
+    assert len(getattr(ran, stream)) == 100_000
+    assert ran.seconds < 15
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
+
+
+SEEN = """
+import os
+for folder, folders, files in os.walk("/"):
+    files.sort()
+    if folder == "/usr":
+        folders.clear()
+    print(folder, *files)
+"""
+
+
+@needs_sandbox
+async def test_it_sees_the_programs_of_the_system_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    seen = await output(SEEN)
+    assert {*seen} - {"/etc", "/etc ld.so.cache"} == {
+        "/ code.py",
+        "/dev null urandom zero",
+        "/tmp",
+        "/usr",
+    }
+    tried = ["/proc/1/environ", "/proc/self/maps", "/etc/passwd", "/sys", "/home", "/root", "/run"]
+    tried += [str(Path.home()), str(ROOT), str(tmp_path / "secret")]
+    found = await output(f"import os\nprint([p for p in {tried!r} if os.path.exists(p)])")
+    assert found == ["[]"]
+
+
+@needs_sandbox
+async def test_symlinks_lead_nowhere(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    code = f"""
+import os
+for target in ({str(secret)!r}, "/proc/1/root{secret}", "/tmp/../../../..{secret}"):
+    if os.path.lexists("link"): os.unlink("link")
+    os.symlink(target, "link")
+    for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT):
+        try: os.open("link", flags)
+        except FileNotFoundError: print("not there")
+        except OSError as error: print(error)
+"""
+    assert await output(code) == ["not there"] * 6
+    assert secret.read_text() == "secret"
+
+
+READS_MEMORY = """
+import ctypes, os
+class Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+libc = ctypes.CDLL(None, use_errno=True)
+room = ctypes.create_string_buffer(8)
+here = Vector(ctypes.addressof(room), 8)
+pid = int(input())
+libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(here), 1, 0)
+print("vm", os.strerror(ctypes.get_errno()))
+libc.ptrace(16, pid, None, None)
+print("ptrace", os.strerror(ctypes.get_errno()))
+libc.syscall({keyctl}, 0, -3, 0)
+print("keyctl", os.strerror(ctypes.get_errno()))
+""".replace("{keyctl}", "250" if platform.machine() == "x86_64" else "219")
+
+
+@needs_sandbox
+@pytest.mark.parametrize("pid", ["1", "2", "outside"])
+async def test_it_looks_into_no_process_by_ptrace_or_otherwise(pid: str) -> None:
+    denied = os.strerror(1)
+    found = await output(READS_MEMORY, stdin=str(os.getpid()) if pid == "outside" else pid)
+    assert found == [f"vm {denied}", f"ptrace {denied}", f"keyctl {denied}"]
+
+
+@needs_sandbox
+async def test_no_environment_variable_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    known = {"PATH", "HOME", "LANG", "PYTHONHASHSEED", "PWD"}
+    code = f"import os\nprint(set(os.environ) - {known!r})\nprint(open('/code.py').read())"
+    found = await output(code)
+    assert found[0] == "set()"
+    # Nor into the environment of bubblewrap, whose memory is in there with the code.
+    mark = new_mark()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_code, f"{mark_oneself(mark)}time.sleep(100)")
+        await wait_until(lambda: len(marked(mark)) == 1)
+        inside = psutil.Process(marked(mark)[0])
+        for process in (inside, *inside.parents()[:2]):
+            assert "hf_secret" not in Path(f"/proc/{process.pid}/environ").read_text()
+        tasks.cancel_scope.cancel()
+
+
+@needs_sandbox
+async def test_no_socket_leads_out(tmp_path: Path) -> None:
+    servers: list[socket.socket] = []
+    abstract, path = f"\0{new_mark()}", str(tmp_path / "socket")
+    for family, address in (
+        (socket.AF_INET, ("127.0.0.1", 0)),
+        (socket.AF_UNIX, abstract),
+        (socket.AF_UNIX, path),
+    ):
+        servers.append(socket.socket(family))
+        servers[-1].bind(address)
+        servers[-1].listen()
+        servers[-1].setblocking(False)
+    code = f"""
+import socket
+def attempt(family, address):
+    try: socket.socket(family).connect(address); print("connected")
+    except OSError as error: print(type(error).__name__)
+attempt(socket.AF_INET, {servers[0].getsockname()!r})
+attempt(socket.AF_INET6, ("::1", 80))
+attempt(40, (2, 22))
+attempt(16, (0, 0))
+attempt(socket.AF_UNIX, {abstract!r})
+attempt(socket.AF_UNIX, {path!r})
+try: socket.getaddrinfo("localhost", 80)
+except OSError as error: print("no names")
+"""
+    refused = ["PermissionError"] * 4
+    expected = [*refused, "ConnectionRefusedError", "FileNotFoundError", "no names"]
+    found = await output(code)
+    assert found[:6] == expected[:6]
+    for server in servers:
+        with server, pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@needs_sandbox
+async def test_it_can_neither_kill_nor_signal_anybody_outside() -> None:
+    code = f"""
+import os, signal
+for pid in ({os.getpid()}, {os.getppid()}):
+    try: os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError: print("no such process")
+print(os.getppid())
+os.kill(1, signal.SIGKILL)
+print("alive", flush=True)
+try: os.kill(-1, signal.SIGKILL)
+except ProcessLookupError: print("nobody else", flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
+    victim = subprocess.Popen([sys.executable, "-c", "open(0).read()"], stdin=subprocess.PIPE)
+    ran = await run_code(code)
+    assert ran.stdout.splitlines() == [*["no such process"] * 2, "1", "alive", "nobody else"]
+    assert ran.signal == signal.SIGKILL
+    assert victim.poll() is None
+    victim.communicate(b'""\n')
+
+
+@needs_sandbox
+async def test_ten_gigabytes_of_memory_are_refused_however_they_are_asked_for() -> None:
+    code = """
+import ctypes, mmap, os
+def attempt(name, function):
+    try: function()
+    except (MemoryError, OSError) as error: print(name, "refused")
+    else: print(name, "given")
+libc = ctypes.CDLL(None, use_errno=True)
+def call(function, *arguments):
+    if function(*arguments) == -1:
+        raise OSError(ctypes.get_errno(), "")
+attempt("heap", lambda: bytearray(10 * 2**30))
+attempt("map", lambda: mmap.mmap(-1, 10 * 2**30))
+attempt("segment", lambda: call(libc.shmget, 0, ctypes.c_size_t(2**20), 0o1666))
+attempt("memfd", lambda: os.memfd_create("x"))
+attempt("queue", lambda: call(libc.msgget, 0, 0o1666))
+pids = []
+for _ in range(5):
+    try: pid = os.fork()
+    except OSError: break
+    if pid == 0:
+        kept = [bytearray(2**20)]
+        try:
+            while True: kept.append(bytearray(2**20))
+        except MemoryError: os._exit(0)
+    pids.append(pid)
+    os.waitpid(pid, 0)
+print(len(pids))
+"""
+    names = ("heap", "map", "segment", "memfd", "queue")
+    before = psutil.virtual_memory().available
+    found = await output(code, Limits(memory=64 * MIB))
+    assert found == [*(f"{name} refused" for name in names), "5"]
+    assert psutil.virtual_memory().available > before - 1024 * MIB
+
+
+@needs_sandbox
+async def test_disks_are_not_filled() -> None:
+    code = """
+import os
+def fill(path, size=2**20):
+    written = 0
+    try:
+        with open(path, "wb", buffering=0) as file:
+            while written < 2**30:
+                written += file.write(bytes(size))
+    except OSError: pass
+    return written
+print(sum(fill(f"/tmp/{i}") for i in range(8)))
+print([p for p in ("/x", "/dev/x", "/etc/x", "/usr/x", "/dev/shm/x", "/var/tmp/x") if fill(p)])
+"""
+    limits = Limits(files=2 * MIB)
+    held, nothing = await output(
+        f"import signal\nsignal.signal(25, signal.SIG_IGN)\n{code}", limits
+    )
+    assert MIB <= int(held) <= 2 * MIB
+    assert nothing == "[]"
+
+
+@needs_sandbox
+async def test_there_are_no_namespaces_inside() -> None:
+    code = """
+import ctypes, os, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+for flag in (0x10000000, 0x00020000, 0x40000000, 0x20000000):
+    print(libc.unshare(flag), libc.syscall({clone}, flag | 17, None, None, None, None))
+print(subprocess.run(["unshare", "-Ur", "true"], capture_output=True).returncode != 0)
+print(os.path.exists("/usr/bin/bwrap"), subprocess.run(["/usr/bin/bwrap", "--dev-bind", "/", "/",
+    "true"], capture_output=True).returncode != 0)
+print(libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), libc.chroot(b"/tmp"))
+""".replace("{clone}", "56" if platform.machine() == "x86_64" else "220")
+    found = await output(code)
+    assert found[:4] == ["-1 -1"] * 4
+    assert found[4] == "True" and found[5].endswith("True") and found[6] == "-1 -1"
+
+
+@needs_sandbox
+async def test_children_do_not_survive_however_they_leave_their_parent() -> None:
+    mark = new_mark()
+    code = f"""{mark_oneself(mark)}
+import signal
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, 0)
+        os.closerange(0, 10)
+        time.sleep(100)
+    time.sleep(100)
+print("parent", flush=True)
+"""
+    ran = await run_code(code)
+    assert (ran.ended, ran.exit_code, ran.stdout) == ("exit", 0, "parent\n")
+    assert ran.seconds < 4
+    assert marked(mark) == []
+
+
+@needs_sandbox
+async def test_nothing_that_is_written_after_the_deadline_arrives() -> None:
+    mark = new_mark()
+    code = f"""{mark_oneself(mark)}
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("before", flush=True)
+if os.fork() == 0:
+    os.setsid()
+time.sleep(1)
+print("after", flush=True)
+"""
+    ran = await run_code(code, limits=Limits(seconds=0.5))
+    assert (ran.ended, ran.exit_code, ran.stdout) == ("deadline", None, "before\n")
+    assert marked(mark) == []
+
+
+@needs_sandbox
+async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
+    mark, before = new_mark(), set(os.listdir("/proc/self/fd"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_code, f"{mark_oneself(mark)}os.fork()\ntime.sleep(100)")
+        await wait_until(lambda: len(marked(mark)) == 2)
+        tasks.cancel_scope.cancel()
+    assert marked(mark) == []
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@needs_sandbox
+async def test_cancelled_at_any_moment_of_its_start_it_leaves_no_process() -> None:
+    size = 16 * MIB + secrets.randbelow(MIB)
+
+    def sandboxes() -> list[int]:
+        return [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if str(size) in (process.info["cmdline"] or ())
+        ]
+
+    for milliseconds in range(0, 40, 2):
+        with anyio.move_on_after(milliseconds / 1000):
+            await run_code("import time; time.sleep(100)", limits=Limits(files=size))
+        assert sandboxes() == []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(functools.partial(run_code, "input()", limits=Limits(files=size)))
+        await wait_until(lambda: len(sandboxes()) > 1)
+
+
+@needs_sandbox
+async def test_it_ends_with_the_program_that_started_it() -> None:
+    mark = new_mark()
+    code = f"{mark_oneself(mark)}ctypes.CDLL(None).prctl(1, 0)\ntime.sleep(100)"
+    program = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            "import anyio, functools\n"
+            "from es_cookbook.rl.grading.sandbox import Limits, run_code\n"
+            f"anyio.run(functools.partial(run_code, {code!r}, limits=Limits(seconds=99)))",
+        ],
+        cwd=ROOT,
+    )
+    await wait_until(lambda: len(marked(mark)) == 1)
+    program.kill()
+    program.wait()
+    await wait_until(lambda: marked(mark) == [])
+
+
+@needs_sandbox
+async def test_no_files_are_left_behind() -> None:
+    def files() -> set[str]:
+        return {
+            name for name in os.listdir(tempfile.gettempdir()) if "bind" in name or mark in name
+        }
+
+    mark = new_mark()
+    before = files()
+    assert await output(f"open('{mark}', 'w').write('x')\nprint(open('{mark}').read())") == ["x"]
+    assert files() == before
+
+
+# Where there is none.
+
+
+def fresh_check() -> None:
+    check_sandbox.cache_clear()
+    try:
+        check_sandbox()
+    finally:
+        check_sandbox.cache_clear()
+
+
+async def test_without_bubblewrap_nothing_runs_and_a_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_sandbox.cache_clear()
+    with pytest.raises(SandboxError) as caught:
+        await run_code("print(1)")
+    assert "which needs 'bwrap', and that is not installed: install the packages bubblewrap" in str(
+        caught.value
+    )
+
+
+def test_a_bubblewrap_that_does_not_work_is_told_of_with_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("bwrap", "setpriv"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho bwrap: no permissions >&2\nexit 1\n")
+        program.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SandboxError, match=r"does not start here \(bwrap: no permissions\)"):
+        fresh_check()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("seconds", 0), ("memory", 1), ("files", 0), ("output", 0)]
+)
+def test_limits_that_cannot_work_are_refused(field: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^{field} must be "):
+        Limits(**{field: value})
+
+
+def test_a_machine_whose_system_calls_are_not_known_is_refused() -> None:
+    with pytest.raises(SandboxError, match="on aarch64 and x86_64 alone, found 'riscv64'"):
+        filter_program("riscv64")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_no_jump_of_the_filter_leads_out_of_it(machine: str) -> None:
+    program = filter_program(machine)
+    steps = [program[i : i + 8] for i in range(0, len(program), 8)]
+    assert len(program) % 8 == 0
+    for at, step in enumerate(steps):
+        assert at + max(step[2], step[3]) + 1 < len(steps) or at == len(steps) - 1
+
+
+def test_what_ran_says_which_signal_ended_it() -> None:
+    assert Ran("exit", 137, "", "", 0.1).signal == signal.SIGKILL
+    assert Ran("deadline", None, "", "", 0.1).signal is None
