@@ -129,6 +129,7 @@ PARSED_ONLY = {
     r"hub path=.*": "the Hub",
     r"countdown hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
+    r"rush_hour model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_package": "a package of the reader's",
     r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
 }

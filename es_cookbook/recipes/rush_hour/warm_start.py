@@ -39,8 +39,8 @@ class Config:
     seed: int = chz.field(default=0, doc="seed of the weights, the boards and their order")
     size: int = chz.field(default=5, doc="rows of the boards")
     max_moves: int = chz.field(default=5, doc="longest optimal solution")
-    num_boards: int = chz.field(default=20_000, doc="training boards shown")
-    steps: int = chz.field(default=1000, doc="optimizer steps of 96 boards")
+    num_boards: int = chz.field(default=12_000, doc="training boards shown")
+    steps: int = chz.field(default=450, doc="optimizer steps of 96 boards")
 
 
 def demonstrate(problem: Problem) -> str:
