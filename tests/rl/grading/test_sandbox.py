@@ -447,7 +447,7 @@ async def test_cancelled_at_any_moment_of_its_start_it_leaves_no_process() -> No
     for milliseconds in range(0, 40, 2):
         with anyio.move_on_after(milliseconds / 1000):
             await run_code("import time; time.sleep(100)", limits=Limits(files=size))
-        assert sandboxes() == []
+        await wait_until(lambda: sandboxes() == [])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(functools.partial(run_code, "input()", limits=Limits(files=size)))
         await wait_until(lambda: len(sandboxes()) > 1)
