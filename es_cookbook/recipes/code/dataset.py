@@ -5,9 +5,8 @@ ask for what the sandbox does not give, are found before the first generation.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import TypeAlias
 
 import anyio
 import chz
@@ -15,54 +14,25 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError, leaves
-from es_cookbook.common.terminal import plural, say
+from es_cookbook.common.terminal import say
 from es_cookbook.recipes.code.env import CodeGroupBuilder, Reward, question
-from es_cookbook.recipes.code.problems import Problem, Split, generate_problems, read_problem
-from es_cookbook.rl.data.epochs import EpochOrder
-from es_cookbook.rl.data.rows import check_source, load_rows
+from es_cookbook.recipes.code.problems import Problem, generate_problems, read_problem
+from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
+from es_cookbook.rl.data.rows import check_sources
+from es_cookbook.rl.data.splits import Split, load_splits
 from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
 from es_cookbook.rl.problem_env import render_prompt
-from es_cookbook.rl.types import Datasets, Observation, RLDataset, RLDatasetBuilder, Tokenizer
-
-Named: TypeAlias = dict[str, Problem]
-"""Problems by what error messages call them."""
+from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 
 
-class CodeDataset(RLDataset):
-    """Every problem once per epoch, in an order that follows from a seed."""
-
-    def __init__(
-        self, builders: Sequence[CodeGroupBuilder], problems_per_generation: int, seed: int
-    ) -> None:
-        if not 1 <= problems_per_generation <= len(builders):
-            raise ConfigError(
-                f"dataset.problems_per_generation must be from 1 to {len(builders)}, the number of "
-                f"training problems, found {problems_per_generation}"
-            )
-        self.builders = builders
-        self.problems_per_generation = problems_per_generation
-        self._order = EpochOrder(len(builders), seed)
-
-    def get_batch(self, generation: int) -> Sequence[CodeGroupBuilder]:
-        """The problems of one generation."""
-        indices_P = self._order.batch(generation, self.problems_per_generation)
-        return [self.builders[i] for i in indices_P]
-
-    def __len__(self) -> int:
-        """Number of problems."""
-        return len(self.builders)
+class CodeDataset(EpochDataset[CodeGroupBuilder]):
+    """Problems whose own solutions run in the sandbox before training."""
 
     async def validate(self, context_length: int) -> None:
         """Check every prompt's length, and run every problem's own solution in the sandbox."""
         say(f"running the solutions of {len(self.builders):,} training problems")
         for builder in self.builders:
-            length = len(builder.observation.tokens_T)
-            if length >= context_length:
-                raise DataError(
-                    f"{builder.name}: its prompt of {plural(length, 'token')} leaves no room in "
-                    f"the engine's context of {plural(context_length, 'token')}; shorten the "
-                    "prompt or raise engine.max_model_len"
-                )
+            check_prompt(builder.name, len(builder.observation.tokens_T), context_length)
         await validate_solutions(self.builders)
 
 
@@ -133,14 +103,16 @@ class CodeDatasetBuilder(RLDatasetBuilder):
     @override
     def check(self) -> None:
         check_sandbox()
-        if self.source is not None:
-            check_source(self.source, "dataset.source")
-        if self.test_source is not None:
-            check_source(self.test_source, "dataset.test_source")
+        check_sources(self.source, self.test_source)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, and render the prompts."""
-        train, test = self._generated() if self.source is None else self._loaded(self.source)
+        if self.source is None:
+            train, test = self._generated()
+        else:
+            read = functools.partial(read_problem, max_cases=self.max_cases)
+            most = {"num_train": self.num_train, "num_test": self.num_test}
+            train, test = load_splits(self.source, self.test_source, read, **most)
         if not train:
             raise DataError(f"{self.source}: there are no training problems")
         build = functools.partial(self._group_builder, tokenizer)
@@ -151,49 +123,16 @@ class CodeDatasetBuilder(RLDatasetBuilder):
             CodeDataset(builders, self.problems_per_generation, self.seed), test_builders_P
         )
 
-    def _generated(self) -> tuple[Named, Named]:
+    def _generated(self) -> tuple[dict[str, Problem], dict[str, Problem]]:
         """The test is the same for every seed: runs compare."""
 
-        def stream(seed: int, split: Split, most: int) -> Named:
+        def stream(seed: int, split: Split, most: int) -> dict[str, Problem]:
             problems = islice(generate_problems(seed, split), most)
             return {f"generated problem {problem.task.strip()}": problem for problem in problems}
 
         return stream(self.seed, "train", self.num_train), stream(0, "test", self.num_test)
 
-    def _loaded(self, source: str) -> tuple[Named, Named]:
-        rows = self._read(source, "dataset.source")
-        if self.test_source is not None:
-            train = dict(islice(rows, self.num_train))
-            held_out = self._read(self.test_source, "dataset.test_source")
-            test = dict(islice(held_out, self.num_test))
-            _refuse_shared(train, test)
-            return train, test
-        train, test = {}, {}
-        for name, problem in rows:
-            is_train = problem.split == "train" or self.num_test == 0
-            split, most = (train, self.num_train) if is_train else (test, self.num_test)
-            if len(split) < most:
-                split[name] = problem
-            elif len(train) == self.num_train and len(test) == self.num_test:
-                break
-        return train, test
-
-    def _read(self, source: str, option: str) -> Iterator[tuple[str, Problem]]:
-        for row in load_rows(source, option=option):
-            yield row.where, read_problem(row, self.max_cases)
-
     def _group_builder(self, tokenizer: Tokenizer, name: str, problem: Problem) -> CodeGroupBuilder:
         text = question(problem, self.shown_tests)
         tokens_T = render_prompt(tokenizer, text, chat=not problem.prefix)
         return CodeGroupBuilder(Observation(tokens_T), problem, self.reward, self.limits, name)
-
-
-def _refuse_shared(train: Named, test: Named) -> None:
-    """Refuse a problem that stands in both splits."""
-    held_out = {problem.task: name for name, problem in test.items()}
-    for name, problem in train.items():
-        if problem.task in held_out:
-            raise DataError(
-                f"{name}: the same problem is also held out, in {held_out[problem.task]}; "
-                "training and test must be disjoint"
-            )

@@ -10,12 +10,11 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.rows import Row
-
-Split: TypeAlias = Literal["train", "test"]
+from es_cookbook.rl.data.splits import Split
 
 TEST_ONE_IN = 10
 """One problem in this many is held out."""
@@ -40,6 +39,11 @@ class Problem:
     setup: str = ""
     prefix: str = ""
     solution: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What makes it the problem it is."""
+        return self.task
 
     @property
     def split(self) -> Split:

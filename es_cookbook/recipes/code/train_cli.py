@@ -11,30 +11,19 @@ GPU. Any other model goes with rows in the format of MBPP or APPS:
 """
 
 import functools
-import hashlib
-from collections.abc import Mapping
-from pathlib import Path
 
 import chz
 
-from es_cookbook import recipes, train
+from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names, config_to_json
+from es_cookbook.common.configs import Names
+from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.code.dataset import CodeDatasetBuilder
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, RECOMMENDED
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
-BUNDLED_MODEL = Path(recipes.__file__).parent / "countdown" / "model"
-
-_SETTINGS: Mapping[str, Mapping[str, object]] = {
-    "es": {
-        "population_size": 64,
-        "sigma": 0.01,
-        "learning_rate": 0.02,
-        "learning_rate_schedule": Cosine(),
-    }
-}
+_SETTINGS = {"es": RECOMMENDED["es"]}
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=_SETTINGS)
 _SAMPLING = functools.partial(SamplingParams, max_tokens=32)
 
@@ -69,20 +58,14 @@ class CLIConfig(train.Config):
     )
 
 
-def main(config: CLIConfig) -> None:
-    """Train; the same options find the same run directory."""
-    if not config.log_path:
-        kept = {"trackers": CLIConfig().trackers, "hub": None, "behavior_if_log_dir_exists": "ask"}
-        what = chz.replace(config, **kept)  # How a run is kept and shown does not count.
-        digest = hashlib.blake2b(config_to_json(what).encode(), digest_size=4).hexdigest()
-        config = chz.replace(config, log_path=str(Path("runs") / f"code-{digest}"))
-    train.run(config)
-    print(f"everything is in {config.log_path}")
+def main(config: CLIConfig, began: float | None = None) -> None:
+    """Train, and say in one line what it brought, and how long it took since `began`."""
+    train.train_and_tell(config, "code", began)
 
 
 def cli() -> None:
     """The console entry point."""
-    run_cli(main, CLIConfig)
+    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
 
 
 if __name__ == "__main__":

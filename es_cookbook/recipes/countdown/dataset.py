@@ -21,7 +21,7 @@ from es_cookbook.recipes.countdown.problems import (
     solve,
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_source
+from es_cookbook.rl.data.rows import Row, check_sources
 from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
@@ -73,10 +73,7 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
 
     @override
     def check(self) -> None:
-        if self.source is not None:
-            check_source(self.source, "dataset.source")
-        if self.test_source is not None:
-            check_source(self.test_source, "dataset.test_source")
+        check_sources(self.source, self.test_source)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, solve what has no solution, render the prompts."""

@@ -25,7 +25,7 @@ from es_cookbook.recipes.rush_hour.generate import (
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_source
+from es_cookbook.rl.data.rows import Row, check_sources
 from es_cookbook.rl.data.splits import Split, load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
@@ -72,10 +72,7 @@ class RushHourDatasetBuilder(RLDatasetBuilder):
 
     @override
     def check(self) -> None:
-        if self.source is not None:
-            check_source(self.source, "dataset.source")
-        if self.test_source is not None:
-            check_source(self.test_source, "dataset.test_source")
+        check_sources(self.source, self.test_source)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, solve what has no solution, render the prompts."""

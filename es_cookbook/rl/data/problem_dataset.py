@@ -2,20 +2,70 @@
 
 import math
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.types import RLDataset
+from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
+
+_Builder = TypeVar("_Builder", bound=EnvGroupBuilder)
 
 
-class ProblemDataset(RLDataset):
+class EpochDataset(RLDataset, Generic[_Builder]):
     """Every problem once per epoch, in an order that follows from a seed (`EpochOrder`).
 
     Args:
-        held_out: problems that are checked with them, and not trained on.
         option: what the user calls `problems_per_generation`.
+    """
+
+    def __init__(
+        self,
+        builders: Sequence[_Builder],
+        problems_per_generation: int,
+        seed: int,
+        option: str = "dataset.problems_per_generation",
+    ) -> None:
+        if not 1 <= problems_per_generation <= len(builders):
+            raise ConfigError(
+                f"{option} must be from 1 to {len(builders)}, the number of training problems, "
+                f"found {problems_per_generation}"
+            )
+        self.builders = builders
+        self.problems_per_generation = problems_per_generation
+        self._order = EpochOrder(len(builders), seed)
+
+    def get_batch(self, generation: int) -> Sequence[_Builder]:
+        """The problems of one generation."""
+        indices_P = self._order.batch(generation, self.problems_per_generation)
+        return [self.builders[i] for i in indices_P]
+
+    def __len__(self) -> int:
+        """Number of problems."""
+        return len(self.builders)
+
+
+def check_prompt(name: str, length: int, context_length: int) -> None:
+    """Refuse a prompt of so many tokens if nothing is left of the context for an answer.
+
+    Raises:
+        DataError: Names the problem.
+    """
+    if length >= context_length:
+        raise DataError(
+            f"{name}: its prompt of {plural(length, 'token')} leaves no room in the engine's "
+            f"context of {plural(context_length, 'token')}; shorten the prompt or raise "
+            "engine.max_model_len"
+        )
+
+
+class ProblemDataset(EpochDataset[ProblemGroupBuilder]):
+    """Problems whose gold answers are graded in this process before training.
+
+    Args:
+        held_out: problems that are checked with them, and not trained on.
+        option: as in `EpochDataset`.
     """
 
     def __init__(
@@ -26,37 +76,16 @@ class ProblemDataset(RLDataset):
         held_out: Sequence[ProblemGroupBuilder] = (),
         option: str = "dataset.problems_per_generation",
     ) -> None:
-        if not 1 <= problems_per_generation <= len(builders):
-            raise ConfigError(
-                f"{option} must be from 1 to {len(builders)}, the number of training problems, "
-                f"found {problems_per_generation}"
-            )
-        self.builders = builders
-        self.problems_per_generation = problems_per_generation
+        super().__init__(builders, problems_per_generation, seed, option)
         self._held_out = held_out
-        self._order = EpochOrder(len(builders), seed)
-
-    def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
-        """The problems of one generation."""
-        indices_P = self._order.batch(generation, self.problems_per_generation)
-        return [self.builders[i] for i in indices_P]
-
-    def __len__(self) -> int:
-        """Number of problems."""
-        return len(self.builders)
 
     async def validate(self, context_length: int) -> None:
         """Check every prompt's length and grade every gold answer, of held-out problems too."""
         say(f"checking {len(self.builders):,} training problems")
         for builder in (*self.builders, *self._held_out):
             env = builder.make_env()
-            length = len((await env.initial_observation()).tokens_T)
-            if length >= context_length:
-                raise DataError(
-                    f"{builder.name}: its prompt of {plural(length, 'token')} leaves no room in "
-                    f"the engine's context of {plural(context_length, 'token')}; shorten the "
-                    "prompt or raise engine.max_model_len"
-                )
+            prompt_T = (await env.initial_observation()).tokens_T
+            check_prompt(builder.name, len(prompt_T), context_length)
             if builder.gold is not None and isinstance(env, ProblemEnv):
                 await _check_gold(builder.name, builder.gold, env)
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_source
+from es_cookbook.rl.data.rows import Row, check_sources
 from es_cookbook.rl.data.splits import Split, load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
@@ -66,9 +66,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
     @override
     def check(self) -> None:
-        check_source(self.source, "dataset.source")
-        if self.test_source is not None:
-            check_source(self.test_source, "dataset.test_source")
+        check_sources(self.source, self.test_source)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Load the rows, hold some out, and make their problems."""

@@ -91,6 +91,17 @@ def check_source(source: str, option: str) -> None:
         _cached_set(source, option, unavailable)
 
 
+def check_sources(source: str | None, test_source: str | None) -> None:
+    """Refuse a data set's `dataset.source` and `dataset.test_source` where they are not there.
+
+    Raises:
+        DataError: As `check_source`; None is no source.
+    """
+    for option, given in (("dataset.source", source), ("dataset.test_source", test_source)):
+        if given is not None:
+            check_source(given, option)
+
+
 def load_rows(source: str, *, option: str = "source", hub_split: str = "train") -> Iterator[Row]:
     """Rows of a `.jsonl` or `.parquet` file, or else of a Hub set, in order.
 

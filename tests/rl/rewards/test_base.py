@@ -30,7 +30,7 @@ async def test_a_function_with_metrics_is_a_reward() -> None:
 
 
 async def test_a_number_of_numpy_is_a_reward() -> None:
-    grade = await graded(lambda text, row: np.float32(0.5), "", {}, WHERE)  # type: ignore[return-value]
+    grade = await graded(lambda text, row: np.float32(0.5), "", {}, WHERE)
     assert grade.reward == 0.5 and type(grade.reward) is float
 
 
@@ -51,7 +51,7 @@ async def test_anything_else_is_refused(found: object, sentence: str) -> None:
         return found
 
     with pytest.raises(EnvError) as refused:
-        await graded(broken, "", {}, WHERE)  # type: ignore[arg-type]
+        await graded(broken, "", {}, WHERE)
     name = f"{test_anything_else_is_refused.__name__}.<locals>.broken"
     assert str(refused.value) == f"{WHERE}: reward {name!r} must return {sentence}"
 
