@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from es_cookbook.recipes.countdown.warm_start import build_tokenizer
+from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.types import Action, Observation
 
@@ -49,7 +50,7 @@ async def test_builder_survives_pickling_with_its_tags() -> None:
 
 
 def test_chat_prompt_follows_the_tokenizers_own_template() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '0' if m.role == 'system' else '1' }}:{{ m.content }}\n"
         "{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
@@ -60,7 +61,7 @@ def test_chat_prompt_follows_the_tokenizers_own_template() -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_prompt_is_plain_text_without_a_template(chat: bool) -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHARACTERS)
     tokens_T = render_prompt(tokenizer, "3,4=7\n", chat=chat)
     assert tokenizer.decode(list(tokens_T)) == "3,4=7\n"
     with_system = render_prompt(tokenizer, "3,4=7\n", chat=chat, system="9")

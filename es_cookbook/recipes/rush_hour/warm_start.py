@@ -13,9 +13,7 @@ from collections.abc import Sequence
 
 import chz
 
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.countdown.warm_start import (
+from es_cookbook.baselines.small_model import (
     EOS,
     build_model,
     build_tokenizer,
@@ -23,6 +21,8 @@ from es_cookbook.recipes.countdown.warm_start import (
     new_directory,
     save,
 )
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.rush_hour.boards import format_moves
 from es_cookbook.recipes.rush_hour.env import question
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems

@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
+from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError, SandboxError
@@ -23,7 +24,7 @@ from es_cookbook.recipes.code.env import (
 )
 from es_cookbook.recipes.code.problems import generate_problems, read_problem
 from es_cookbook.recipes.code.train_cli import CLIConfig
-from es_cookbook.recipes.countdown.warm_start import build_tokenizer
+from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
 from es_cookbook.rl.types import Action, Observation
@@ -52,7 +53,7 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
 
 async def build(**fields: Any) -> tuple[CodeDataset, list[CodeGroupBuilder]]:
     defaults: dict[str, Any] = {"problems_per_generation": 1, "num_train": 4, "num_test": 2}
-    built = await CodeDatasetBuilder(**{**defaults, **fields})(build_tokenizer())
+    built = await CodeDatasetBuilder(**{**defaults, **fields})(build_tokenizer(CHARACTERS))
     assert isinstance(built.train, CodeDataset)
     test = [builder for builder in built.test_P if isinstance(builder, CodeGroupBuilder)]
     return built.train, test

@@ -9,10 +9,11 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import es_cookbook.recipes.countdown as countdown
+from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.env import CountdownEnv, question
-from es_cookbook.recipes.countdown.warm_start import build_tokenizer
+from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.arithmetic import PAPER_REWARD, CountdownReward
@@ -26,7 +27,7 @@ async def _build(
 ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
     defaults: dict[str, object] = {"problems_per_generation": 1, "num_train": 50, "num_test": 20}
     builder = CountdownDatasetBuilder(**{**defaults, **fields})
-    built = await builder(tokenizer or build_tokenizer())
+    built = await builder(tokenizer or build_tokenizer(CHARACTERS))
     assert isinstance(built, Datasets)
     assert isinstance(built.train, ProblemDataset)
     await built.train.validate(512)
@@ -152,7 +153,7 @@ def test_prompts() -> None:
 
 
 async def test_prompt_that_ends_in_think_changes_what_is_expected() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.chat_template = "{{ messages[0].content }}<think>\n"
     train, _ = await _build(tokenizer, prompt="paper", reward=PAPER_REWARD)
     env = _env(train[0])
@@ -193,7 +194,7 @@ def test_bundled_tokenizer_is_the_one_that_warm_start_makes() -> None:
     bundled = AutoTokenizer.from_pretrained(directory)
     text = "27,19,4=50\n<think>27+19=46</think><answer>(27-4)*2/1</answer>"
     assert bundled.decode(bundled.encode(text)) == text
-    assert bundled.encode(text) == build_tokenizer().encode(text)
+    assert bundled.encode(text) == build_tokenizer(CHARACTERS).encode(text)
     ended = bundled.encode("1<eos>")
     assert ended[-1] == bundled.eos_token_id
     assert bundled.decode(ended, skip_special_tokens=True) == "1"

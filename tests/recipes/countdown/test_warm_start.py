@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import es_cookbook.recipes.countdown as countdown
+from es_cookbook.baselines import small_model
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.problems import generate_problems, solve
@@ -23,12 +24,12 @@ def _examples(count: int) -> list[tuple[warm_start.Problem, warm_start.Solution]
 
 
 def test_clean_demonstrations_earn_everything_within_the_token_budget() -> None:
-    tokenizer = warm_start.build_tokenizer()
+    tokenizer = small_model.build_tokenizer(warm_start.CHARACTERS)
     for problem, solution in _examples(300):
         text = warm_start.demonstrate(problem, solution, random.Random(0))
         grade = grade_countdown(text, problem.numbers, problem.target, CountdownReward())
         assert grade.reward == 1.0
-        assert len(tokenizer.encode(text + warm_start.EOS)) <= warm_start.MAX_ANSWER_TOKENS
+        assert len(tokenizer.encode(text + small_model.EOS)) <= warm_start.MAX_ANSWER_TOKENS
 
 
 def test_careless_demonstrations_are_often_wrong_in_form_and_often_in_substance() -> None:
@@ -48,17 +49,6 @@ def test_careless_demonstrations_are_often_wrong_in_form_and_often_in_substance(
     assert 0.25 < correct < 0.45
     assert badly_formed > 0.4
     assert only_wrong > 0.05
-
-
-def test_only_answers_are_learned_from() -> None:
-    tokenizer = warm_start.build_tokenizer()
-    tokens, labels = warm_start.encode(
-        tokenizer, ["1,2=3\n", "10,2=8\n"], ["1+2<eos>", "10-2<eos>"]
-    )
-    assert tokenizer.decode(tokens[1].tolist()) == "10,2=8\n10-2<eos>"
-    assert tokenizer.decode(labels[1][labels[1] >= 0].tolist()) == "10-2<eos>"
-    assert tokens[0, -2:].tolist() == [warm_start.PAD_ID] * 2
-    assert labels[0, -2:].tolist() == [warm_start.IGNORED] * 2
 
 
 def test_whole_recipe_is_seeded_and_loads_again(
@@ -94,7 +84,7 @@ def test_existing_output_is_refused_before_any_work(tmp_path: Path) -> None:
 
 def test_bundled_model_can_and_often_does_not() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
-    tokenizer = warm_start.build_tokenizer()
+    tokenizer = small_model.build_tokenizer(warm_start.CHARACTERS)
     model = AutoModelForCausalLM.from_pretrained(BUNDLED)
     test_P = list(islice(generate_problems(0, "test"), 60))
     measured = warm_start.measure(model, tokenizer, test_P, seed=0)

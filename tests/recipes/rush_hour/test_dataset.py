@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.countdown.warm_start import build_tokenizer
 from es_cookbook.recipes.rush_hour.boards import canonical, parse_board
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
 from es_cookbook.recipes.rush_hour.env import RushHourEnv, question

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from es_cookbook.baselines.small_model import build_model, build_tokenizer, save
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.recipes.countdown.warm_start import build_model, build_tokenizer, save
 from es_cookbook.recipes.rush_hour import warm_start
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
 from es_cookbook.recipes.rush_hour.generate import generate_problems

@@ -1,0 +1,181 @@
+"""Small models for trials: made from nothing, character by character, in seconds to minutes.
+
+A recipe's warm start teaches such a model its task on demonstrations, and stops before it has
+learned it well: what evolution strategies begin with. One token a character and one a tag, a Qwen2
+of up to a million parameters, cross-entropy of the answers. `fit` is the whole training loop.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PAD_ID, EOS_ID = 0, 1
+IGNORED = -100  # cross_entropy's label for tokens that are not learned from
+
+
+def build_tokenizer(characters: str) -> Qwen2Tokenizer:
+    """One token a character, one a tag: a byte-level BPE without merges, in Qwen2's own class.
+
+    Tags are ordinary tokens, which stay in decoded text. Unknown characters are dropped.
+    """
+    words = [PAD, EOS, UNKNOWN, *TAGS, *characters]
+    tokenizer = Qwen2Tokenizer(
+        vocab={word: i for i, word in enumerate(words)},
+        merges=[],
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        model_max_length=512,
+    )
+    tokenizer.add_tokens(list(TAGS))
+    return tokenizer
+
+
+def build_model(
+    tokenizer: Qwen2Tokenizer, seed: int, width: int = 128, depth: int = 4
+) -> Qwen2ForCausalLM:
+    """A randomly initialised model, by default of about 0.9 M parameters.
+
+    `width` is the hidden size, a multiple of 16; `depth` the number of layers.
+    """
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=width * 7 // 2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=PAD_ID,
+        eos_token_id=EOS_ID,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng():  # transformers initialises from torch's global generator
+        torch.manual_seed(derive_seed(seed, "warm_start/weights"))
+        return Qwen2ForCausalLM(config)
+
+
+def fit(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    draw: Callable[[], tuple[Sequence[str], Sequence[str]]],
+    *,
+    steps: int,
+    learning_rate: float,
+) -> None:
+    """Plain supervised learning: cross-entropy of the answers that `draw` gives.
+
+    Matrices learn with Muon, the rest with AdamW. The learning rate falls linearly to nothing.
+    """
+    hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    muon = torch.optim.Muon(hidden, lr=learning_rate, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.AdamW(others, lr=learning_rate / 2, betas=(0.9, 0.98), weight_decay=0.0)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / 50, 1.0) * max(1 - step / steps, 0.02)
+        )
+        for optimizer in (muon, adam)
+    ]
+    model.train()
+    started = time.monotonic()
+    for step in range(steps):
+        tokens, labels = encode(tokenizer, *draw())
+        logits = model(input_ids=tokens).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for schedule in schedules:
+            schedule.optimizer.step()
+            schedule.step()
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            seconds = time.monotonic() - started
+            print(f"step {step + 1}/{steps}  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
+
+
+def encode(
+    tokenizer: Qwen2Tokenizer, questions: Sequence[str], answers: Sequence[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels, padded on the right; only answers are learned from."""
+    rows = [
+        (tokenizer.encode(asked), tokenizer.encode(answered))
+        for asked, answered in zip(questions, answers, strict=True)
+    ]
+    length = max(len(asked) + len(answered) for asked, answered in rows)
+    tokens = torch.full((len(rows), length), PAD_ID)
+    labels = torch.full((len(rows), length), IGNORED)
+    for i, (asked, answered) in enumerate(rows):
+        end = len(asked) + len(answered)
+        tokens[i, :end] = torch.tensor(asked + answered)
+        labels[i, len(asked) : end] = torch.tensor(answered)
+    return tokens, labels
+
+
+@torch.inference_mode()
+def answer(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    questions: Sequence[str],
+    max_tokens: int,
+    samples: int = 1,
+) -> list[list[str]]:
+    """Answers to each question: one sample is greedy, several are drawn at temperature 1.
+
+    Several come from torch's global generator.
+    """
+    model.eval()
+    texts: list[list[str]] = [[] for _ in questions]
+    prompts = [tokenizer.encode(question) for question in questions]
+    for length in sorted({len(prompt) for prompt in prompts}):  # equal lengths need no padding
+        rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        asked = torch.tensor([prompts[i] for i in rows for _ in range(samples)])
+        # No model satisfies the types of its own `generate`.
+        tokens: torch.Tensor = cast(Any, model).generate(
+            asked,
+            attention_mask=torch.ones_like(asked),
+            max_new_tokens=max_tokens,
+            do_sample=samples > 1,
+            temperature=1.0 if samples > 1 else None,
+            top_k=0 if samples > 1 else None,
+        )
+        for j, row in enumerate(tokens[:, length:].tolist()):
+            text = cast(str, tokenizer.decode(row, skip_special_tokens=True))
+            texts[rows[j // samples]].append(text)
+    return texts
+
+
+def new_directory(output: str) -> Path:
+    """Where to write the model.
+
+    Raises:
+        ConfigError: `output` exists or cannot be written.
+    """
+    path = Path(output)
+    if path.exists() or not os.access(path.absolute().parent, os.W_OK):
+        raise ConfigError(
+            f"output must be a new directory in one that exists and is writable, found {path}"
+        )
+    return path
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
+    """Write beside, then rename: nothing half-written is left under `output`."""
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    model.eval().save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    beside.rename(output)
