@@ -15,8 +15,8 @@ import chz
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, plural, say
-from es_cookbook.evolution.schedules import Schedule
 from es_cookbook.runs.directory import HISTORY, failures_told, locked
 from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.opening import Standing, standing_of

@@ -15,7 +15,6 @@ import anyio
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.garbage import rare_garbage_collection
 from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
@@ -33,6 +32,7 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from es_cookbook.train.beginning import forking
 from es_cookbook.train.config import Config
+from es_cookbook.train.garbage import rare_garbage_collection
 from es_cookbook.train.recorder import Recorder
 from es_cookbook.train.retelling import restore, retell
 

@@ -19,11 +19,11 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural
 
 SCHEDULE_NAMES = {
-    "none": "es_cookbook.evolution.schedules:Constant",
-    "linear": "es_cookbook.evolution.schedules:Linear",
-    "cosine": "es_cookbook.evolution.schedules:Cosine",
-    "exponential": "es_cookbook.evolution.schedules:Exponential",
-    "table": "es_cookbook.evolution.schedules:Table",
+    "none": "es_cookbook.common.schedules:Constant",
+    "linear": "es_cookbook.common.schedules:Linear",
+    "cosine": "es_cookbook.common.schedules:Cosine",
+    "exponential": "es_cookbook.common.schedules:Exponential",
+    "table": "es_cookbook.common.schedules:Table",
 }
 """What a user types on the command line."""
 
