@@ -21,6 +21,7 @@ RECIPES = {
     "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
     "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
     "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
+    "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 
 
