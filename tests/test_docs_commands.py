@@ -24,7 +24,7 @@ from es_cookbook.commands.compare import Compare, runs
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.hub import HubCommand
-from es_cookbook.commands.plan import PlanConfig
+from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
