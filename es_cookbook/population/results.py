@@ -50,7 +50,8 @@ class Estimate:
 class Comparison:
     """Two evaluations on the problems of which both know the metric.
 
-    A problem's value is the mean over its attempts; `p` is of the exact McNemar or sign test.
+    A problem's value is the mean over its attempts. `p` is McNemar's, exact; where values are not 0
+    or 1, that is the sign test.
     """
 
     metric: str
@@ -157,10 +158,7 @@ def results_of(
 ) -> Results:
     """The results of one policy's rollouts of these problems."""
     return Results(
-        names_P=[
-            str(getattr(builder, "name", "") or f"problem {p}")
-            for p, builder in enumerate(env_group_builders_P)
-        ],
+        names_P=problem_names(env_group_builders_P),
         tags_P=[group.tags for group in groups_P],
         outcomes=outcomes(groups_P),
         lost_P=[
@@ -170,23 +168,40 @@ def results_of(
     )
 
 
+def problem_names(env_group_builders_P: Sequence[EnvGroupBuilder]) -> list[str]:
+    """What each is called; its number where it has no name."""
+    return [
+        str(getattr(builder, "name", "") or f"problem {p}")
+        for p, builder in enumerate(env_group_builders_P)
+    ]
+
+
+def check_same_problems(first_P: Sequence[str], second_P: Sequence[str]) -> None:
+    """Refuse problems of other names.
+
+    Raises:
+        ConfigError: Says where they differ.
+    """
+    for p, (one, other) in enumerate(zip(first_P, second_P, strict=False)):
+        if one != other:
+            raise ConfigError(
+                f"two evaluations of different problems cannot be compared: problem {p} is "
+                f"{one!r:.80} of one and {other!r:.80} of the other"
+            )
+    if len(first_P) != len(second_P):
+        raise ConfigError(
+            "two evaluations of different problems cannot be compared: one has "
+            f"{len(first_P)} and the other {len(second_P)}"
+        )
+
+
 def compare(first: Results, second: Results, metric: str, seed: int = 0) -> Comparison:
     """How much better the first is than the second, on the same problems.
 
     Raises:
         ConfigError: They are of other problems, or one did not report the metric.
     """
-    for p, (one, other) in enumerate(zip(first.names_P, second.names_P, strict=False)):
-        if one != other:
-            raise ConfigError(
-                f"two evaluations of different problems cannot be compared: problem {p} is "
-                f"{one!r:.80} of one and {other!r:.80} of the other"
-            )
-    if len(first.names_P) != len(second.names_P):
-        raise ConfigError(
-            "two evaluations of different problems cannot be compared: one has "
-            f"{len(first.names_P)} and the other {len(second.names_P)}"
-        )
+    check_same_problems(first.names_P, second.names_P)
     values = [results.values(metric) for results in (first, second)]
     first_P, second_P = (_means(values_P_K) for values_P_K in values)
     both = ~np.isnan(first_P) & ~np.isnan(second_P)
