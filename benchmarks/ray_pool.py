@@ -17,7 +17,6 @@ from pathlib import Path
 from benchmarks.harness import interleaved, ratios, report, row
 from benchmarks.sampling import GENOMES, PROBLEMS, TOKENS, endless_model
 from es_cookbook.common.cores import num_cores
-from es_cookbook.common.garbage import rare_garbage_collection
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -26,6 +25,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDataset, SamplingParams, TrajectoryGroup
+from es_cookbook.train.garbage import rare_garbage_collection
 
 REPEATS = 9
 GENOMES_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]

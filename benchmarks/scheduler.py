@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import anyio
 
 from benchmarks.harness import interleaved, report, row
-from es_cookbook.common.garbage import rare_garbage_collection
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
@@ -36,6 +35,7 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
 )
+from es_cookbook.train.garbage import rare_garbage_collection
 from tests.fakes import FakeEngine, FakePool
 
 PROBLEMS, GENOMES = 32, 64

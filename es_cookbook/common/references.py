@@ -42,6 +42,7 @@ _MOVED = {
     "es_cookbook.engines.ray_pool": "es_cookbook.engines.ray.pool",
     "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
     "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",
+    "es_cookbook.evolution.schedules": "es_cookbook.common.schedules",
     "es_cookbook.evolution.optimizers.genetic": "es_cookbook.evolution.optimizers.genetic.genetic",
     "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
 }

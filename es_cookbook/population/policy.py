@@ -8,6 +8,8 @@ still while the engine has control, so that only the Env's own time counts towar
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import chz
+
 from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import Engine, Host, LogprobsRequest, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome
@@ -87,7 +89,8 @@ class EnginePolicy(Policy):
         host = attempt.answering(self.target)
         seed = attempt.seed_of_call(attempt.num_calls)
         attempt.num_calls += 1
-        request = SampleRequest(self.target, observation, params or attempt.sampling, seed)
+        params = _limited(params or attempt.sampling, observation.max_tokens)
+        request = SampleRequest(self.target, observation, params, seed)
         waiting = attempt.clock.wait()
         try:
             return await host.sample(request)
@@ -114,3 +117,9 @@ class EnginePolicy(Policy):
     def base(self) -> "EnginePolicy":
         """The frozen base model."""
         return EnginePolicy(self.attempt, "base")
+
+
+def _limited(params: SamplingParams, max_tokens: int | None) -> SamplingParams:
+    if max_tokens is None or max_tokens >= params.max_tokens:
+        return params
+    return chz.replace(params, max_tokens=max_tokens)

@@ -57,6 +57,7 @@ class PopulationSampler:
     Args:
         engine: one, or a pool of them; this sampler decides which genomes are resident.
         sampling: how every policy samples, unless its Env asks otherwise.
+        sampling_at: how genomes of a generation sample, where that changes over a run.
         attempts: K, rollouts of one genome at one problem.
         rollout_timeout: seconds for which one rollout's Env may have control, and a group be made,
             scored or closed.
@@ -69,6 +70,7 @@ class PopulationSampler:
         engine: Engine,
         *,
         sampling: SamplingParams,
+        sampling_at: Callable[[int], SamplingParams] | None = None,
         attempts: int = 1,
         rollout_timeout: float = 600.0,
         max_failed_fraction: float = 0.1,
@@ -76,6 +78,7 @@ class PopulationSampler:
     ) -> None:
         self.engine = engine
         self.sampling = sampling
+        self._sampling_at = sampling_at
         self.attempts = attempts
         self.rollout_timeout = rollout_timeout
         self.max_failed_fraction = max_failed_fraction
@@ -106,7 +109,7 @@ class PopulationSampler:
             f"generation {generation}",
             env_group_builders_P,
             blocks,
-            self.sampling,
+            self.sampling if self._sampling_at is None else self._sampling_at(generation),
             self.attempts,
             functools.partial(derive_seed, self.run_seed, "sampling", generation),
         )

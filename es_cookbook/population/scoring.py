@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.fitness import Added, Fitness, reliability
+from es_cookbook.rl.data.pairs import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
 from es_cookbook.rl.regularisers.base import Regulariser
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
@@ -28,6 +29,7 @@ class Scoring:
         regularisers: what else is wanted of genomes; None for nothing.
         engine: whose tokenizer and context they are loaded for.
         run_seed: of the order in which they go through their rows.
+        num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
 
     Raises:
         DataError: A regulariser's row that cannot be used.
@@ -40,6 +42,7 @@ class Scoring:
         regularisers: Sequence[Regulariser | None],
         engine: Engine,
         run_seed: int,
+        num_pairs: int = 0,
     ) -> None:
         self._objective = objective
         self._fitness = fitness
@@ -49,6 +52,9 @@ class Scoring:
             regulariser(engine.tokenizer, engine.traits.context_length, run_seed)
             for regulariser in chosen
         ]
+        self._num_pairs = num_pairs
+        self._generation = 0
+        self._batch_P: Sequence[EnvGroupBuilder] = ()
         self._sizes: list[int] = []
         self._metrics: Mapping[str, float] = {}
 
@@ -56,7 +62,9 @@ class Scoring:
         self, generation: int, batch_P: Sequence[EnvGroupBuilder]
     ) -> Sequence[EnvGroupBuilder]:
         """All that the genomes attempt: the batch's problems, then each regulariser's."""
-        parts = [batch_P, *(problems(generation, batch_P) for problems in self._problems_of)]
+        self._generation, self._batch_P = generation, batch_P
+        rows = deal(batch_P, self._num_pairs) if self._num_pairs else batch_P
+        parts = [rows, *(problems(generation, batch_P) for problems in self._problems_of)]
         self._sizes = [len(part) for part in parts]
         return list(itertools.chain(*parts))
 
@@ -66,7 +74,8 @@ class Scoring:
         """Score what came of `problems`.
 
         Returns:
-            `scores_P_G` of the batch's problems, NaN where a genome has none, and `fitness_G`.
+            `scores_P_G` of the batch's problems, NaN where a genome has none, and `fitness_G`. A
+            problem is a row of them where the batch is dealt out to pairs.
 
         Raises:
             ConfigError: The objective counts a metric that no Env reports.
@@ -78,17 +87,24 @@ class Scoring:
         scores_P_G = rewards_P_G
         metrics = dict(reward_metrics(rewards_P_G))
         if not isinstance(self._objective, Mean):
-            scores_P_G = self._objective(outcomes(batch_P))
+            scores_P_G = self._objective(outcomes(batch_P, self._generation))
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
-        metrics["genomes/reliability"] = reliability(scores_P_G)
-        self._metrics = metrics | env_metrics(groups_P)
+        if not self._num_pairs:  # Else genomes also differ by their problems.
+            metrics["genomes/reliability"] = reliability(scores_P_G)
+        shown_P = [*self.batch_groups(groups_P), *itertools.chain(*added_R)]
+        self._metrics = metrics | env_metrics(shown_P)
         added = [
             Added(weight, mean_rewards(groups))
             for weight, groups in zip(self._weights, added_R, strict=True)
         ]
         return scores_P_G, self._fitness(scores_P_G, added)
+
+    def batch_groups(self, groups_P: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
+        """What came of each of the batch's problems, by the genomes that attempted it."""
+        batch_P = groups_P[: self._sizes[0]]
+        return gather(batch_P, self._batch_P) if self._num_pairs else batch_P
 
     def metrics(self) -> Mapping[str, float]:
         """What was scored last: `reward/...` over the mean rewards of the batch's problems.

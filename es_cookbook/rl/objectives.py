@@ -49,6 +49,7 @@ OBJECTIVE_NAMES = {
     "max_of_k": "es_cookbook.rl.objectives:MaxOfK",
     "length_penalty": "es_cookbook.rl.objectives:LengthPenalty",
     "gdpo": "es_cookbook.rl.gdpo:Gdpo",
+    "reward_schedule": "es_cookbook.rl.reward_schedule:RewardSchedule",
 }
 """What a user types on the command line."""
 REWARD = "reward"
@@ -62,11 +63,13 @@ class Outcomes:
     """Rewards, sampled tokens and metrics of a batch, as problems x genomes x attempts.
 
     NaN where a rollout was lost, and where neither its Env nor its group reported the metric.
+    `generation` is the batch's, for objectives that change over a run.
     """
 
     rewards_P_G_K: NDArray[np.float64]
     tokens_P_G_K: NDArray[np.float64]
     metrics: Mapping[str, NDArray[np.float64]]
+    generation: int = 0
 
     def solved(self, metric: str, threshold: float) -> NDArray[np.bool_]:
         """Which attempts reach `threshold` in an Env metric, or in the reward if it is `REWARD`.
@@ -94,7 +97,7 @@ class Outcomes:
         return self.metrics[metric]
 
 
-def outcomes(groups_P: Sequence[TrajectoryGroup]) -> Outcomes:
+def outcomes(groups_P: Sequence[TrajectoryGroup], generation: int = 0) -> Outcomes:
     """Groups as arrays."""
     rewards_P_G_K = np.array([group.rewards_G_K for group in groups_P], dtype=np.float64)
     tokens_P_G_K = np.full(rewards_P_G_K.shape, np.nan)
@@ -109,7 +112,7 @@ def outcomes(groups_P: Sequence[TrajectoryGroup]) -> Outcomes:
                     if name not in metrics:
                         metrics[name] = np.full(rewards_P_G_K.shape, np.nan)
                     metrics[name][p, g, k] = value
-    return Outcomes(rewards_P_G_K, tokens_P_G_K, metrics)
+    return Outcomes(rewards_P_G_K, tokens_P_G_K, metrics, generation)
 
 
 def pass_at_k(

@@ -63,11 +63,13 @@ class Observation:
         tokens_T: prompt tokens, at least one.
         stop: strings that end the action; the action's text and tokens include them.
         stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
+        max_tokens: most tokens of the action, where that is fewer than the sampling parameters say.
     """
 
     tokens_T: tuple[int, ...]
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -292,12 +294,56 @@ class EnvGroupBuilder(ABC):
         return ()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProblemResult:
+    """What the population made of one problem, as the history records it.
+
+    Attributes:
+        problem: hexadecimal text that stands for the problem, the same in every run.
+        reward: mean over the rollouts that were not lost; NaN without any.
+        solved: the same of the metric that says whether a rollout solved it, in [0, 1].
+    """
+
+    problem: str
+    reward: float
+    solved: float
+
+
 class RLDataset(ABC):
-    """Batches of problems as a function of the generation, which is the dataset's position."""
+    """Batches of problems as a function of the generation, which is the dataset's position.
+
+    A batch may also depend on what earlier problems brought (a curriculum, a replay buffer). Then
+    `results` says what the history is to keep of a generation, `tell` is told it, in order, now and
+    whenever the run is rebuilt, and nothing else may count: so a run that is resumed goes on as if
+    it had never stopped.
+    """
 
     @abstractmethod
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
         """The problems of one generation, `env_group_builders_P`; wraps round with a reshuffle."""
+
+    def results(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup]
+    ) -> Sequence[ProblemResult]:
+        """What the history keeps of a generation's batch, one a problem; by default nothing."""
+        del generation, groups_P
+        return ()
+
+    def tell(
+        self, generation: int, results_P: Sequence[ProblemResult], given: bool = False
+    ) -> None:
+        """Take in what `results` returned, now or when it was recorded; by default nothing.
+
+        `given` results are of the run that this one was forked from, maybe of other problems.
+
+        Raises:
+            DataError: They are of other problems than the generation's, and not given.
+        """
+        del generation, results_P, given
+
+    def metrics(self) -> Metrics:
+        """Numbers about the last batch to report with its generation, `data/...`."""
+        return {}
 
     @abstractmethod
     def __len__(self) -> int:

@@ -15,8 +15,8 @@ import chz
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, plural, say
-from es_cookbook.evolution.schedules import Schedule
 from es_cookbook.runs.directory import HISTORY, failures_told, locked
 from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.opening import Standing, standing_of
@@ -80,7 +80,7 @@ def _check_schedules(recorded_json: str, standing: Standing, config: Config) -> 
         return
     fork = standing.header and standing.header.fork
     own = range(fork.generation if fork else 0, standing.generations)
-    for name, schedule in _schedules(config.optimizer, "optimizer"):
+    for name, schedule in _schedules(config):
         if any(schedule(t, then) != schedule(t, now) for t in own):
             raise RunDirectoryError(
                 f"num_generations was {then}, is {now}, and {name}={type(schedule).__name__} "
@@ -90,13 +90,13 @@ def _check_schedules(recorded_json: str, standing: Standing, config: Config) -> 
             )
 
 
-def _schedules(part: object, path: str) -> Iterator[tuple[str, Schedule]]:
+def _schedules(part: object, path: str = "") -> Iterator[tuple[str, Schedule]]:
     for name, field in chz.chz_fields(part).items():
         value = getattr(part, field.x_name)
         if isinstance(value, Schedule):
-            yield f"{path}.{name}", value
+            yield f"{path}{name}", value
         elif chz.is_chz(value):
-            yield from _schedules(value, f"{path}.{name}")
+            yield from _schedules(value, f"{path}{name}.")
 
 
 def _check_base(standing: Standing, config: Config) -> None:

@@ -13,6 +13,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, load_config, text_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import is_script
+from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
@@ -87,7 +88,17 @@ class Config:
         doc="chosen answers likelier than rejected: preference.source=... preference.weight=...",
     )
     sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
+    temperature_schedule: Schedule = chz.field(
+        default=Constant(),
+        meta_factory=Names(SCHEDULE_NAMES, default="none"),
+        doc="factor on sampling.temperature over the run",
+    )
     attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
+    batch_per_pair: bool = chz.field(
+        default=False,
+        doc="each mirrored pair of genomes attempts its own share of a generation's problems, "
+        "instead of all of them",
+    )
     num_generations: int = chz.field(default=100, doc="generations of the whole run")
     eval_every: int = chz.field(
         default=20,
@@ -129,6 +140,47 @@ class Config:
         self.objective.check(self.attempts, self.sampling.temperature)
         self.optimizer.check_space(self.search_space)
         check_evaluation(self.eval_attempts, self.eval_temperature)
+        self._check_temperatures()
+        self._check_pairs()
+
+    def _check_temperatures(self) -> None:
+        if isinstance(self.temperature_schedule, Constant):
+            return
+        if not self.sampling.temperature:
+            raise ConfigError(
+                "temperature_schedule is a factor on sampling.temperature, which is 0 (greedy): "
+                "set that above 0"
+            )
+        for generation in range(self.num_generations):
+            if not self.sampling_at(generation).temperature:
+                raise ConfigError(
+                    "temperature_schedule must stay above 0 (which would be greedy), found 0 in "
+                    f"generation {generation}"
+                )
+
+    def _check_pairs(self) -> None:
+        if self.batch_per_pair and not getattr(self.optimizer, "antithetic", False):
+            raise ConfigError(
+                "batch_per_pair compares the two genomes of a mirrored pair: it needs "
+                "optimizer.antithetic=True, of an optimizer that has it"
+            )
+        if self.batch_per_pair and getattr(self.optimizer, "evaluate_centre", False):
+            raise ConfigError(
+                "batch_per_pair leaves no problem that all attempt: it does not go with "
+                "optimizer.evaluate_centre"
+            )
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of genomes to which a batch is dealt out; 0: all attempt all of it."""
+        return self.optimizer.population_size // 2 if self.batch_per_pair else 0
+
+    def sampling_at(self, generation: int) -> SamplingParams:
+        """How the genomes of a generation sample."""
+        factor = self.temperature_schedule(generation, self.num_generations)
+        if factor == 1:
+            return self.sampling
+        return chz.replace(self.sampling, temperature=self.sampling.temperature * factor)
 
 
 def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:

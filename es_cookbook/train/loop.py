@@ -42,9 +42,17 @@ async def main(config: Config) -> None:
                 groups_P = await run.sampler.rollout(generation, problems_P, genomes_G)
                 scores_P_G, fitness_G = run.scoring.score(groups_P)
                 step = run.optimizer.tell(generation, genomes_G, scores_P_G, fitness_G)
+                results_P = run.tell_dataset(generation, groups_P)
                 fingerprint = await run.engine.apply(step)
                 await run.recorder.record(
-                    generation, genomes_G, groups_P, scores_P_G, fitness_G, step, fingerprint
+                    generation,
+                    genomes_G,
+                    groups_P,
+                    scores_P_G,
+                    fitness_G,
+                    results_P,
+                    step,
+                    fingerprint,
                 )
 
 

@@ -32,6 +32,7 @@ from es_cookbook.rl.types import (
     EnvGroupBuilder,
     LostRollout,
     Observation,
+    RLDataset,
     SamplingParams,
     Trajectory,
 )
@@ -40,7 +41,7 @@ from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import check_same_base, header_of, read_header, read_history
 from es_cookbook.runs.opening import refuse_lost_history
 from es_cookbook.train.config import recorded_config
-from es_cookbook.train.retelling import restore, retell
+from es_cookbook.train.retelling import restore, retell, retell_dataset
 
 Split: TypeAlias = Literal["test", "train"]
 """The held-out problems, or the batch with which the generation trained."""
@@ -207,6 +208,7 @@ class RebuiltRun:
         self.engine = engine
         self.generation = 0
         self._datasets: Datasets | None = None
+        self._told = 0
 
     async def go_to(self, generation: int) -> None:
         """Bring the engine's centre to where it was after so many generations.
@@ -269,7 +271,8 @@ class RebuiltRun:
         if seed is not None:
             seed_of_call = functools.partial(derive_seed, seed, "play", number)
         own = {"temperature": 0.0} if split == "test" else {}
-        sampling = chz.replace(config.sampling, **{**own, **overrides})
+        as_run = config.sampling if split == "test" else config.sampling_at(self.generation)
+        sampling = chz.replace(as_run, **{**own, **overrides})
         compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
         watch = Watch(config.rollout_timeout)
         problem = _Alone(builder) if compares else builder
@@ -317,13 +320,25 @@ class RebuiltRun:
             seed_of = functools.partial(derive_seed, config.seed, "evaluation")
             what, whose = "held-out problem", "the run"
         else:
-            problems_P = self._datasets.train.get_batch(self.generation)
+            problems_P = self._batch(self._datasets.train)
             seed_of = functools.partial(derive_seed, config.seed, "sampling", self.generation)
             what, whose = "training problem", f"the batch of generation {self.generation}"
         if not 0 <= number < len(problems_P):
             there = f"{len(problems_P)}, 0 to {len(problems_P) - 1}" if problems_P else "none"
             raise ConfigError(f"there is no {what} {number}: {whose} has {there}")
-        return problems_P[number], functools.partial(seed_of, number, 0)
+        row = number
+        if split == "train" and config.num_pairs:  # As they were dealt out.
+            row = number // config.num_pairs
+        return problems_P[number], functools.partial(seed_of, row, 0)
+
+    def _batch(self, dataset: RLDataset) -> Sequence[EnvGroupBuilder]:
+        """This generation's; a dataset that chooses by results is told those before it first."""
+        fork = self.run.header and self.run.header.fork
+        if self._told < self.generation:
+            records = self.run.records[: self.generation]
+            retell_dataset(dataset, records, fork.generation if fork else 0, self._told)
+            self._told = self.generation
+        return dataset.get_batch(self.generation)
 
 
 class _Alone(EnvGroupBuilder):

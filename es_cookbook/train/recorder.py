@@ -18,7 +18,7 @@ from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
-from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.rl.types import ProblemResult, RLDataset, TrajectoryGroup
 from es_cookbook.runs.directory import METRICS, RunDirectory
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.measures import Progress
@@ -39,6 +39,7 @@ class Recorder:
         config: Config,
         directory: RunDirectory,
         engine: Engine,
+        dataset: RLDataset,
         optimizer: Optimizer,
         sampler: PopulationSampler,
         scoring: Scoring,
@@ -48,6 +49,7 @@ class Recorder:
         self._config = config
         self._history = directory.history
         self._engine = engine
+        self._dataset = dataset
         self._optimizer = optimizer
         self._sampler = sampler
         self._scoring = scoring
@@ -81,6 +83,7 @@ class Recorder:
         groups_P: Sequence[TrajectoryGroup],
         scores_P_G: NDArray[np.float64],
         fitness_G: NDArray[np.float64],
+        results_P: Sequence[ProblemResult],
         step: Step,
         fingerprint: int,
     ) -> None:
@@ -99,6 +102,7 @@ class Recorder:
             **self._evaluated,
             **self._progress.metrics(),
             **self._scoring.metrics(),
+            **self._dataset.metrics(),
             **self._optimizer.metrics(),
             "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
             "step/rms_over_sigma": step.rms / self._optimizer.sigma(generation),
@@ -112,7 +116,9 @@ class Recorder:
         self._tracker.log(generation, metrics)
         scores = tuple(map(tuple, scores_P_G.tolist())) if self._optimizer.records_scores else None
         self._history.append(
-            Record(generation, step, tuple(fitness_G.tolist()), fingerprint, scores)
+            Record(
+                generation, step, tuple(fitness_G.tolist()), fingerprint, scores, tuple(results_P)
+            )
         )
         self._tracker.recorded(generation + 1)
         await self.begin(generation + 1)

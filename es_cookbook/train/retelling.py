@@ -1,4 +1,4 @@
-"""Optimizer and engine are brought to where a history ends, and checked that they got there.
+"""Optimizer, dataset and engine are brought to where a history ends, and checked to be there.
 
 An optimizer is told every generation again, so no state of any optimizer is ever written. What it
 was told (fitness, and scores where it needs them) is in the records, what it asks follows from that
@@ -15,6 +15,7 @@ import numpy as np
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.rl.types import RLDataset
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.history.store import check_fingerprint
 
@@ -45,6 +46,21 @@ def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: 
                 f"generation {record.generation}: the recorded fitness does not give the recorded "
                 f"step any more{advice}"
             )
+
+
+def retell_dataset(
+    dataset: RLDataset, records: Sequence[Record], given: int, told: int = 0
+) -> None:
+    """Tell a dataset what these generations brought; the first `given` were another run's.
+
+    It has been told the first `told` already.
+
+    Raises:
+        DataError: They were of other problems than the dataset has.
+    """
+    for record in records[told:]:
+        if record.results_P:
+            dataset.tell(record.generation, record.results_P, record.generation < given)
 
 
 async def restore(

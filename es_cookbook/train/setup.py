@@ -15,15 +15,14 @@ import anyio
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.garbage import rare_garbage_collection
-from es_cookbook.common.terminal import say
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
-from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
+from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset, TrajectoryGroup
 from es_cookbook.runs.directory import LOG, RunDirectory
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import header_of
@@ -33,8 +32,9 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from es_cookbook.train.beginning import forking
 from es_cookbook.train.config import Config
+from es_cookbook.train.garbage import rare_garbage_collection
 from es_cookbook.train.recorder import Recorder
-from es_cookbook.train.retelling import restore, retell
+from es_cookbook.train.retelling import restore, retell, retell_dataset
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +52,14 @@ class Run:
     def problems(self, generation: int) -> Sequence[EnvGroupBuilder]:
         """What the genomes of a generation attempt: its batch and the regularisers' problems."""
         return self.scoring.problems(generation, self.dataset.get_batch(generation))
+
+    def tell_dataset(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup]
+    ) -> Sequence[ProblemResult]:
+        """What came of the batch's problems, told to the dataset; what the history keeps of it."""
+        results_P = self.dataset.results(generation, self.scoring.batch_groups(groups_P))
+        self.dataset.tell(generation, results_P)
+        return results_P
 
 
 @contextlib.asynccontextmanager
@@ -74,11 +82,13 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             datasets = await config.dataset(engine.tokenizer)
         await datasets.train.validate(engine.traits.context_length)
         regularisers = (config.kl, config.preference)
-        scoring = Scoring(config.objective, config.fitness, regularisers, engine, config.seed)
+        objective, fitness, pairs = config.objective, config.fitness, config.num_pairs
+        scoring = Scoring(objective, fitness, regularisers, engine, config.seed, pairs)
         optimizer = _optimizer(config, engine)
         sampler = PopulationSampler(
             engine,
             sampling=config.sampling,
+            sampling_at=config.sampling_at,
             attempts=config.attempts,
             rollout_timeout=config.rollout_timeout,
             max_failed_fraction=config.max_failed_fraction,
@@ -89,7 +99,7 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             log_path, config_json, config.num_generations, header, standing
         )
         stack.callback(directory.history.close)
-        await _go_on(directory, config, engine, optimizer)
+        await _go_on(directory, config, engine, optimizer, datasets.train)
         directory.begin()
         if not directory.history.next_generation and datasets.test_P:
             say(
@@ -102,7 +112,15 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             evaluate, sampler, datasets.test_P, config.eval_attempts, config.eval_temperature
         )
         recorder = Recorder(
-            config, directory, engine, optimizer, sampler, scoring, tracker, held_out
+            config,
+            directory,
+            engine,
+            datasets.train,
+            optimizer,
+            sampler,
+            scoring,
+            tracker,
+            held_out,
         )
         start = directory.history.next_generation
         await recorder.begin(start)
@@ -141,9 +159,13 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
 
 
 async def _go_on(
-    directory: RunDirectory, config: Config, engine: Engine, optimizer: Optimizer
+    directory: RunDirectory,
+    config: Config,
+    engine: Engine,
+    optimizer: Optimizer,
+    dataset: RLDataset,
 ) -> None:
-    """Bring optimizer and engine to where the history ends.
+    """Bring optimizer, dataset and engine to where the history ends.
 
     The steps of a fork's first generations are its parent's, taken as given: an optimizer with
     state of its own begins afresh where the fork did, and knows only what led there.
@@ -151,15 +173,17 @@ async def _go_on(
     history = directory.history
     records = list(history.records())
     fork = history.header.fork if history.header else None
+    given = fork.generation if fork else 0
     retell(
         optimizer,
         records,
-        fork.generation if fork else 0,
+        given,
         "; resume with the version of es_cookbook and the num_generations that the run began with, "
         f"or take the recorded steps as given: {forking(config, history.next_generation)}",
     )
+    retell_dataset(dataset, records, given)
     if records:
-        say(f"rebuilding the centre after {len(records)} generations")
+        say(f"rebuilding the centre after {plural(len(records), 'generation')}")
         await restore(engine, history.path, history.header, records, config.model_name)
 
 

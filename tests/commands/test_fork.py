@@ -14,8 +14,8 @@ import pytest
 from es_cookbook import train
 from es_cookbook.commands import fork, resume, rewind
 from es_cookbook.common.configs import load_config
+from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.lock import RunLock

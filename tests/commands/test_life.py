@@ -19,8 +19,8 @@ from es_cookbook import train
 from es_cookbook.commands import export, fork, play, resume, rewind
 from es_cookbook.commands.evaluate import evaluate
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.lock import RunLock
 from tests.said import after_start

@@ -24,11 +24,11 @@ from es_cookbook.common.configs import (
     trust_of,
 )
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Cosine, Linear
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
-from es_cookbook.evolution.schedules import Cosine, Linear
 
 TRUST = ["tests"]
 

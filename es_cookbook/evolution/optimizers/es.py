@@ -36,6 +36,7 @@ import numpy as np
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -45,7 +46,6 @@ from es_cookbook.evolution.optimizers.base import (
     check_fitness,
     refuse_zero_sigma,
 )
-from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 

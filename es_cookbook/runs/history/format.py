@@ -21,6 +21,7 @@ from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.rules import rule_from_plain, rule_to_plain
+from es_cookbook.rl.types import ProblemResult
 
 FORMAT_VERSION = 2
 VERSIONS_READ = (1, 2)
@@ -65,6 +66,7 @@ class Record:
         fingerprint: 64-bit, of the centre after the step.
         scores_P_G: finite or NaN, "rewards" in the file; None unless the optimizer needs them again
             to go on (`Optimizer.records_scores`).
+        results_P: of the batch's problems; empty unless the dataset needs them (`RLDataset.tell`).
     """
 
     generation: int
@@ -72,6 +74,7 @@ class Record:
     fitness_G: tuple[float, ...]
     fingerprint: int
     scores_P_G: tuple[tuple[float, ...], ...] | None = None
+    results_P: tuple[ProblemResult, ...] = ()
 
     def __post_init__(self) -> None:
         if any(math.isinf(fitness) for fitness in self.fitness_G):
@@ -84,6 +87,8 @@ class Record:
                 )
             if any(math.isinf(score) for score in scores_G):
                 raise ValueError(f"scores_P_G must be finite or NaN, found {scores_G}")
+        if any(math.isinf(r.reward) or math.isinf(r.solved) for r in self.results_P):
+            raise ValueError(f"results must be finite or NaN, found {self.results_P}")
         if self.generation < 0:
             raise ValueError(f"generation must be 0 or more, found {self.generation}")
         if not 0 <= self.fingerprint < 2**64:
@@ -142,6 +147,10 @@ def _plain_record(record: Record) -> dict[str, object]:
         plain["rule"] = rule_to_plain(rule)
     if record.scores_P_G is not None:
         plain["rewards"] = [_numbers_or_null(scores_G) for scores_G in record.scores_P_G]
+    if record.results_P:
+        plain["problems"] = " ".join(result.problem for result in record.results_P)
+        numbers_P = [(result.reward, result.solved) for result in record.results_P]
+        plain["results"] = [_numbers_or_null(numbers) for numbers in numbers_P]
     return plain
 
 
@@ -169,6 +178,12 @@ def _record(found: Mapping[str, Any]) -> Record:
     _check(found, {**_RECORD, **given})
     seeds_S = [int(seed, 16) for seed in found["seeds"].split()]
     coefficients_S = found["coefficients"]
+    problems_P, results_P = found.get("problems", "").split(), found.get("results", [])
+    if len(problems_P) != len(results_P) or any(len(result) != 2 for result in results_P):
+        raise HistoryError(
+            "results must be two numbers for each of the problems, found "
+            f"{len(results_P)} of {len(problems_P)}"
+        )
     if len(seeds_S) != len(coefficients_S):
         raise HistoryError(
             f"seeds and coefficients must be as many, found {len(seeds_S)} and "
@@ -184,6 +199,10 @@ def _record(found: Mapping[str, Any]) -> Record:
         fitness_G=_numbers_or_nan(found["fitness"]),
         fingerprint=int(found["fingerprint"], 16),
         scores_P_G=None if scores_P_G is None else tuple(map(_numbers_or_nan, scores_P_G)),
+        results_P=tuple(
+            ProblemResult(problem, *_numbers_or_nan(numbers))
+            for problem, numbers in zip(problems_P, results_P, strict=True)
+        ),
     )
 
 
@@ -226,6 +245,8 @@ _RECORD: _Schema = {
 _OPTIONAL: _Schema = {
     "rule": (_is(dict), "an object"),
     "rewards": (_all(_all(_or_null(_is(float)))), "a list of lists of floats and nulls"),
+    "problems": (_are_hex, "hexadecimal numbers with spaces between them"),
+    "results": (_all(_all(_or_null(_is(float)))), "a list of lists of floats and nulls"),
 }
 _HEADER: _Schema = {
     "version": (_is_count, "an integer"),

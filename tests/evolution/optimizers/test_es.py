@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.fitness import CentredRank, ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
@@ -17,7 +18,6 @@ from es_cookbook.evolution.optimizers.base import (
     tied_fraction,
 )
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged
-from es_cookbook.evolution.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 NAN = math.nan

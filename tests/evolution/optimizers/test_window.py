@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Linear
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Step, Term
@@ -23,7 +24,6 @@ from es_cookbook.evolution.optimizers.momentum import Momentum
 from es_cookbook.evolution.optimizers.muon import Muon
 from es_cookbook.evolution.optimizers.window import WindowedES, average_weights, scaled
 from es_cookbook.evolution.rules import AdamRule, MuonRule
-from es_cookbook.evolution.schedules import Linear
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 SPACE = FullRankSpace(shapes={"x": (20, 25)})

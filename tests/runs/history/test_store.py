@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import MAX_COEFFICIENT, MAX_SEED, Step, Term
 from es_cookbook.evolution.rules import RULES, MuonRule
+from es_cookbook.rl.types import ProblemResult
 from es_cookbook.runs.history.format import Fork, Header, Record, decode, encode
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
 from tests.runs.records import HEADER, make_record
@@ -320,6 +321,22 @@ def test_rewards_are_numbers_and_nulls_and_no_field_where_nobody_watches() -> No
     assert b"rewards" not in encode(make_record(0))
     solved = dataclasses.replace(make_record(0, 32), scores_P_G=((0.0, 1.0) * 16,) * 64)
     assert len(encode(solved)) - len(encode(make_record(0, 32))) <= 8_400
+
+
+def test_results_of_problems_come_back_and_are_no_field_where_nothing_follows_from_them() -> None:
+    results_P = (ProblemResult("0f3a", 0.25, 1.0), ProblemResult("b2", math.nan, math.nan))
+    line = encode(dataclasses.replace(make_record(0), results_P=results_P))
+    assert b',"problems":"0f3a b2","results":[[0.25,1.0],[null,null]],"checksum"' in line
+    _, record = decode(line)
+    assert isinstance(record, Record)
+    assert record.results_P[0] == results_P[0]
+    assert math.isnan(record.results_P[1].solved)
+    assert b"results" not in encode(make_record(0))
+    for wrong in (b'"b2"', b'"0f3a b2 c"'):
+        body = line.replace(b'"0f3a b2"', wrong).rpartition(b',"checksum":"')[0]
+        torn = body + b',"checksum":"%08x"}\n' % zlib.crc32(body)
+        with pytest.raises(HistoryError, match="two numbers for each of the problems"):
+            decode(torn)
 
 
 @pytest.mark.parametrize("entry", [HEADER, FORKED, make_record(0), WITH_RULE, WITH_REWARDS])

@@ -53,6 +53,7 @@ import numpy as np
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
@@ -84,7 +85,6 @@ from es_cookbook.evolution.optimizers.genetic.selection import (
     species_of,
     tournament,
 )
-from es_cookbook.evolution.schedules import SCHEDULE_NAMES, Constant, Schedule
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _CHANCE = 2.0**63

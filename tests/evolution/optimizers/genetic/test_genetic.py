@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
@@ -38,7 +39,6 @@ from es_cookbook.evolution.optimizers.genetic.selection import (
     tournament,
 )
 from es_cookbook.evolution.rules import MuonRule
-from es_cookbook.evolution.schedules import Linear, Table
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
 

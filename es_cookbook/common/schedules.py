@@ -19,11 +19,12 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural
 
 SCHEDULE_NAMES = {
-    "none": "es_cookbook.evolution.schedules:Constant",
-    "linear": "es_cookbook.evolution.schedules:Linear",
-    "cosine": "es_cookbook.evolution.schedules:Cosine",
-    "exponential": "es_cookbook.evolution.schedules:Exponential",
-    "table": "es_cookbook.evolution.schedules:Table",
+    "none": "es_cookbook.common.schedules:Constant",
+    "linear": "es_cookbook.common.schedules:Linear",
+    "cosine": "es_cookbook.common.schedules:Cosine",
+    "exponential": "es_cookbook.common.schedules:Exponential",
+    "table": "es_cookbook.common.schedules:Table",
+    "hot": "es_cookbook.common.schedules:HotSteps",
 }
 """What a user types on the command line."""
 
@@ -147,6 +148,35 @@ class Table(Schedule):
             if generation <= end:
                 return first + (last - first) * (generation - start) / (end - start)
         return self.factors[-1]
+
+
+@chz.chz
+class HotSteps(Schedule):
+    """A table, but for every n-th generation after its end, which has a factor of its own.
+
+    As a temperature's: it falls, and now and then a generation explores.
+
+    >>> hot = HotSteps(schedule=Table(generations=(0, 2), factors=(1.0, 0.3)), every=3)
+    >>> [round(hot(generation, 100), 2) for generation in range(9)]
+    [1.0, 0.65, 0.3, 0.3, 0.3, 1.0, 0.3, 0.3, 1.0]
+    """
+
+    schedule: Table = chz.field(
+        default=Table(generations=(0, 3000), factors=(1.0, 0.3)), doc="all other generations"
+    )
+    every: int = chz.field(default=100, doc="generations between hot ones")
+    factor: float = chz.field(default=1.0, doc="factor of a hot generation")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "every", at_least=1)
+        check_range(self, "factor", at_least=0)
+
+    def __call__(self, generation: int, num_generations: int) -> float:
+        """The table's, or `factor` in the generations `every`, 2 · `every`, … after its end."""
+        after = generation - self.schedule.generations[-1]
+        is_hot = after > 0 and after % self.every == 0
+        return self.factor if is_hot else self.schedule(generation, num_generations)
 
 
 def progress(generation: int, num_generations: int) -> float:

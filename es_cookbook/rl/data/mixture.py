@@ -1,0 +1,439 @@
+"""Several data sets in one run, and which of their problems come next.
+
+    Mixture(parts=(Part(dataset=easy, tag="easy"), Part(dataset=hard, tag="hard", weight=2)))
+
+Each problem keeps its own prompt, reward and tags, and may have a limit of tokens. A batch is put
+together from
+
+- *kinds*, a part's problems of the same tags: each gets a share of the batch, from the parts'
+  weights (fixed, or by a table over generations, such as `easy_pool`) and a curriculum, and gives
+  its next problems, each once per epoch;
+- a replay buffer, for up to a fraction of the batch;
+- less what a filter leaves out.
+
+Curriculum, replay and filter go by results, which the history records (`RLDataset.tell`): the next
+batch follows from the Config and the history, however often the run was interrupted.
+
+Left out: data sets that are not in memory. A part's own order and size of batch are not used.
+"""
+
+import dataclasses
+import hashlib
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.schedules import Table
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.data.choosing import Curriculum, Filter, Recent, Stream, interleaved, quotas
+from es_cookbook.rl.data.problem_dataset import EpochDataset
+from es_cookbook.rl.data.replay import Replay
+from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.rollouts import rollout_metrics
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    GroupReward,
+    LostRollout,
+    Metrics,
+    Observation,
+    Policy,
+    ProblemResult,
+    RLDataset,
+    RLDatasetBuilder,
+    StepResult,
+    Tokenizer,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+_SHARES = {
+    **{0: 1.0, 50: 0.9, 100: 0.8, 150: 0.7, 200: 0.6, 250: 0.55, 300: 0.53, 400: 0.51},
+    **{500: 0.49, 800: 0.42, 1000: 0.38, 2700: 0.04, 3000: 0.01},
+}
+EASY_POOL = Table(generations=tuple(_SHARES), factors=tuple(_SHARES.values()))
+"""Share of easy problems by generation: all in the first, one in a hundred from the 3000th on."""
+DIGITS = 4
+"""Decimals of what is recorded of a problem; the same whether it was just measured or read."""
+
+
+@chz.chz
+class Part:
+    """One data set of a mixture."""
+
+    dataset: RLDatasetBuilder = chz.field(doc="its problems, and held-out ones")
+    tag: str = chz.field(default="", doc="name under which its metrics are reported as well")
+    weight: float | None = chz.field(
+        default=None, doc="share of batches beside the other parts'; None: its number of problems"
+    )
+    schedule: Table = chz.field(default=Table(), doc="factor on weight by generation")
+    max_tokens: int | None = chz.field(
+        default=None, doc="most tokens of an answer, where fewer than sampling.max_tokens"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "weight", at_least=0)
+        check_range(self, "max_tokens", at_least=1)
+
+
+def easy_pool(easy: Part, main: Part, schedule: Table = EASY_POOL) -> tuple[Part, Part]:
+    """Two parts of which the easy one has the share that `schedule` says, the main one the rest."""
+    rest = tuple(1 - factor for factor in schedule.factors)
+    return (
+        chz.replace(easy, weight=1.0, schedule=schedule),
+        chz.replace(main, weight=1.0, schedule=chz.replace(schedule, factors=rest)),
+    )
+
+
+@chz.chz
+class Mixture(RLDatasetBuilder):
+    """Several data sets in one run."""
+
+    parts: tuple[Part, ...] = chz.field(default=(), doc="the data sets")
+    order: Literal["weighted", "balanced", "concatenate"] = chz.field(
+        default="weighted",
+        doc="weighted: shares of each batch by weight; balanced: all problems once per epoch, "
+        "parts spread evenly; concatenate: all once per epoch, in any order",
+    )
+    batch: int = chz.field(default=32, doc="problems in a generation")
+    curriculum: Curriculum | None = chz.field(
+        default=None, doc="shares by recent performance: dataset.curriculum.favour=..."
+    )
+    filter: Filter | None = chz.field(
+        default=None, doc="leaves out what all or none solve: dataset.filter.generations=..."
+    )
+    replay: Replay | None = chz.field(
+        default=None, doc="brings problems back: dataset.replay.fraction=..."
+    )
+    solved_metric: str = chz.field(
+        default="correct", doc="Env metric that says whether a rollout solved its problem"
+    )
+    seed: int = chz.field(default=0, doc="of the order of the training problems")
+
+    @property
+    def members(self) -> tuple[Part, ...]:
+        """All data sets; a subclass may have some as fields of their own."""
+        return self.parts
+
+    @chz.validate
+    def _valid(self) -> None:
+        check_range(self, "batch", at_least=1)
+        if not self.members:
+            raise ConfigError("parts must be one or more data sets, found none")
+        if self.order != "weighted" and (
+            self.curriculum is not None or any(_is_weighted(part) for part in self.members)
+        ):
+            raise ConfigError(
+                f"order={self.order} takes every problem once per epoch: weights, schedules and a "
+                "curriculum need order=weighted"
+            )
+        turns = sorted({turn for part in self.members for turn in part.schedule.generations})
+        for turn in turns:
+            if all(part.weight == 0 or not part.schedule(turn, 0) for part in self.members):
+                raise ConfigError(f"all parts have weight 0 in generation {turn}")
+
+    @override
+    def check(self) -> None:
+        for part in self.members:
+            part.dataset.check()
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Build the parts; refuses problems that one trains on and another holds out."""
+        problems: list[_Problem] = []
+        held_out: list[_Problem] = []
+        datasets: list[RLDataset] = []
+        for p, part in enumerate(self.members):
+            built = await part.dataset(tokenizer)
+            if not isinstance(built.train, EpochDataset):
+                raise ConfigError(
+                    f"part {part.tag or p}: a mixture needs problems in memory (EpochDataset), "
+                    f"found {type(built.train).__name__}"
+                )
+            datasets.append(built.train)
+            problems += [_problem(b, p, part, tokenizer) for b in built.train.builders]
+            held_out += [_problem(b, p, part, tokenizer) for b in built.test_P]
+        _refuse_shared(problems, held_out)
+        test_P = [problem.builder for problem in held_out]
+        return Datasets(MixtureDataset(problems, datasets, self), test_P)
+
+
+def _is_weighted(part: Part) -> bool:
+    return part.weight is not None or part.schedule != Table()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Problem:
+    """A training or held-out problem.
+
+    Attributes:
+        builder: with the part's tag and limit.
+        part: index of its part.
+        asks: stands for its prompt, whatever the part; white space does not count.
+        key: stands for it in the history: part, prompt and tags.
+    """
+
+    builder: "_InPart"
+    part: int
+    asks: str
+    key: str
+
+
+def _problem(builder: EnvGroupBuilder, p: int, part: Part, tokenizer: Tokenizer) -> _Problem:
+    inside = _InPart(builder, part.tag, part.max_tokens)
+    prompt = inside.name
+    if isinstance(builder, ProblemGroupBuilder):
+        env = builder.make_env()
+        if isinstance(env, ProblemEnv):
+            prompt = str(tokenizer.decode(list(env.observation.tokens_T)))
+    asks = " ".join(prompt.split())
+    name = part.tag or str(p)
+    return _Problem(inside, p, asks, _digest("\n".join((name, *inside.tags, asks))))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def _refuse_shared(problems: Sequence[_Problem], held_out: Sequence[_Problem]) -> None:
+    train = {problem.asks: problem.builder.name for problem in problems}
+    for problem in held_out:
+        if problem.asks in train:
+            raise DataError(
+                f"{problem.builder.name}: this problem is held out in one part and trained on in "
+                f"another, as {train[problem.asks]}; training and test must be disjoint"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _InPart(EnvGroupBuilder):
+    """A problem under its part's tag, within its part's limit."""
+
+    builder: EnvGroupBuilder
+    tag: str
+    max_tokens: int | None
+
+    @property
+    def name(self) -> str:
+        """The problem's own."""
+        return str(getattr(self.builder, "name", type(self.builder).__name__))
+
+    @property
+    @override
+    def tags(self) -> tuple[str, ...]:
+        return (*((self.tag,) if self.tag else ()), *self.builder.tags)
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        """The problem's Envs, limited where the part is."""
+        group = await self.builder.make_envs(num_envs)
+        if self.max_tokens is not None:
+            group.envs = [_Limited(env, self.max_tokens) for env in group.envs]
+        return group
+
+    @override
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward] | None:
+        return await self.builder.compute_group_rewards(trajectories, policies)
+
+
+class _Limited(Env):
+    """An Env whose actions have at most so many tokens."""
+
+    def __init__(self, env: Env, max_tokens: int) -> None:
+        self._env = env
+        self._max_tokens = max_tokens
+
+    async def initial_observation(self) -> Observation:
+        self._env.policy = self.policy
+        return self._limited(await self._env.initial_observation())
+
+    @override
+    async def act(self, observation: Observation) -> Action:
+        return await self._env.act(observation)
+
+    async def step(self, action: Action) -> StepResult:
+        result = await self._env.step(action)
+        if result.next_observation is None:
+            return result
+        return dataclasses.replace(result, next_observation=self._limited(result.next_observation))
+
+    def _limited(self, observation: Observation) -> Observation:
+        most = min(self._max_tokens, observation.max_tokens or self._max_tokens)
+        return dataclasses.replace(observation, max_tokens=most)
+
+
+_Kind: TypeAlias = tuple[int, tuple[str, ...]]
+"""A part's index, and tags."""
+
+
+class MixtureDataset(RLDataset):
+    """Batches from several data sets, chosen one generation after the other."""
+
+    def __init__(
+        self, problems: Sequence[_Problem], parts: Sequence[RLDataset], config: Mixture
+    ) -> None:
+        self._problems = problems
+        self._parts = parts
+        self._config = config
+        self._index = {problem.key: i for i, problem in enumerate(problems)}
+        self._kinds: dict[_Kind, list[int]] = {}
+        for i, problem in enumerate(problems):
+            self._kinds.setdefault((problem.part, problem.builder.tags), []).append(i)
+        self._streams = self._make_streams()
+        window = config.curriculum.window if config.curriculum else 1
+        self._recent = {kind: Recent(window) for kind in self._kinds}
+        self._out_until: dict[int, int] = {}
+        self._buffer = config.replay() if config.replay else None
+        self._batches: list[list[int]] = []
+        self._metrics: Metrics = {}
+
+    def __len__(self) -> int:
+        """Number of problems."""
+        return len(self._problems)
+
+    async def validate(self, context_length: int) -> None:
+        """Check every part."""
+        for part in self._parts:
+            await part.validate(context_length)
+
+    def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        """The problems of one generation; those before it are to be told first."""
+        return [self._problems[i].builder for i in self._batch(generation)]
+
+    @override
+    def results(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup]
+    ) -> Sequence[ProblemResult]:
+        config = self._config
+        if config.curriculum is None and config.filter is None and config.replay is None:
+            return ()
+        return [
+            ProblemResult(self._problems[i].key, *_measured(group, config.solved_metric))
+            for i, group in zip(self._batch(generation), groups_P, strict=True)
+        ]
+
+    @override
+    def tell(
+        self, generation: int, results_P: Sequence[ProblemResult], given: bool = False
+    ) -> None:
+        expected = [self._problems[i].key for i in self._batch(generation)]
+        if results_P and not given and [r.problem for r in results_P] != expected:
+            raise DataError(
+                f"generation {generation}: the recorded problems are others than the data set has "
+                "now; resume with the data that the run began with"
+            )
+        known = [result for result in results_P if result.problem in self._index]
+        by_kind: dict[_Kind, list[float]] = {}
+        for result in known:
+            problem = self._problems[self._index[result.problem]]
+            by_kind.setdefault((problem.part, problem.builder.tags), []).append(result.solved)
+            if (filter_ := self._config.filter) and filter_.leaves_out(result.solved):
+                until = generation + 1 + filter_.generations
+                self._out_until[self._index[result.problem]] = until
+        for kind, solved in by_kind.items():
+            self._recent[kind].tell(solved)
+        if self._buffer is not None and self._config.replay is not None:
+            self._buffer.add_group(self._config.replay.values(known))
+
+    @override
+    def metrics(self) -> Metrics:
+        return self._metrics
+
+    def _batch(self, generation: int) -> list[int]:
+        while len(self._batches) <= generation:
+            self._batches.append(self._choose(len(self._batches)))
+        return self._batches[generation]
+
+    def _choose(self, generation: int) -> list[int]:
+        config = self._config
+        num_left_out = sum(until > generation for until in self._out_until.values())
+
+        def is_usable(index: int) -> bool:
+            return self._out_until.get(index, 0) <= generation and index not in replayed
+
+        replayed: list[int] = []
+        if self._buffer is not None and config.replay and generation >= config.replay.warmup:
+            out = {self._problems[i].key for i in self._out_until if not is_usable(i)}
+            most = int(config.replay.fraction * config.batch)
+            replayed = [self._index[key] for key in self._buffer.sample(most, out)]
+        weights = self._weights(generation)
+        offset = random.Random(derive_seed(config.seed, "mixture", generation)).random()
+        shares = quotas(list(weights.values()), config.batch - len(replayed), offset)
+        batch = list(replayed)
+        for kind, share in zip(weights, shares, strict=True):
+            batch += self._streams[kind].take(share, is_usable)
+        self._metrics = {
+            **{f"data/share/{_name(kind)}": w for kind, w in weights.items() if len(weights) > 1},
+            **({"data/replayed": len(replayed)} if config.replay else {}),
+            **({"data/left_out": num_left_out} if config.filter else {}),
+        }
+        return batch
+
+    def _make_streams(self) -> Mapping[_Kind | None, Stream]:
+        """A stream for each kind, or one for all where there are no shares."""
+        order, seed, parts = self._config.order, self._config.seed, self._kinds
+
+        def shuffled(kind: _Kind | None, problems: Sequence[int]) -> Callable[[int], list[int]]:
+            def epoch(number: int) -> list[int]:
+                rng = random.Random(derive_seed(seed, f"mixture/{_name(kind)}", number))
+                return rng.sample(problems, len(problems))
+
+            return epoch
+
+        epochs = {kind: shuffled(kind, problems) for kind, problems in parts.items()}
+        if order == "weighted":
+            return {kind: Stream(epoch) for kind, epoch in epochs.items()}
+        if order == "balanced":
+            return {None: Stream(lambda n: interleaved([epoch(n) for epoch in epochs.values()]))}
+        return {None: Stream(shuffled(None, range(len(self._problems))))}
+
+    def _weights(self, generation: int) -> Mapping[_Kind | None, float]:
+        """Each stream's share of a batch; they sum to 1."""
+        if None in self._streams:
+            return {None: 1.0}
+        members = self._config.members
+        sizes = [0] * len(members)
+        for (p, _), problems in self._kinds.items():
+            sizes[p] += len(problems)
+        weights: dict[_Kind | None, float] = {}
+        for kind, problems in self._kinds.items():
+            part = members[kind[0]]
+            weight = sizes[kind[0]] if part.weight is None else part.weight
+            share = weight * part.schedule(generation, 0) * len(problems) / sizes[kind[0]]
+            solved = self._recent[kind].mean
+            if self._config.curriculum is not None and solved is not None:
+                share *= self._config.curriculum.factor(solved)
+            weights[kind] = share
+        total = math.fsum(weights.values())
+        return {kind: weight / total for kind, weight in weights.items()}
+
+
+def _name(kind: _Kind | None) -> str:
+    return "all" if kind is None else ".".join(kind[1]) or str(kind[0])
+
+
+def _measured(group: TrajectoryGroup, metric: str) -> tuple[float, float]:
+    """Mean reward, and mean of the metric, or of the reward where that is not reported."""
+    rewards = [reward for rewards_K in group.rewards_G_K for reward in rewards_K]
+    solved = [
+        rollout_metrics(group, g, k).get(metric, group.rewards_G_K[g][k])
+        for g, trajectories_K in enumerate(group.trajectories_G_K)
+        for k in range(len(trajectories_K))
+        if not math.isnan(group.rewards_G_K[g][k])
+    ]
+    return _mean(rewards), _mean(solved)
+
+
+def _mean(values: Sequence[float]) -> float:
+    present = [value for value in values if not math.isnan(value)]
+    return round(math.fsum(present) / len(present), DIGITS) if present else math.nan
