@@ -21,6 +21,7 @@ import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from es_cookbook.commands.evaluate.measuring import Evaluation, measure
@@ -127,6 +128,8 @@ def _dataset_notes(name: str, todo: Asked) -> list[str]:
 
 def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     """Evaluate, and print the table."""
+    if isinstance(sys.stdout, TextIOWrapper):  # A tag may have letters that a terminal has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
     print(evaluated(config, fields))
 
 

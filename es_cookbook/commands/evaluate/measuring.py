@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from typing import cast
 
 import anyio
 
@@ -18,7 +18,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.data.problem_dataset import check_problem
+from es_cookbook.rl.data.problem_dataset import EpochDataset, check_problem
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder, SamplingParams
@@ -150,11 +150,12 @@ async def _problems(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilde
     datasets = await setting.dataset(engine.tokenizer)
     problems_P = datasets.test_P
     if setting.split == "train":
-        problems_P = list[EnvGroupBuilder]()
-        generations = count()
-        while len(problems_P) < len(datasets.train):
-            problems_P += datasets.train.get_batch(next(generations))
-        problems_P = problems_P[: len(datasets.train)]
+        if not isinstance(datasets.train, EpochDataset):
+            raise ConfigError(
+                f"split=train: a {type(datasets.train).__name__} chooses its problems batch by "
+                "batch and has no list of them; take split=test"
+            )
+        problems_P = cast("Sequence[EnvGroupBuilder]", datasets.train.builders)
     if not problems_P:
         raise ConfigError(
             f"{setting.problems or 'the run'}: there are no held-out problems; hold some out "

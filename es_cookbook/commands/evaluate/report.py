@@ -168,8 +168,8 @@ def _interval(low: float, high: float, is_share: bool, decimals: int, signed: bo
     sign = "+" if signed else ""
     if is_share:
         unit = "points" if signed else "%"
-        return f"{100 * low:{sign}.1f} … {100 * high:{sign}.1f} {unit}"
-    return f"{low:{sign}.{decimals}f} … {high:{sign}.{decimals}f}"
+        return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f} {unit}"
+    return f"{low:{sign}.{decimals}f} to {high:{sign}.{decimals}f}"
 
 
 def _decimals(*values: float) -> int:
@@ -183,7 +183,7 @@ def _p(p: float) -> str:
 
 
 def _cut(name: str) -> str:
-    return f"{name if len(name) < _NAME else name[: _NAME - 2] + '…':<{_NAME}}"
+    return f"{name if len(name) < _NAME else name[: _NAME - 3] + '..':<{_NAME}}"
 
 
 def _wrapped(text: str, width: int = WIDTH) -> str:

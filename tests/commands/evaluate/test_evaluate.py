@@ -139,8 +139,7 @@ def test_a_file_takes_the_place_of_what_was_measured_for_it() -> None:
 
 
 def test_another_run_a_model_and_a_recipe_are_compared_on_the_same_problems() -> None:
-    done = evaluate("log_path=fake", "against=other@2", "split=train")
-    assert "20 training problems, " in done.stdout
+    done = evaluate("log_path=fake", "against=other@2")
     assert "Against other after 2 generations" in done.stdout
     assert "sign test)" in done.stdout
     done = evaluate("log_path=fake", "against=model")
@@ -160,6 +159,14 @@ def test_a_model_is_measured_on_a_recipe_and_a_run_on_another_recipe() -> None:
     done = evaluate("log_path=real", *options)
     assert done.returncode == 0, done.stderr
     assert "5 held-out problems of countdown" in done.stdout and "at most 32 tokens" in done.stdout
+
+
+def test_training_problems_are_measured_where_there_is_a_list_of_them() -> None:
+    options = ("recipe=countdown", "dataset.num_train=40", "sampling.max_tokens=2")
+    found = measured("model_name=model", *options, "split=train")
+    assert len({problem["name"] for problem in found["problems"]}) == 40
+    done = evaluate("log_path=fake", "split=train")
+    assert "a SmallDataset chooses its problems batch by batch" in done.stderr
 
 
 def test_a_model_is_measured_on_rows_as_train_takes_them() -> None:
