@@ -12,9 +12,13 @@ COMMANDS = {
     "fork": ("es_cookbook.commands.fork", "begin a new run with the first generations of another"),
     "rewind": ("es_cookbook.commands.rewind", "cut a run back to an earlier generation, in place"),
     "play": ("es_cookbook.commands.play", "talk to a run: its centre, its base, or any genome"),
+    "evaluate": (
+        "es_cookbook.commands.evaluate.evaluate",
+        "measure a run or a model on held-out problems, and compare two",
+    ),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
-    "plan": ("es_cookbook.commands.plan", "print what a run needs of its GPUs"),
+    "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),
     "hub": ("es_cookbook.commands.hub", "push an export or a run to the Hugging Face Hub"),
 }
 RECIPES = {

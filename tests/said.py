@@ -11,6 +11,7 @@ _DOES = (
     r"rebuilding the centre after \d+ generations",
     r".*: rebuilding its centre for .*",
     r"reading the config\.json of .*",
+    r"evaluating .* on [\d,]+ problems?",
     r"pushing .* to .*",
 )
 

@@ -21,10 +21,11 @@ import pytest
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.__main__ import main as es_cookbook_main
 from es_cookbook.commands.compare import Compare, runs
+from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.hub import HubCommand
-from es_cookbook.commands.plan import PlanConfig
+from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
@@ -132,6 +133,7 @@ PARSED_ONLY = {
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
     r"rush_hour model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_package": "a package of the reader's",
+    r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
 }
 """Lines of which the Config alone is built, and what they would need."""
@@ -146,6 +148,7 @@ SHORT = (
 SHORTENED = {
     "countdown": SHORT,
     "compare": (*SHORT, "seeds=0"),
+    "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
     "es_cookbook.recipes.countdown.warm_start": (
@@ -217,6 +220,14 @@ def parse_compare(options: Sequence[str]) -> None:
     run_cli(build, Compare, own)
 
 
+def parse_evaluate(options: Sequence[str]) -> None:
+    """Its own options, and those of a recipe or of rows."""
+    own, others = split_options(EvaluateConfig, options)
+    run_cli(lambda _: None, EvaluateConfig, ["log_path=x", *own])
+    parse = parse_train if "data" in others else plain(CLIConfig)
+    parse([f"{name}={value}" for name, value in others.items()])
+
+
 def plain(own: type, *needed: str) -> Callable[[Sequence[str]], None]:
     """Builds its Config, and no more."""
 
@@ -247,6 +258,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
     "rewind": plain(Rewind, "log_path=x", "generation=1"),
+    "evaluate": parse_evaluate,
     "export": plain(ExportConfig, "log_path=x", "output=y"),
     "play": plain(PlayConfig, "log_path=x"),
     "plan": plain(PlanConfig, "model_name=x"),
@@ -352,7 +364,7 @@ def type_line(name: str, options: Sequence[str], typed: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as the pages suppose it: a run, an adapter, and nothing else."""
+    """A directory as the pages suppose it: runs, an adapter, an evaluation, and nothing else."""
     path = tmp_path_factory.mktemp("made")
     with contextlib.chdir(path):
         options = [option for option in SHORT if not option.startswith("num_generations")]
@@ -360,6 +372,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         type_line("countdown", [*options, *long, "log_path=runs/mine"])
         type_line("countdown", [*SHORT, "log_path=runs/essa", "search_space=adapter"])
         make_adapter(BUNDLED_MODEL, path / "sft")
+        type_line("evaluate", ["log_path=runs/mine", "generation=0", "output=before.json"])
     (path / "es_cookbook").symlink_to(ROOT / "es_cookbook")
     return path
 

@@ -32,6 +32,11 @@ IMPORTED = {
     "es_cookbook.common.seeds": "derive_seed",
     "es_cookbook.evolution.optimizers.base": "OPTIMIZER_NAMES Optimizer OptimizerBuilder",
     "es_cookbook.evolution.optimizers.es": "ES",
+    "es_cookbook.population.evaluate": "attempt evaluate",
+    "es_cookbook.population.results": "compare results_of",
+    "es_cookbook.population.statistics": (
+        "bootstrap_interval mcnemar paired_bootstrap wilson_interval"
+    ),
     "es_cookbook.recipes.countdown.env": "CountdownEnv",
     "es_cookbook.recipes.countdown.dataset": "CountdownDatasetBuilder",
     "es_cookbook.recipes.countdown.problems": "Problem generate_problems solve",
@@ -55,7 +60,8 @@ def test_what_scripts_import_is_there(module: str) -> None:
 
 def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> None:
     assert set(COMMANDS) == {
-        *("train", "resume", "fork", "rewind", "play", "export", "plan", "hub", "compare")
+        *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
+        "compare",
     }
     assert set(RECIPES) == {"countdown", "rush_hour", "code", "mixture"}
     for module, _ in (COMMANDS | RECIPES).values():

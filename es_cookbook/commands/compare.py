@@ -16,19 +16,16 @@ it. What comes out is printed, and written to `comparison.md`, `.png` and `.svg`
 """
 
 import functools
-import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import chz
 
 from es_cookbook import train
+from es_cookbook.commands.recipe_configs import recipe_config
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
-from es_cookbook.common.references import resolve
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.comparison import is_share, summarise, table
@@ -37,7 +34,6 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import refuse_unequal_rollouts, run_all
 
 METRIC = "test/env/all/correct"
-_RECIPES = "es_cookbook.recipes"
 _REFUSED = {
     "optimizer": "optimizers=... says which; its fields are optimizer.NAME or, for one of them, "
     "OPTIMIZER.optimizer.NAME",
@@ -97,12 +93,7 @@ class Compare:
         Raises:
             ConfigError: There is no such recipe.
         """
-        package = importlib.import_module(_RECIPES)
-        recipes = [module.name for module in pkgutil.iter_modules(package.__path__)]
-        if self.recipe not in recipes:
-            raise ConfigError(f"unknown recipe {self.recipe!r}: {nearest(self.recipe, recipes)}")
-        found = resolve(f"{_RECIPES}.{self.recipe}.train_cli:CLIConfig")
-        return cast("Callable[..., train.Config]", found)
+        return recipe_config(self.recipe)
 
     @property
     def taken(self) -> list[str]:

@@ -116,6 +116,11 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
     return _build(type(config), given, config)
 
 
+def built(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
+    """A config of a class from options as a user types them; only inside `run_cli`."""
+    return _build(config_class, given)
+
+
 def help_page(config: object, given: Mapping[str, str]) -> str:
     """Every option with the value it has now, its one-line doc, and what it accepts.
 

@@ -21,20 +21,22 @@ from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 
 
-def check_evaluation(attempts: int, temperature: float) -> None:
-    """Refuse what cannot be measured.
+def check_evaluation(attempts: int, temperature: float, prefix: str = "eval_") -> None:
+    """Refuse what cannot be measured; `prefix` comes before the names of the options.
 
     Raises:
         ConfigError: No attempt, no temperature, or several attempts that are all alike.
     """
     if attempts < 1:
-        raise ConfigError(f"eval_attempts must be at least 1, found {attempts}")
+        raise ConfigError(f"{prefix}attempts must be at least 1, found {attempts}")
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise ConfigError(f"eval_temperature must be 0 (greedy) or positive, found {temperature}")
+        raise ConfigError(
+            f"{prefix}temperature must be 0 (greedy) or positive, found {temperature}"
+        )
     if attempts > 1 and temperature == 0:
         raise ConfigError(
-            f"eval_attempts={attempts} would all be alike, since eval_temperature=0 is greedy; set "
-            "it above 0"
+            f"{prefix}attempts={attempts} would all be alike, since {prefix}temperature=0 is "
+            "greedy; set it above 0"
         )
 
 
@@ -63,26 +65,47 @@ async def evaluate(
     """
     if not env_group_builders_P:
         return {}
+    groups_P = await attempt(sampler, env_group_builders_P, attempts, temperature)
+    return {f"test/{key}": value for key, value in summary(groups_P, attempts).items()}
+
+
+async def attempt(
+    sampler: PopulationSampler,
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    attempts: int = 1,
+    temperature: float = 0.0,
+) -> list[TrajectoryGroup]:
+    """The centre's attempts at problems, with the sampling seeds of every evaluation of the run.
+
+    `population.results.results_of` makes arrays of them, which have intervals and can be compared.
+
+    Raises:
+        TooManyLostError: More than the sampler's `max_failed_fraction` of the rollouts were lost.
+    """
     sampling = chz.replace(sampler.sampling, temperature=temperature)
-    groups_P = await sampler.rollout_centre(env_group_builders_P, sampling, attempts)
-    metrics = {
+    return await sampler.rollout_centre(env_group_builders_P, sampling, attempts)
+
+
+def summary(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:
+    """The means of an evaluation, by the names that `evaluate` gives them without `test/`."""
+    return {
         "reward/mean": _mean(mean_rewards(groups_P).ravel().tolist()),
         **env_metrics(groups_P),
         "rollouts/failed": float(len(lost_rollouts(groups_P))),
         **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
     }
-    return {f"test/{key}": value for key, value in metrics.items()}
+
+
+def ks_of(attempts: int) -> list[int]:
+    """The k of which pass@k is reported: powers of two up to the attempts, and all of them."""
+    return list(dict.fromkeys((*(2**power for power in range(attempts.bit_length())), attempts)))
 
 
 def _pass_at(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:
     found = outcomes(groups_P)
     if SOLVED not in found.metrics:
         return {}
-    ks = [2**power for power in range(attempts.bit_length())]
-    return {
-        f"pass@{k}": _mean(PassAtK(k=k)(found).ravel().tolist())
-        for k in dict.fromkeys((*ks, attempts))
-    }
+    return {f"pass@{k}": _mean(PassAtK(k=k)(found).ravel().tolist()) for k in ks_of(attempts)}
 
 
 def _mean(values: Sequence[float]) -> float:

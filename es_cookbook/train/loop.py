@@ -7,11 +7,8 @@ The history is the checkpoint: base model and steps give the weights back bit fo
 what a run opens and closes, `recorder` what it writes.
 """
 
-import asyncio
-from collections.abc import Coroutine
+import functools
 from pathlib import Path
-
-import anyio
 
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.references import refuse_while_imported
@@ -22,7 +19,7 @@ from es_cookbook.runs.scripts import trust_option
 from es_cookbook.train.beginning import begun
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import opened
-from es_cookbook.train.signals import end_on_signals
+from es_cookbook.train.signals import run_until_signal
 
 
 async def main(config: Config) -> None:
@@ -69,7 +66,7 @@ def run(config: Config) -> None:
     """
     refuse_while_imported()
     try:
-        interrupted = _run(_interrupted(config))
+        interrupted = run_until_signal(functools.partial(main, config))
     except KeyboardInterrupt:
         interrupted = True
     if interrupted:
@@ -85,29 +82,3 @@ def _resuming(config: Config) -> str:
     """The whole command that goes on with a run."""
     trust = trust_option(Path(config.log_path), config_to_json(config))
     return f"{command('resume')} log_path={config.log_path}{trust}"
-
-
-def _run(main: Coroutine[object, object, bool]) -> bool:
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        task = loop.create_task(main)
-        while True:
-            try:
-                return loop.run_until_complete(task)
-            except SystemExit:
-                # asyncio lets one of any task out of the loop. An Env's own task is the Env's
-                # business, which is told as well and loses its rollout: go on.
-                if task.done():
-                    raise
-
-
-async def _interrupted(config: Config) -> bool:
-    """Run `main` until it ends (False) or a signal comes (True)."""
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        loop.call_soon_threadsafe(scope.cancel)
-
-    with anyio.CancelScope() as scope, end_on_signals(stop):
-        await main(config)
-    return scope.cancelled_caught

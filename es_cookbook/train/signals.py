@@ -11,14 +11,17 @@ Left out: an end where code holds the interpreter lock for ever, a C extension t
 for signals nor lets other threads run. Only SIGKILL ends that.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from types import FrameType
+
+import anyio
 
 from es_cookbook.rl.watchdog import Watchdog
 
@@ -29,6 +32,36 @@ SECONDS_AFTER_SECOND = 2.0
 INTERRUPTED = 130
 """The exit code."""
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_until_signal(main: Callable[[], Awaitable[None]]) -> bool:
+    """Run `main` on an event loop until it ends (False) or a signal comes (True).
+
+    Raises:
+        KeyboardInterrupt: A second signal came.
+    """
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(_interrupted(main))
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except SystemExit:
+                # asyncio lets one of any task out of the loop. An Env's own task is the Env's
+                # business, which is told as well and loses its rollout: go on.
+                if task.done():
+                    raise
+
+
+async def _interrupted(main: Callable[[], Awaitable[None]]) -> bool:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(scope.cancel)
+
+    with anyio.CancelScope() as scope, end_on_signals(stop):
+        await main()
+    return scope.cancelled_caught
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.commands import export, fork, play, resume, rewind
+from es_cookbook.commands.evaluate import evaluate
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
@@ -34,6 +35,7 @@ COMMANDS = {
     "fork": (fork.cli, ["generation=1"]),
     "rewind": (rewind.cli, ["generation=1"]),
     "play": (play.cli, ["generation=1", "problem=0"]),
+    "evaluate": (evaluate.cli, ["generation=1"]),
     "export": (export.cli, ["generation=1"]),
 }
 
@@ -147,7 +149,7 @@ KINDS = {
     ),
     "of another engine, with `engine=` of this one": Kind(
         changed(TRAINED_ELSEWHERE, of="interrupted"),
-        {"resume": "engine=torch", "resume, longer": "engine=torch", "play": "engine=torch"},
+        dict.fromkeys(("resume", "resume, longer", "play", "evaluate"), "engine=torch"),
     ),
     "its base moved": Kind(
         changed(moved, of="interrupted"), said={"": "there is no directory '{path.parent}/model'"}
@@ -336,7 +338,7 @@ def test_every_command_does_what_the_page_says(
             assert after == before and not output.exists(), where
             continue
         assert code == 0, where
-        if command in ("fork", "play", "export") or said_of[command] == "complete":
+        if command in ("fork", "play", "evaluate", "export") or said_of[command] == "complete":
             assert after == before, where
         left = b"\n".join(after.values())
         assert all(line in left for line in lines), where
@@ -355,6 +357,8 @@ def test_every_command_does_what_the_page_says(
                 assert len(list(read_history(path / "history.jsonl"))) == 1, where
             case "works" if command == "export":
                 assert (output / "model.safetensors").is_file(), where
+            case "works" if command == "evaluate":
+                assert "run after 1 generation\n4 held-out problems, " in said.out, where
             case "works":
                 assert command == "play" and json.loads(said.out.splitlines()[-1])["turns"], where
             case other:

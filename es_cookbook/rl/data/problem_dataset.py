@@ -83,11 +83,20 @@ class ProblemDataset(EpochDataset[ProblemGroupBuilder]):
         """Check every prompt's length and grade every gold answer, of held-out problems too."""
         say(f"checking {len(self.builders):,} training problems")
         for builder in (*self.builders, *self._held_out):
-            env = builder.make_env()
-            prompt_T = (await env.initial_observation()).tokens_T
-            check_prompt(builder.name, len(prompt_T), context_length)
-            if builder.gold is not None and isinstance(env, ProblemEnv):
-                await _check_gold(builder.name, builder.gold, env)
+            await check_problem(builder, context_length)
+
+
+async def check_problem(builder: ProblemGroupBuilder, context_length: int) -> None:
+    """Check its prompt's length, and grade its gold answer.
+
+    Raises:
+        DataError: Names the problem.
+    """
+    env = builder.make_env()
+    prompt_T = (await env.initial_observation()).tokens_T
+    check_prompt(builder.name, len(prompt_T), context_length)
+    if builder.gold is not None and isinstance(env, ProblemEnv):
+        await _check_gold(builder.name, builder.gold, env)
 
 
 async def _check_gold(name: str, gold: str, env: ProblemEnv) -> None:

@@ -6,7 +6,7 @@ Only the model's config.json is read, and no GPU is needed. Options default to t
 numbers are those of `plan_numbers`. docs/multi_gpu.md is the guide.
 """
 
-from es_cookbook.commands.plan_config import PlanConfig
+from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.terminal import say
 
@@ -15,7 +15,7 @@ def main(config: PlanConfig) -> None:
     """Check the plan and print it."""
     say(f"reading the config.json of {config.model_name}")
     # torch, which the options do without.
-    from es_cookbook.commands.plan_numbers import Plan, check, read_architecture, report
+    from es_cookbook.commands.plan.plan_numbers import Plan, check, read_architecture, report
 
     plan = Plan(config, read_architecture(config.model_name))
     check(plan)

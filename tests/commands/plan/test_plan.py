@@ -20,9 +20,9 @@ import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.commands.plan import main
-from es_cookbook.commands.plan_config import GPUS, PlanConfig
-from es_cookbook.commands.plan_numbers import Plan, check, read_architecture, report
+from es_cookbook.commands.plan.plan import main
+from es_cookbook.commands.plan.plan_config import GPUS, PlanConfig
+from es_cookbook.commands.plan.plan_numbers import Plan, check, read_architecture, report
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError
@@ -51,7 +51,7 @@ from tests.engines.torch.reference import request, running_engine, sample_all
 from tests.said import after_start
 from tests.tiny_models import FAMILIES
 
-GUIDE = Path(__file__).parents[2] / "docs" / "multi_gpu.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "multi_gpu.md"
 GIB = 1 << 30
 
 # Two layers of: q 8x8, k 4x8, v 4x8, o 8x8, gate 10x8, up 10x8, down 8x10, biases 8 + 4 + 4, norms

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.models import load_architecture
-from es_cookbook.commands.plan_config import GPUS, PlanConfig
+from es_cookbook.commands.plan.plan_config import GPUS, PlanConfig
 from es_cookbook.common.cli import changed
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import GIB, show_bytes

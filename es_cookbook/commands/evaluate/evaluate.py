@@ -1,0 +1,145 @@
+"""What a run's centre or a model is worth on held-out problems, and whether another is better.
+
+    python -m es_cookbook evaluate log_path=runs/mine
+    python -m es_cookbook evaluate log_path=runs/mine against=base
+    python -m es_cookbook evaluate log_path=runs/mine generation=20 attempts=8 temperature=1
+    python -m es_cookbook evaluate model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=rush_hour
+    python -m es_cookbook evaluate model_name=exported data=rows.jsonl reward=my_rewards:score
+
+The problems are the run's own held-out ones, or a recipe's, or rows as `train` takes them; options
+of them and of the engine follow as in any run: `dataset.num_test=1000`, `sampling.max_tokens=64`,
+`engine=vllm`. Without other options a run is measured as it measures itself, so the numbers are
+those in its `metrics.jsonl`, to the bit.
+
+`against=` names another run or model, another generation, or the file of an earlier evaluation.
+Both attempt the same problems with the same sampling seeds.
+
+The run directory is only read; the run may be going on.
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
+from pathlib import Path
+
+from es_cookbook.commands.evaluate.measuring import Evaluation, measure
+from es_cookbook.commands.evaluate.options import Asked, EvaluateConfig, asked
+from es_cookbook.commands.evaluate.report import estimates_of, report
+from es_cookbook.commands.evaluate.saved import to_json
+from es_cookbook.commands.train import SHORT, whole_name
+from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.population.results import Comparison, compare
+from es_cookbook.rl.objectives import REWARD
+from es_cookbook.runs.config_differences import differences
+from es_cookbook.runs.files import replace_file
+from es_cookbook.train.signals import run_until_signal
+
+
+def evaluated(config: EvaluateConfig, fields: Mapping[str, str]) -> str:
+    """Evaluate, write the file, and return the table; only inside `run_cli`.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+        KeyboardInterrupt: It was stopped.
+    """
+    output = _checked_output(config)
+    todo = asked(config, fields)
+    setting = todo.setting
+    setting.dataset.check()
+    evaluation, *others = _measured(todo)
+    against = others[0] if others else todo.saved and todo.saved.evaluation
+    estimates = estimates_of(evaluation.results, setting.seed)
+    comparisons = _comparisons(evaluation, against, setting.seed)
+    if output is not None:
+        text = to_json(setting, evaluation, estimates, against, comparisons)
+        replace_file(output, [text.encode()])
+    metric = _metric(config, evaluation)  # After the file, which has them all.
+    parts = [report(setting, evaluation, estimates, metric, against, comparisons)]
+    parts += _dataset_notes(config.against, todo)
+    parts += [f"written to {output}"] if output is not None else []
+    return "\n\n".join(parts)
+
+
+def _checked_output(config: EvaluateConfig) -> Path | None:
+    """Where the file goes; refused now rather than when everything has been measured."""
+    if not config.output:
+        return None
+    output = Path(config.output)
+    if output.suffix != ".json":
+        raise ConfigError(f"output must be a .json file, found {config.output!r}")
+    if output.exists() or output.is_symlink():
+        raise ConfigError(f"output {config.output!r} is there already; give another one")
+    if not output.parent.is_dir():
+        raise ConfigError(f"output {config.output!r}: there is no directory {str(output.parent)!r}")
+    if config.log_path and Path(config.log_path).resolve() in output.resolve().parents:
+        raise ConfigError(
+            f"output {config.output!r} is in the run directory, which is only read; give a place "
+            "outside of it"
+        )
+    return output
+
+
+def _measured(todo: Asked) -> list[Evaluation]:
+    found: list[Evaluation] = []
+
+    async def main() -> None:
+        names_P = todo.saved.evaluation.results.names_P if todo.saved is not None else None
+        found.extend(await measure(todo.subjects, todo.setting, names_P))
+
+    try:
+        interrupted = run_until_signal(main)
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt("interrupted; nothing was written")
+    return found
+
+
+def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
+    results = evaluation.results
+    metric = config.metric or results.main_metric
+    results.values(metric)  # Refused if nobody reported it; if all are lost, nobody could.
+    return metric if metric in results.metrics else REWARD
+
+
+def _comparisons(
+    evaluation: Evaluation, against: Evaluation | None, seed: int
+) -> Sequence[Comparison]:
+    """Of every metric that both have."""
+    if against is None:
+        return []
+    first, second = evaluation.results, against.results
+    both = [metric for metric in first.metrics if metric in second.metrics]
+    return [compare(first, second, metric, seed) for metric in both]
+
+
+def _dataset_notes(name: str, todo: Asked) -> list[str]:
+    """What is to be known of an earlier evaluation whose dataset had other options."""
+    if todo.saved is None:
+        return []
+    then = json.dumps(todo.saved.settings.get("dataset"))
+    found = differences(then, config_to_json(todo.setting.dataset), ())
+    return [f"{name}: other options of the dataset: {'; '.join(found)}"] if found else []
+
+
+def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
+    """Evaluate, and print the table."""
+    if isinstance(sys.stdout, TextIOWrapper):  # A tag may have letters that a terminal has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(evaluated(config, fields))
+
+
+def cli() -> None:
+    """The console entry point."""
+    own, fields = split_options(EvaluateConfig, list(map(whole_name, sys.argv[1:])))
+    short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
+    more_help = (
+        "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here: "
+        "dataset.*, sampling.*,\nengine.*, rollout_timeout, max_failed_fraction, and of a model "
+        f"search_space.*\nShort: {short}."
+    )
+    run_cli(functools.partial(main, fields=fields), EvaluateConfig, own, more_help)

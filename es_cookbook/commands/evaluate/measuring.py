@@ -1,0 +1,210 @@
+"""Who is evaluated, on what and how; and that the engine is closed again however it ends.
+
+A run is only read, and may be going on. Two generations of one run share an engine.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+import anyio
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import plural, say
+from es_cookbook.engines.base import Engine, EngineBuilder
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.population.evaluate import attempt, summary
+from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.data.problem_dataset import EpochDataset, check_problem
+from es_cookbook.rl.grading.workers import end_idle_workers
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.history.store import header_of
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, or a run at some of its generations.
+
+    Attributes:
+        name: the model's name or the run directory, as it was given.
+        run: None for a model.
+        generations: at which it is evaluated; (0,) for a model.
+    """
+
+    name: str
+    model_name: str
+    engine: EngineBuilder
+    search_space: SearchSpaceBuilder
+    run: RecordedRun | None = None
+    generations: Sequence[int] = (0,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """On what it is evaluated, and how.
+
+    Attributes:
+        problems: the recipe or file that they are of; empty for a run's own.
+        sampling: with the temperature of the evaluation.
+    """
+
+    problems: str
+    dataset: RLDatasetBuilder
+    sampling: SamplingParams
+    split: Split
+    attempts: int
+    seed: int
+    rollout_timeout: float
+    max_failed_fraction: float
+
+    @property
+    def comparable(self) -> Mapping[str, object]:
+        """What two evaluations must have in common, as a user types it: chance, too."""
+        found: dict[str, object] = {
+            "split": self.split,
+            "attempts": self.attempts,
+            "temperature": self.sampling.temperature,
+            "sampling.max_tokens": self.sampling.max_tokens,
+        }
+        if self.sampling.temperature > 0:
+            found |= {"sampling.top_p": self.sampling.top_p, "seed": self.seed}
+        return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came out for one subject at one generation.
+
+    Attributes:
+        name: as in `Subject`.
+        generation: None for a model.
+        model: what was evaluated, to the bit: base and fingerprint.
+        metrics: means by the names that a run gives them, without `test/`.
+    """
+
+    name: str
+    generation: int | None
+    model: Mapping[str, str | None]
+    metrics: Mapping[str, float]
+    results: Results
+
+    @property
+    def title(self) -> str:
+        """Who was evaluated, for a heading."""
+        if self.generation is None:
+            return self.name
+        if self.generation == 0:
+            return f"{self.name} before its first generation (the base)"
+        return f"{self.name} after {plural(self.generation, 'generation')}"
+
+
+async def measure(
+    subjects: Sequence[Subject], setting: Setting, names_P: Sequence[str] | None = None
+) -> list[Evaluation]:
+    """Evaluate each subject at each of its generations.
+
+    `names_P` are those that the problems must have.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    found: list[Evaluation] = []
+    for subject in subjects:
+        say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
+        async with _opened(subject) as (engine, rebuilt):
+            problems_P = await _problems(setting, engine)
+            here_P = problem_names(problems_P)
+            check_same_problems(here_P, here_P if names_P is None else names_P)
+            names_P = here_P
+            for generation in subject.generations:
+                if rebuilt is not None:
+                    await rebuilt.go_to(generation)
+                found.append(await _evaluation(subject, generation, setting, engine, problems_P))
+    return found
+
+
+@asynccontextmanager
+async def _opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
+    rebuilt = None
+    if subject.run is not None:
+        rebuilt = await rebuild(subject.run, subject.engine)
+        engine = rebuilt.engine
+    else:
+        model_name, search_space = subject.model_name, subject.search_space
+        engine = await subject.engine(model_name=model_name, search_space=search_space)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(end_idle_workers)
+            yield engine, rebuilt
+    finally:
+        with anyio.CancelScope(shield=True):
+            await engine.close()
+
+
+async def _problems(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilder]:
+    datasets = await setting.dataset(engine.tokenizer)
+    problems_P = datasets.test_P
+    if setting.split == "train":
+        if not isinstance(datasets.train, EpochDataset):
+            raise ConfigError(
+                f"split=train: a {type(datasets.train).__name__} chooses its problems batch by "
+                "batch and has no list of them; take split=test"
+            )
+        problems_P = cast("Sequence[EnvGroupBuilder]", datasets.train.builders)
+    if not problems_P:
+        raise ConfigError(
+            f"{setting.problems or 'the run'}: there are no held-out problems; hold some out "
+            "(dataset.num_test=200) or give others (dataset.test_source=...), or take those that "
+            "are trained on (split=train)"
+        )
+    for problem in problems_P:
+        if isinstance(problem, ProblemGroupBuilder):
+            await check_problem(problem, engine.traits.context_length)
+    return problems_P
+
+
+async def _evaluation(
+    subject: Subject,
+    generation: int,
+    setting: Setting,
+    engine: Engine,
+    problems_P: Sequence[EnvGroupBuilder],
+) -> Evaluation:
+    after = f" after {plural(generation, 'generation')}" if subject.run is not None else ""
+    say(f"evaluating {subject.name}{after} on {plural(len(problems_P), 'problem')}")
+    sampler = PopulationSampler(
+        engine,
+        sampling=setting.sampling,
+        rollout_timeout=setting.rollout_timeout,
+        max_failed_fraction=setting.max_failed_fraction,
+        run_seed=setting.seed,
+    )
+    temperature = setting.sampling.temperature
+    groups_P = await attempt(sampler, problems_P, setting.attempts, temperature)
+    return Evaluation(
+        name=subject.name,
+        generation=None if subject.run is None else generation,
+        model=await _identity(subject, generation, engine),
+        metrics=summary(groups_P, setting.attempts),
+        results=results_of(problems_P, groups_P),
+    )
+
+
+async def _identity(subject: Subject, generation: int, engine: Engine) -> Mapping[str, str | None]:
+    run, dtype = subject.run, engine.traits.base_dtype
+    header = run.header if run is not None else None
+    if header is None or header.weights is None:
+        header = await anyio.to_thread.run_sync(header_of, subject.model_name, dtype)
+    records = run.records[:generation] if run is not None else ()
+    return {
+        "model_name": subject.model_name,
+        "weights": header.weights,
+        "tokenizer": header.tokenizer,
+        "dtype": dtype,
+        "fingerprint": f"{records[-1].fingerprint:016x}" if records else None,
+    }

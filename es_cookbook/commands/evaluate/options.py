@@ -1,0 +1,247 @@
+"""The options of `evaluate`, and who is measured on what by them.
+
+What is not asked for is as the run or the recipe has it, so that a run is measured as it measures
+itself.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import chz
+
+from es_cookbook import train
+from es_cookbook.commands.evaluate.measuring import Setting, Subject
+from es_cookbook.commands.evaluate.saved import Saved, read
+from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.train import TrainConfig
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import built, changed
+from es_cookbook.common.errors import ConfigError, RunDirectoryError, did_you_mean
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.evaluate import check_evaluation
+from es_cookbook.runs.directory import CONFIG, check_is_run
+from es_cookbook.train.recorded import RecordedRun, Split
+
+_PARTS = ("dataset", "sampling", "engine", "rollout_timeout", "max_failed_fraction")
+"""What an evaluation has of a run's options."""
+_BASE = "base"
+
+
+@chz.chz
+class EvaluateConfig:
+    """Measure a run's centre or a model on held-out problems, alone or against another."""
+
+    log_path: str = chz.field(default="", doc="run directory; it is only read")
+    generation: int | None = chz.field(
+        default=None, doc="the centre after so many generations; 0 is the base, None the latest"
+    )
+    model_name: str | None = chz.field(
+        default=None,
+        doc="a model in place of a run: directory or Hub name; with log_path where the run's base "
+        "is now",
+    )
+    recipe: str = chz.field(
+        default="", doc="a recipe whose problems are attempted; the run's own if empty"
+    )
+    split: Split = chz.field(
+        default="test", doc="test: the held-out problems; train: those that are trained on"
+    )
+    against: str = chz.field(
+        default="",
+        doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION, a model, or the "
+        ".json file of an earlier evaluation",
+    )
+    attempts: int | None = chz.field(
+        default=None,
+        doc="at each problem, several also measure pass@k; the run's own eval_attempts if None",
+    )
+    temperature: float | None = chz.field(
+        default=None, doc="0 is greedy; the run's own eval_temperature if None"
+    )
+    seed: int | None = chz.field(default=None, doc="of the sampling; the run's own if None")
+    metric: str = chz.field(
+        default="",
+        doc="shown by tag and compared in words; correct where it is reported, else reward, if "
+        "empty",
+    )
+    output: str = chz.field(
+        default="", doc=".json file to write, with every problem; none if empty"
+    )
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "generation", "seed", at_least=0)
+        if self.generation is not None and not self.log_path:
+            raise ConfigError(
+                f"generation={self.generation} is of a run: give log_path=RUN, or leave it out"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be done: measure these, and compare the first with the second or with a file's."""
+
+    setting: Setting
+    subjects: list[Subject]
+    saved: Saved | None
+
+
+def asked(config: EvaluateConfig, fields: Mapping[str, str]) -> Asked:
+    """Find out who is measured on what; `fields` are options of a run, as a user types them.
+
+    Only inside `run_cli`.
+
+    Raises:
+        ESCookbookError: They are not there, or cannot be measured like that.
+    """
+    _check_fields(fields, of_model=not config.log_path)
+    run = _run(config)
+    task = _task(config, run, fields)
+    setting = _setting(config, task, fields)
+    if run is None:
+        first = Subject(task.model_name, task.model_name, task.engine, task.search_space)
+    else:
+        first = _of_run(config.log_path, run, config.generation, fields)
+    subjects, saved = _against(config, first, fields)
+    if saved is not None:
+        _check_saved(config.against, saved, setting)
+    return Asked(setting, subjects, saved)
+
+
+def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
+    """Refuse options that have no effect here."""
+    known = (*_PARTS, "search_space") if of_model else _PARTS
+    for path in fields:
+        if path == "sampling.temperature":
+            raise ConfigError("sampling.temperature is temperature=... in an evaluation")
+        if _first(path) in known:
+            continue
+        if _first(path) in chz.chz_fields(train.Config):
+            raise ConfigError(
+                f"{path} has no effect on an evaluation; of the options of a run there are "
+                f"{', '.join(known)}"
+            )
+        hint = did_you_mean(path, [*chz.chz_fields(EvaluateConfig), *known])
+        raise ConfigError(f"unknown option {path!r}{hint}; --help lists all")
+
+
+def _run(config: EvaluateConfig) -> RecordedRun | None:
+    if not config.log_path:
+        return None
+    try:
+        return RecordedRun(Path(config.log_path), config.model_name, config.trust)
+    except RunDirectoryError as error:
+        if not (Path(config.log_path) / CONFIG).is_file():
+            raise
+        hint = f"a model is evaluated by model_name={config.log_path} recipe=..."
+        raise RunDirectoryError(f"{error}; {hint}") from error
+
+
+def _task(
+    config: EvaluateConfig, run: RecordedRun | None, fields: Mapping[str, str]
+) -> train.Config:
+    """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
+    of_rows = "dataset.source" in fields and "dataset.reward" in fields
+    if run is not None and not config.recipe:
+        return changed(run.config, fields)
+    if not config.recipe and not of_rows:
+        raise ConfigError(
+            f"recipe=... says which problems are attempted ({', '.join(recipe_names())}); or give "
+            "rows by data=... prompt=... reward=..., or a run by log_path=..."
+        )
+    config_class = recipe_config(config.recipe) if config.recipe else TrainConfig
+    given = dict(fields)
+    if run is not None:  # On its own engine, whose options need not be the recipe's.
+        given = {path: text for path, text in fields.items() if _first(path) != "engine"}
+    if model_name := config.model_name if run is None else run.model_name:
+        given["model_name"] = model_name
+    return built(config_class, given)
+
+
+def _setting(config: EvaluateConfig, task: train.Config, fields: Mapping[str, str]) -> Setting:
+    temperature = task.eval_temperature if config.temperature is None else config.temperature
+    attempts = task.eval_attempts if config.attempts is None else config.attempts
+    check_evaluation(attempts, temperature, prefix="")
+    return Setting(
+        problems=config.recipe or ("" if config.log_path else fields["dataset.source"]),
+        dataset=task.dataset,
+        sampling=chz.replace(task.sampling, temperature=temperature),
+        split=config.split,
+        attempts=attempts,
+        seed=task.seed if config.seed is None else config.seed,
+        rollout_timeout=task.rollout_timeout,
+        max_failed_fraction=task.max_failed_fraction,
+    )
+
+
+def _of_run(
+    name: str, run: RecordedRun, generation: int | None, fields: Mapping[str, str]
+) -> Subject:
+    generation = len(run.records) if generation is None else generation
+    run.check_generation(generation)
+    own = {path: text for path, text in fields.items() if _first(path) == "engine"}
+    engine = changed(run.config, own).engine
+    return Subject(name, run.model_name, engine, run.config.search_space, run, (generation,))
+
+
+def _against(
+    config: EvaluateConfig, first: Subject, fields: Mapping[str, str]
+) -> tuple[list[Subject], Saved | None]:
+    """Everybody that is to be measured, the first one first, or what was measured earlier."""
+    against = "@0" if config.against == _BASE else config.against
+    if not against:
+        return [first], None
+    if against.endswith(".json"):
+        return [first], read(Path(against))
+    matched = re.fullmatch(r"(.*)@(\d+)", against)
+    name, generation = (matched[1], int(matched[2])) if matched else (against, None)
+    if name in ("", config.log_path):
+        if first.run is None:
+            raise ConfigError(
+                f"against={config.against} is a generation of the run that is evaluated, and "
+                "there is none: give log_path=RUN, or another run or model to compare with"
+            )
+        other = _of_run(first.name, first.run, generation, fields)
+        if other.generations == first.generations:
+            raise ConfigError(
+                f"against={config.against} is what is evaluated itself; give another one"
+            )
+        both = (*first.generations, *other.generations)
+        return [dataclasses.replace(first, generations=both)], None
+    if generation is None and not _is_run(Path(name)):
+        space = LowRank() if first.run is not None else first.search_space
+        return [first, Subject(name, name, first.engine, space)], None
+    run = RecordedRun(Path(name), trust=config.trust)
+    return [first, _of_run(name, run, generation, fields)], None
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        check_is_run(path)
+    except RunDirectoryError:
+        return False
+    return True
+
+
+def _check_saved(name: str, saved: Saved, setting: Setting) -> None:
+    """Refuse an earlier evaluation that was not made in the same way.
+
+    Raises:
+        ConfigError: Says which option would make them alike.
+    """
+    for option, value in setting.comparable.items():
+        then = saved.settings.get(option)
+        if then != value:
+            raise ConfigError(
+                f"against={name} was measured with {option}={then}, and this would be with "
+                f"{option}={value}; give {option}={then}, or compare with what it measured"
+            )
+
+
+def _first(path: str) -> str:
+    return path.partition(".")[0]

@@ -1,0 +1,190 @@
+"""Evaluations as a table of 80 columns, with what must be known to read its intervals."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from es_cookbook.commands.evaluate.measuring import Evaluation, Setting
+from es_cookbook.common.terminal import plural, printable
+from es_cookbook.population.evaluate import ks_of
+from es_cookbook.population.results import Comparison, Estimate, Results
+from es_cookbook.population.statistics import FEW
+from es_cookbook.rl.objectives import REWARD, SOLVED
+
+WIDTH = 80
+_NAME = 20
+_MOST_TAGS = 40
+"""More make no table that anybody reads; the file has them."""
+
+
+def estimates_of(results: Results, seed: int) -> dict[str, dict[str, Estimate]]:
+    """By tag, and `all`, every metric; pass@k over all problems."""
+    found = {"all": {metric: results.estimate(metric, seed) for metric in results.metrics}}
+    if results.attempts > 1 and SOLVED in results.outcomes.metrics:
+        found["all"] |= {f"pass@{k}": results.pass_at(k, seed) for k in ks_of(results.attempts)}
+    for tag in results.tags:
+        found[tag] = {metric: results.estimate(metric, seed, tag) for metric in results.metrics}
+    return found
+
+
+def report(
+    setting: Setting,
+    evaluation: Evaluation,
+    estimates: Mapping[str, Mapping[str, Estimate]],
+    metric: str,
+    against: Evaluation | None = None,
+    comparisons: Sequence[Comparison] = (),
+) -> str:
+    """All of it as text; `metric` is the one that is shown by tag and told of in words."""
+    parts = [_heading(setting, evaluation), _table(estimates["all"], metric)]
+    if tags := [tag for tag in estimates if tag != "all"]:
+        parts.append(_by_tag({tag: estimates[tag][metric] for tag in tags}, metric))
+    if lost := evaluation.results.lost:
+        parts.append(_lost(lost, len(evaluation.results.names_P) * setting.attempts))
+    if against is not None:
+        parts.append(_comparison(against, comparisons, metric, setting.attempts))
+    if notes := _notes(estimates["all"], comparisons):
+        parts.append("\n".join(notes))
+    return printable("\n\n".join(parts))
+
+
+def _heading(setting: Setting, evaluation: Evaluation) -> str:
+    count = len(evaluation.results.names_P)
+    which = "held-out problem" if setting.split == "test" else "training problem"
+    temperature = setting.sampling.temperature
+    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    said = (
+        f"{plural(count, which)}{f' of {setting.problems}' if setting.problems else ''}, "
+        f"{plural(setting.attempts, 'attempt')} at each, {how}, at most "
+        f"{plural(setting.sampling.max_tokens, 'token')}, seed {setting.seed}"
+    )
+    return f"{evaluation.title}\n{_wrapped(said)}"
+
+
+def _table(estimates: Mapping[str, Estimate], metric: str) -> str:
+    order = sorted(estimates, key=lambda name: _place(name, metric))
+    rows = [_row(name, estimates[name]) for name in order]
+    return "\n".join([f"{'':<{_NAME}}{'mean':>10}   95 % interval", *rows])
+
+
+def _place(name: str, metric: str) -> tuple[bool, bool, bool]:
+    """Sorts what is asked for first, then pass@k, then the reward."""
+    return name != metric, "@" not in name, name != REWARD
+
+
+def _row(name: str, estimate: Estimate, problems: bool = False) -> str:
+    value, low, high, share = estimate.value, estimate.low, estimate.high, estimate.is_share
+    decimals = _decimals(value, low, high)
+    left = f"{_cut(name)}{_number(value, share, decimals):>10}   "
+    interval = _interval(low, high, share, decimals)
+    right = f"{estimate.problems:>8}" if problems else ""
+    return f"{left}{interval:<22}{estimate.method:<10}{right}".rstrip()
+
+
+def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
+    lines = [
+        f"{_cut(f'{metric}, by tag')}{'mean':>10}   {'95 % interval':<32}{'problems':>8}",
+        *(_row(tag, estimates[tag], problems=True) for tag in list(estimates)[:_MOST_TAGS]),
+    ]
+    if (more := len(estimates) - _MOST_TAGS) > 0:
+        lines.append(f"and {plural(more, 'tag')} more, which output=FILE.json has")
+    return "\n".join(lines)
+
+
+def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
+    lines = [f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"]
+    most = sorted(lost.items(), key=lambda item: -item[1])
+    lines += [
+        textwrap.indent(_wrapped(f"{number} x {reason:.300}", WIDTH - 2), "  ")
+        for reason, number in most[:5]
+    ]
+    if len(most) > 5:
+        lines.append(f"  and {plural(len(most) - 5, 'other reason')}")
+    return "\n".join(lines)
+
+
+def _comparison(
+    against: Evaluation, comparisons: Sequence[Comparison], metric: str, attempts: int
+) -> str:
+    lines = [
+        _wrapped(f"Against {against.title}, problem by problem:"),
+        f"{'':<{_NAME}}{'this':>11}{'other':>11}{'difference':>11}   95 % interval",
+        *map(_compared, sorted(comparisons, key=lambda found: _place(found.metric, metric))),
+    ]
+    for found in comparisons:
+        if found.metric == metric:
+            same = found.problems - found.better - found.worse
+            test = "exact McNemar test" if found.is_share and attempts == 1 else "sign test"
+            told = (
+                f"{metric}: better on {plural(found.better, 'problem')}, worse on {found.worse}, "
+                f"the same on {same}; p {_p(found.p)} ({test})"
+            )
+            lines += ["", _wrapped(told)]
+    return "\n".join(lines)
+
+
+def _compared(found: Comparison) -> str:
+    share, decimals = found.is_share, _decimals(found.first, found.second)
+    numbers = [_number(value, share, decimals) for value in (found.first, found.second)]
+    numbers.append(_number(found.difference, share, decimals, signed=True))
+    interval = _interval(found.low, found.high, share, decimals, signed=True)
+    return f"{_cut(found.metric)}{''.join(f'{n:>11}' for n in numbers)}   {interval}"
+
+
+def _notes(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> list[str]:
+    problems = max((estimate.problems for estimate in estimates.values()), default=0)
+    bootstrapped = [name for name, e in estimates.items() if e.method == "bootstrap"]
+    notes: list[str] = []
+    if problems < FEW and (bootstrapped or comparisons):
+        notes.append(
+            f"{plural(problems, 'problem')} are few: intervals by bootstrap"
+            f"{', those of differences too,' if comparisons else ''} are narrower than they should "
+            "be."
+        )
+    alike = ", ".join(n for n in bootstrapped if estimates[n].low == estimates[n].high)
+    differences = ", ".join(c.metric for c in comparisons if c.low == c.high)
+    for what in (alike, differences and f"the difference in {differences}"):
+        if what:
+            notes.append(
+                f"{what}: the same for every problem, so a bootstrap cannot tell how uncertain it "
+                "is."
+            )
+    return [_wrapped(note) for note in notes]
+
+
+def _number(value: float, is_share: bool, decimals: int, signed: bool = False) -> str:
+    """A value; of a share in percent, and of a difference of shares in points of percent."""
+    if not math.isfinite(value):
+        return "unknown"
+    sign = "+" if signed else ""
+    if is_share:
+        return f"{100 * value:{sign}.1f}" + ("" if signed else " %")
+    return f"{value:{sign}.{decimals}f}"
+
+
+def _interval(low: float, high: float, is_share: bool, decimals: int, signed: bool = False) -> str:
+    if not math.isfinite(low):
+        return "unknown"
+    sign = "+" if signed else ""
+    if is_share:
+        unit = "points" if signed else "%"
+        return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f} {unit}"
+    return f"{low:{sign}.{decimals}f} to {high:{sign}.{decimals}f}"
+
+
+def _decimals(*values: float) -> int:
+    """So many that the largest of these has four digits."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0)
+    return 3 if largest == 0 else min(max(3 - math.floor(math.log10(largest)), 0), 6)
+
+
+def _p(p: float) -> str:
+    return "< 1e-300" if p == 0 else f"= {p:.2g}"
+
+
+def _cut(name: str) -> str:
+    return f"{name if len(name) < _NAME else name[: _NAME - 3] + '..':<{_NAME}}"
+
+
+def _wrapped(text: str, width: int = WIDTH) -> str:
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,1 @@
+"""What a run needs of its GPUs, before anybody pays for them."""

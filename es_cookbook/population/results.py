@@ -1,0 +1,246 @@
+"""What attempts at problems came to, problem by problem, and how sure the means over them are.
+
+The problems are a sample of all that could have been asked, so intervals are over problems. Where a
+problem was attempted once and a metric is 0 or 1 everywhere, the interval is Wilson's, else a
+bootstrap (`population.statistics`). Two evaluations of the same problems are compared problem by
+problem: most of the spread is in the problems, and cancels.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.population.statistics import (
+    Interval,
+    bootstrap_interval,
+    mcnemar,
+    paired_bootstrap,
+    wilson_interval,
+)
+from es_cookbook.rl.objectives import REWARD, SOLVED, Outcomes, PassAtK, outcomes
+from es_cookbook.rl.rollouts import mean_over_attempts
+from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, TrajectoryGroup
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over problems, and where it lies with a confidence of 95 %.
+
+    Attributes:
+        problems: how many it is over.
+        is_share: whether every attempt had 0 or 1.
+    """
+
+    value: float
+    low: float
+    high: float
+    method: Literal["Wilson", "bootstrap"]
+    problems: int
+    is_share: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two evaluations on the problems of which both know the metric.
+
+    A problem's value is the mean over its attempts. `p` is McNemar's, exact; where values are not 0
+    or 1, that is the sign test.
+    """
+
+    metric: str
+    problems: int
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    better: int
+    worse: int
+    p: float
+    is_share: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Results:
+    """All attempts of one policy at some problems.
+
+    Attributes:
+        names_P: what each problem is called.
+        tags_P: under which tags each counts.
+        outcomes: rewards and metrics, of one genome.
+        lost_P: why attempts were lost, of each problem.
+    """
+
+    names_P: Sequence[str]
+    tags_P: Sequence[tuple[str, ...]]
+    outcomes: Outcomes
+    lost_P: Sequence[Sequence[str]]
+
+    @property
+    def attempts(self) -> int:
+        """At each problem."""
+        return self.outcomes.rewards_P_G_K.shape[2]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The reward, and all that Envs reported."""
+        return [REWARD, *sorted(self.outcomes.metrics)]
+
+    @property
+    def tags(self) -> list[str]:
+        """All tags, in alphabetical order."""
+        return sorted({tag for tags in self.tags_P for tag in tags})
+
+    @property
+    def main_metric(self) -> str:
+        """Whether a problem was solved, where Envs report that, else the reward."""
+        return SOLVED if SOLVED in self.outcomes.metrics else REWARD
+
+    @property
+    def lost(self) -> Counter[str]:
+        """Why attempts were lost, and how many for each reason."""
+        return Counter(reason for lost in self.lost_P for reason in lost)
+
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """`values_P_K`; NaN where an attempt was lost or did not report the metric.
+
+        Raises:
+            ConfigError: No attempt reported it; names the nearest.
+        """
+        return self.outcomes.values(metric, "metric")[:, 0, :]
+
+    def estimate(self, metric: str, seed: int = 0, tag: str | None = None) -> Estimate:
+        """The mean of a metric over all problems, or those with a tag; NaN without any.
+
+        As `evaluate` reports it: of the reward the mean of the problems' means, of others the mean
+        over attempts.
+
+        Raises:
+            ConfigError: No attempt reported the metric.
+        """
+        values_P_K = self.values(metric)
+        if tag is not None:
+            values_P_K = values_P_K[[tag in tags for tags in self.tags_P]]
+        counts_P = (~np.isnan(values_P_K)).sum(axis=1).astype(np.float64)
+        values_P_K, counts_P = values_P_K[counts_P > 0], counts_P[counts_P > 0]
+        means_P = _means(values_P_K)
+        present = values_P_K[~np.isnan(values_P_K)]
+        is_share = bool(np.isin(present, (0.0, 1.0)).all()) and len(present) > 0
+        value = _mean(means_P if metric == REWARD else present)
+        if is_share and values_P_K.shape[1] == 1:
+            found = wilson_interval(int(present.sum()), len(present))
+            return _estimate(value, found, "Wilson", len(present), is_share)
+        weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
+        found = bootstrap_interval(means_P, _seed(seed), weights_P)
+        return _estimate(value, found, "bootstrap", len(means_P), is_share)
+
+    def pass_at(self, k: int, seed: int = 0) -> Estimate:
+        """The chance that one of k attempts solves a problem, over problems with k attempts left.
+
+        Raises:
+            ConfigError: No attempt reported whether it solved its problem.
+        """
+        scores_P = PassAtK(k=k)(self.outcomes)[:, 0]
+        scores_P = scores_P[~np.isnan(scores_P)]
+        found = bootstrap_interval(scores_P, _seed(seed))
+        return _estimate(_mean(scores_P), found, "bootstrap", len(scores_P), is_share=True)
+
+
+def results_of(
+    env_group_builders_P: Sequence[EnvGroupBuilder], groups_P: Sequence[TrajectoryGroup]
+) -> Results:
+    """The results of one policy's rollouts of these problems."""
+    return Results(
+        names_P=problem_names(env_group_builders_P),
+        tags_P=[group.tags for group in groups_P],
+        outcomes=outcomes(groups_P),
+        lost_P=[
+            [t.reason for t in group.trajectories_G_K[0] if isinstance(t, LostRollout)]
+            for group in groups_P
+        ],
+    )
+
+
+def problem_names(env_group_builders_P: Sequence[EnvGroupBuilder]) -> list[str]:
+    """What each is called; its number where it has no name."""
+    return [
+        str(getattr(builder, "name", "") or f"problem {p}")
+        for p, builder in enumerate(env_group_builders_P)
+    ]
+
+
+def check_same_problems(first_P: Sequence[str], second_P: Sequence[str]) -> None:
+    """Refuse problems of other names.
+
+    Raises:
+        ConfigError: Says where they differ.
+    """
+    for p, (one, other) in enumerate(zip(first_P, second_P, strict=False)):
+        if one != other:
+            raise ConfigError(
+                f"two evaluations of different problems cannot be compared: problem {p} is "
+                f"{one!r:.80} of one and {other!r:.80} of the other"
+            )
+    if len(first_P) != len(second_P):
+        raise ConfigError(
+            "two evaluations of different problems cannot be compared: one has "
+            f"{len(first_P)} and the other {len(second_P)}"
+        )
+
+
+def compare(first: Results, second: Results, metric: str, seed: int = 0) -> Comparison:
+    """How much better the first is than the second, on the same problems.
+
+    Raises:
+        ConfigError: They are of other problems, or one did not report the metric.
+    """
+    check_same_problems(first.names_P, second.names_P)
+    values = [results.values(metric) for results in (first, second)]
+    first_P, second_P = (_means(values_P_K) for values_P_K in values)
+    both = ~np.isnan(first_P) & ~np.isnan(second_P)
+    first_P, second_P = first_P[both], second_P[both]
+    found = paired_bootstrap(first_P, second_P, _seed(seed))
+    better, worse = int((first_P > second_P).sum()), int((first_P < second_P).sum())
+    return Comparison(
+        metric=metric,
+        problems=len(first_P),
+        first=_mean(first_P),
+        second=_mean(second_P),
+        difference=_mean(first_P - second_P),
+        low=found.low,
+        high=found.high,
+        better=better,
+        worse=worse,
+        p=mcnemar(better, worse),
+        is_share=all(bool(np.isin(v[~np.isnan(v)], (0.0, 1.0)).all()) for v in values),
+    )
+
+
+def _estimate(
+    value: float,
+    found: Interval,
+    method: Literal["Wilson", "bootstrap"],
+    problems: int,
+    is_share: bool,
+) -> Estimate:
+    return Estimate(value, found.low, found.high, method, problems, is_share)
+
+
+def _means(values_P_K: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A problem's mean over the attempts that have a value; NaN without any."""
+    return mean_over_attempts(values_P_K[:, None, :])[:, 0]
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return math.fsum(values.tolist()) / len(values) if len(values) else math.nan
+
+
+def _seed(seed: int) -> int:
+    return derive_seed(seed, "bootstrap")

@@ -1,0 +1,78 @@
+"""The table shows the numbers in 80 columns, and says what must be known to read them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from es_cookbook.commands.evaluate.measuring import Evaluation, Setting
+from es_cookbook.commands.evaluate.report import estimates_of, report
+from es_cookbook.population.results import Results, compare
+from es_cookbook.rl.objectives import Outcomes
+from es_cookbook.rl.types import SamplingParams
+from tests.fakes import SmallDatasetBuilder
+
+SETTING = Setting(
+    problems="countdown",
+    dataset=SmallDatasetBuilder(),
+    sampling=SamplingParams(max_tokens=1, temperature=0.5),
+    split="test",
+    attempts=1,
+    seed=3,
+    rollout_timeout=1.0,
+    max_failed_fraction=0.1,
+)
+
+
+def evaluation(
+    correct_P: Sequence[float], lost: Sequence[str] = (), tags: Sequence[str] = ()
+) -> Evaluation:
+    values = np.array(correct_P, dtype=np.float64)[:, None, None]
+    results = Results(
+        [str(p) for p in range(len(correct_P))],
+        [tuple(tags)] * len(correct_P),
+        Outcomes(1234.5 * values, values, {"correct": values}),
+        [list(lost)] + [[]] * (len(correct_P) - 1),
+    )
+    return Evaluation("runs/\x1bmine", 1, {}, {}, results)
+
+
+def shown(first: Evaluation, second: Evaluation | None = None) -> str:
+    results = first.results
+    found = [compare(results, second.results, m, 3) for m in results.metrics] if second else []
+    text = report(SETTING, first, estimates_of(results, 3), "correct", second, found)
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+def test_shares_are_percents_and_their_differences_points() -> None:
+    text = shown(evaluation([1] * 30 + [0] * 10), evaluation([0] * 20 + [1] * 15 + [0] * 5))
+    assert text.splitlines()[:2] == [
+        r"runs/\x1bmine after 1 generation",
+        "40 held-out problems of countdown, 1 attempt at each, temperature 0.5, at most 1",
+    ]
+    assert "\ncorrect                 75.0 %   59.8 to 85.8 %        Wilson\n" in text
+    assert "\nreward                     926   " in text
+    assert "\ncorrect                  75.0 %     37.5 %      +37.5   +" in text
+    assert "correct: better on 20 problems, worse on 5, the same on 15; p = 0.0041" in text
+    assert text.index("\ncorrect ") < text.index("\nreward "), "what was asked for comes first"
+    assert "few" not in text
+
+
+def test_what_an_interval_does_not_know_is_said() -> None:
+    few = " ".join(shown(evaluation([1] * 5), evaluation([1] * 5)).split())
+    assert "5 problems are few: intervals by bootstrap, those of differences too," in few
+    assert "reward: the same for every problem" in few
+    assert "the difference in reward, correct: the same for every problem" in few
+
+
+def test_when_all_is_lost_numbers_are_unknown() -> None:
+    text = shown(evaluation([np.nan], ["TimeoutError: " + "long " * 200]))
+    assert "\nreward                 unknown   unknown" in text
+    assert "lost: 1 of 1 rollout, left out above\n  1 x TimeoutError: long long" in text
+
+
+def test_many_tags_are_cut_and_a_long_name_keeps_the_columns() -> None:
+    tags = [f"a tag with a long name, number {i:02}" for i in range(50)]
+    text = shown(evaluation([1, 0], tags=tags))
+    assert text.count("\na tag with a long") == 40
+    assert "and 10 tags more, which output=FILE.json has" in text

@@ -1,0 +1,125 @@
+"""What is shown of an evaluation has its value, its interval, and the right problems."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.population.evaluate import attempt, ks_of, summary
+from es_cookbook.population.results import Results, compare, results_of
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.statistics import wilson_interval
+from es_cookbook.rl.objectives import Outcomes
+from es_cookbook.rl.types import SamplingParams
+from tests.fakes import FakeEngine, problem
+
+NAN = math.nan
+
+
+def results(
+    correct_P_K: Sequence[Sequence[float]],
+    rewards_P_K: Sequence[Sequence[float]] | None = None,
+    tags_P: Sequence[tuple[str, ...]] | None = None,
+) -> Results:
+    """Of problems called 0, 1, ..."""
+    correct = np.array(correct_P_K, dtype=np.float64)[:, None, :]
+    rewards = correct if rewards_P_K is None else np.array(rewards_P_K)[:, None, :]
+    return Results(
+        [str(p) for p in range(len(correct))],
+        tags_P or [()] * len(correct),
+        Outcomes(rewards, rewards, {"correct": correct}),
+        [[]] * len(correct),
+    )
+
+
+def test_a_share_of_single_attempts_has_wilsons_interval() -> None:
+    found = results([[1], [1], [0], [1]]).estimate("correct")
+    assert (found.value, found.method, found.problems) == (0.75, "Wilson", 4)
+    assert (found.low, found.high) == (wilson_interval(3, 4).low, wilson_interval(3, 4).high)
+    assert found.is_share
+
+
+def test_several_attempts_and_other_numbers_have_a_bootstrap_over_problems() -> None:
+    several = results([[1, 0]] * 10 + [[1, 1]] * 10).estimate("correct")
+    assert (several.value, several.method, several.problems) == (0.75, "bootstrap", 20)
+    # Half of the problems have 0.5 and half 1: the deviation of the mean is 0.25 / sqrt(20).
+    assert several.high - several.low == pytest.approx(2 * 1.96 * 0.25 / math.sqrt(20), rel=0.1)
+    other = results([[1]] * 4, [[0.5], [2.0], [1.0], [0.5]]).estimate("reward")
+    assert (other.value, other.method, other.is_share) == (1.0, "bootstrap", False)
+
+
+def test_a_tag_has_its_own_problems() -> None:
+    tagged = results([[1], [0], [1]], tags_P=[("easy",), ("hard", "odd"), ("easy", "odd")])
+    assert tagged.tags == ["easy", "hard", "odd"]
+    assert [tagged.estimate("correct", tag=tag).value for tag in tagged.tags] == [1.0, 0.0, 0.5]
+    assert [tagged.estimate("correct", tag=tag).problems for tag in tagged.tags] == [2, 1, 2]
+
+
+def test_lost_attempts_are_left_out() -> None:
+    found = results([[1, NAN], [0, 0], [NAN, NAN]])
+    assert found.estimate("correct").value == pytest.approx(1 / 3), "over three attempts"
+    assert found.estimate("reward").value == 0.5, "over two problems"
+    assert found.estimate("reward").problems == 2
+    assert found.pass_at(2).value == 0.0 and found.pass_at(2).problems == 1
+    nothing = results([[NAN]])
+    assert math.isnan(nothing.estimate("reward").value) and nothing.estimate("reward").problems == 0
+
+
+def test_pass_at_k_is_unbiased_and_its_interval_is_over_problems() -> None:
+    found = results([[1, 0, 0, 0]] * 20 + [[0, 0, 0, 0]] * 20)
+    assert [found.pass_at(k).value for k in ks_of(4)] == [0.125, 0.25, 0.5]
+    assert found.pass_at(4).low == pytest.approx(0.5 - 1.96 * 0.5 / math.sqrt(40), abs=0.03)
+
+
+def test_two_evaluations_are_compared_problem_by_problem() -> None:
+    first = results([[1], [1], [1], [0], [0], [1]])
+    second = results([[0], [0], [0], [0], [1], [NAN]])
+    found = compare(first, second, "correct")
+    assert (found.problems, found.better, found.worse) == (5, 3, 1)
+    assert (found.first, found.second) == (0.6, 0.2)
+    assert found.difference == pytest.approx(0.4)
+    assert found.p == 0.625, "2 (C(4, 0) + C(4, 1)) / 2⁴"
+    assert -0.4 <= found.low <= 0.0 and found.high == 1.0
+    other_way = compare(second, first, "correct")
+    assert (other_way.better, other_way.worse, other_way.p) == (1, 3, 0.625)
+    assert other_way.difference == -found.difference
+
+
+def test_of_several_attempts_the_means_are_compared() -> None:
+    found = compare(results([[1, 1], [0, 1]]), results([[0, 1], [1, 0]]), "correct")
+    assert (found.better, found.worse, found.problems) == (1, 0, 2)
+
+
+def test_what_is_of_other_problems_is_not_compared() -> None:
+    one = results([[1], [0]])
+    with pytest.raises(ConfigError, match="one has 2 and the other 3"):
+        compare(one, results([[1], [0], [1]]), "correct")
+    other = Results(["0", "elsewhere"], one.tags_P, one.outcomes, one.lost_P)
+    with pytest.raises(ConfigError, match="problem 1 is '1' of one and 'elsewhere' of the other"):
+        compare(one, other, "correct")
+    with pytest.raises(ConfigError, match=r"metric must be .* did you mean 'correct'"):
+        compare(one, one, "corect")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_values_are_those_that_an_evaluation_of_a_run_reports(attempts: int) -> None:
+    sampler = PopulationSampler(FakeEngine(), sampling=SamplingParams(max_tokens=4))
+    problems_P = [problem(number, "test") for number in range(60)]
+    groups_P = await attempt(sampler, problems_P, attempts, temperature=1.0)
+    found, reported = results_of(problems_P, groups_P), summary(groups_P, attempts)
+    assert found.names_P[3] == "test 3" and found.metrics == ["reward", "correct", "format"]
+    expected = {
+        "env/all/correct": found.estimate("correct"),
+        "env/all/format": found.estimate("format"),
+        "env/even/correct": found.estimate("correct", tag="even"),
+        "env/even/format": found.estimate("format", tag="even"),
+        "reward/mean": found.estimate("reward"),
+    }
+    expected |= {f"pass@{k}": found.pass_at(k) for k in ks_of(attempts) if attempts > 1}
+    assert {key: estimate.value for key, estimate in expected.items()} == {
+        key: value for key, value in reported.items() if key != "rollouts/failed"
+    }, "bit for bit"
+    assert all(e.low <= e.value <= e.high for e in expected.values())
