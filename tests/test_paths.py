@@ -62,6 +62,8 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
         "compare",
+        *("train", "resume", "fork", "rewind", "play", "export", "plan", "hub", "compare"),
+        *("generate", "quantise"),
     }
     assert set(RECIPES) == {"countdown", "rush_hour", "code", "mixture"}
     for module, _ in (COMMANDS | RECIPES).values():
