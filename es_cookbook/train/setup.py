@@ -99,7 +99,12 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
         held_out = functools.partial(
-            evaluate, sampler, datasets.test_P, config.eval_attempts, config.eval_temperature
+            evaluate,
+            sampler,
+            datasets.test_P,
+            config.eval_attempts,
+            config.eval_temperature,
+            _kl_problems(config, engine, datasets.test_P),
         )
         recorder = Recorder(
             config, directory, engine, optimizer, sampler, scoring, tracker, held_out
@@ -138,6 +143,15 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
             f"optimizer.max_terms to {room}"
         )
     return optimizer
+
+
+def _kl_problems(
+    config: Config, engine: Engine, test_P: Sequence[EnvGroupBuilder]
+) -> Sequence[EnvGroupBuilder]:
+    """On which the centre's KL to the base is measured: the same at every evaluation."""
+    if config.kl is None:
+        return ()
+    return config.kl(engine.tokenizer, engine.traits.context_length, config.seed)(0, test_P)
 
 
 async def _go_on(

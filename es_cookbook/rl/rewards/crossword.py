@@ -15,8 +15,16 @@ Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which a
 import re
 import unicodedata
 from itertools import accumulate
+from typing import Literal
 
+import chz
+
+from es_cookbook.common.errors import DataError
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.rewards.answers import field_of
+from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, tag_format_reward
+from es_cookbook.rl.types import Metrics
 
 RAMP = (25, 80)
 """Words of a searched text at which containing the solution begins to lose worth, and has none."""
@@ -83,6 +91,68 @@ def shaped_reward(
     tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
     exact = exact_reward(text, solution, enumeration)
     return min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
+
+
+def enumeration_of(row: Fields) -> str | None:
+    """A row's `enumeration`, or what stands in brackets at its clue's end; None without either.
+
+    >>> enumeration_of({"clue": "Cold dessert (3,5)"})
+    '(3,5)'
+    """
+    given = row.get("enumeration")
+    if given is None or given == "":
+        ending = re.search(r"\(\d[^()]{0,40}\)\s{0,9}$", str(row.get("clue", ""))[-60:])
+        return ending[0].strip() if ending else None
+    if isinstance(given, bool) or not isinstance(given, str | int) or not letters(str(given)):
+        raise DataError(f"field 'enumeration' must be such as '(3,4)', found {given!r:.60}")
+    return str(given)
+
+
+@chz.chz
+class Crossword(Reward):
+    """The exact or the shaped reward of a clue's answer; at most 1.
+
+    The row has `answer`, and where known `enumeration`, or a `clue` that ends in it. Metrics:
+    `correct`, the exact reward; `fits`, whether the first `<answer>` has as many letters as the
+    solution; `format`, the share of the four tags that are correctly placed.
+
+    >>> Crossword()("<answer>ice cream</answer>", {"answer": "Ice-cream", "clue": "Cold (3,5)"})[0]
+    1.0
+    """
+
+    form: Literal["shaped", "exact"] = chz.field(
+        default="shaped", doc="exact: 1 or 0; shaped: a little for a solution that is there"
+    )
+    prompt_ends_in_think: bool = chz.field(
+        default=False, doc="the prompt already holds the opening <think>"
+    )
+
+    def __call__(self, text: str, row: Fields) -> tuple[float, Metrics]:
+        """The reward, and the metrics."""
+        solution, enumeration = self._solution(row), enumeration_of(row)
+        in_think = self.prompt_ends_in_think
+        exact = exact_reward(text, solution, enumeration)
+        shaped = shaped_reward(text, solution, enumeration, prompt_ends_in_think=in_think)
+        return exact if self.form == "exact" else shaped, {
+            "correct": exact,
+            "fits": float(len(canonical(first_answer(text) or "")) == len(canonical(solution))),
+            "format": tag_format_reward(text, prompt_ends_in_think=in_think),
+        }
+
+    def check_row(self, row: Fields) -> None:
+        """Refuse an answer that its own enumeration does not fit, too."""
+        count, enumeration = len(canonical(self._solution(row))), enumeration_of(row)
+        if enumeration is not None and letters(enumeration) != count:
+            raise DataError(
+                f"its answer has {plural(count, 'letter')}, its enumeration {enumeration} asks for "
+                f"{letters(enumeration)}"
+            )
+
+    def _solution(self, row: Fields) -> str:
+        solution = field_of(row, "answer")
+        if not isinstance(solution, str) or not canonical(solution):
+            raise DataError(f"field 'answer' must have letters, found {solution!r:.60}")
+        return solution
 
 
 def _words(text: str) -> list[str]:

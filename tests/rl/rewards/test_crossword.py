@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.common.errors import DataError
 from es_cookbook.rl.rewards.crossword import (
+    Crossword,
     canonical,
+    enumeration_of,
     exact_reward,
     first_answer,
     letters,
@@ -111,3 +114,50 @@ def test_rewards_are_between_0_and_1_and_exact_earns_all(text: str, solution: st
     assert exact in (0, 1)
     assert exact <= shaped <= 1
     assert shaped < 0.28 or exact == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "enumeration"),
+    [
+        ({"clue": "Cold", "enumeration": "(3,5)"}, "(3,5)"),
+        ({"clue": "Cold (3,5)"}, "(3,5)"),
+        ({"clue": "Cold (3-2,1'1) "}, "(3-2,1'1)"),
+        ({"clue": "Cold (8, two words)"}, "(8, two words)"),
+        ({"clue": "Cold (4)", "enumeration": 8}, "8"),
+        ({"clue": "Cold (4)", "enumeration": ""}, "(4)"),
+        ({"clue": "Cold (or not)"}, None),
+        ({"clue": "(3) men"}, None),
+        ({}, None),
+    ],
+)
+def test_an_enumeration_is_the_rows_or_stands_at_the_clues_end(
+    row: dict[str, object], enumeration: str | None
+) -> None:
+    assert enumeration_of(row) == enumeration
+
+
+def test_the_reward_by_name_has_two_forms_and_metrics() -> None:
+    row = {"answer": "ice cream", "clue": "Cold (3,5)"}
+    right, near = f"{THOUGHT}<answer>Ice-cream</answer>", "<answer>some ice cream</answer>"
+    assert Crossword()(right, row) == (1, {"correct": 1, "fits": 1, "format": 1})
+    assert Crossword()(near, row)[0] == 0.25
+    assert Crossword(form="exact")(near, row) == (0, {"correct": 0, "fits": 0, "format": 0})
+    in_think = Crossword(prompt_ends_in_think=True)
+    assert in_think("hm</think><answer>owls</answer>", row)[1]["format"] == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"anser": "owl"}, "field 'answer' is missing; did you mean 'anser'?"),
+        ({"answer": ["owl"]}, r"field 'answer' must have letters, found \['owl'\]"),
+        ({"answer": "123"}, "field 'answer' must have letters, found '123'"),
+        ({"answer": "a", "enumeration": "(2)"}, "has 1 letter, its enumeration .2. asks for 2"),
+        ({"answer": "owl", "enumeration": [3]}, r"must be such as '\(3,4\)', found \[3\]"),
+    ],
+)
+def test_a_row_whose_answer_cannot_be_earned_is_refused(
+    row: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        Crossword().check_row(row)
