@@ -21,6 +21,11 @@ RECIPES = {
     "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
     "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
     "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
+    "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "crossword": (
+        "es_cookbook.recipes.crossword.train_cli",
+        "train a model to solve cryptic clues",
+    ),
 }
 
 

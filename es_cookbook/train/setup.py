@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import anyio
+import chz
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
@@ -148,10 +149,13 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
 def _kl_problems(
     config: Config, engine: Engine, test_P: Sequence[EnvGroupBuilder]
 ) -> Sequence[EnvGroupBuilder]:
-    """On which the centre's KL to the base is measured: the same at every evaluation."""
-    if config.kl is None:
+    """On which the centre's KL to the base is measured: all held-out ones, or rows of its own."""
+    if config.kl is None or not test_P:
         return ()
-    return config.kl(engine.tokenizer, engine.traits.context_length, config.seed)(0, test_P)
+    kl = config.kl
+    if kl.source is None:
+        kl = chz.replace(kl, problems_per_generation=len(test_P))
+    return kl(engine.tokenizer, engine.traits.context_length, config.seed)(0, test_P)
 
 
 async def _go_on(
