@@ -28,7 +28,7 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
 _ES = {
-    "population_size": 256,
+    "population_size": 128,
     "antithetic": False,
     "sigma": 0.01,
     "learning_rate": 0.04,
@@ -58,9 +58,9 @@ class CLIConfig(train.Config):
     sampling: SamplingParams = chz.field(
         default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
     )
-    num_generations: int = chz.field(default=40, doc="generations of the whole run")
+    num_generations: int = chz.field(default=20, doc="generations of the whole run")
     eval_every: int = chz.field(
-        default=10,
+        default=5,
         doc="generations between held-out evaluations; 0: before the first and after the last only",
     )
     log_path: str = chz.field(

@@ -40,7 +40,7 @@ async def build(task: Task) -> tuple[ProblemDataset, Sequence[ProblemGroupBuilde
 
 
 def test_the_config_round_trips_through_json_and_reports_kl_without_penalty() -> None:
-    config = parsed("dataset.reward.wrong=20", "dataset.tag=kind", "seed=1")
+    config = parsed("dataset.reward=conciseness", "dataset.reward.wrong=20", "dataset.tag=kind")
     again = config_from_json(config_to_json(config))
     assert type(again) is CLIConfig
     assert again == config
