@@ -29,6 +29,11 @@ from es_cookbook.rl.types import Metrics
 RAMP = (25, 80)
 """Words of a searched text at which containing the solution begins to lose worth, and has none."""
 
+LONGEST_ANSWER = 300
+"""Characters of an answer: a longer one is none."""
+LONGEST_TEXT = 10_000
+"""Characters of a text in which a solution is looked for; a longer one earns the exact reward."""
+
 _APOSTROPHES = str.maketrans("", "", "'’‘`")
 
 
@@ -65,7 +70,7 @@ def exact_reward(text: str, solution: str, enumeration: str | None = None) -> fl
     >>> exact_reward("<answer>creme brulee</answer>", "Crème brûlée", "(5,6)")
     1.0
     """
-    given = canonical(first_answer(text) or "")
+    given = _given(text)
     fits = enumeration is None or len(given) == letters(enumeration)
     return float(given != "" and fits and given == canonical(solution))
 
@@ -84,12 +89,14 @@ def shaped_reward(
     >>> round(shaped_reward("<answer>an OWL</answer>", "owl"), 3)
     0.25
     """
+    exact = exact_reward(text, solution, enumeration)
+    if len(text) > LONGEST_TEXT:
+        return exact
     gold = canonical(solution)
     everywhere, answer = _words(_without_tags(text)), _words(first_answer(text) or "")
     stands = _contains(everywhere, gold)
     contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
     tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
-    exact = exact_reward(text, solution, enumeration)
     return min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
 
 
@@ -135,7 +142,7 @@ class Crossword(Reward):
         shaped = shaped_reward(text, solution, enumeration, prompt_ends_in_think=in_think)
         return exact if self.form == "exact" else shaped, {
             "correct": exact,
-            "fits": float(len(canonical(first_answer(text) or "")) == len(canonical(solution))),
+            "fits": float(len(_given(text)) == len(canonical(solution))),
             "format": tag_format_reward(text, prompt_ends_in_think=in_think),
         }
 
@@ -153,6 +160,12 @@ class Crossword(Reward):
         if not isinstance(solution, str) or not canonical(solution):
             raise DataError(f"field 'answer' must have letters, found {solution!r:.60}")
         return solution
+
+
+def _given(text: str) -> str:
+    """The letters of the first answer; none where there is no answer, or no end of it."""
+    answer = first_answer(text) or ""
+    return canonical(answer) if len(answer) <= LONGEST_ANSWER else ""
 
 
 def _words(text: str) -> list[str]:

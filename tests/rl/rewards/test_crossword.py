@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.rewards.crossword import (
+    LONGEST_ANSWER,
+    LONGEST_TEXT,
     Crossword,
     canonical,
     enumeration_of,
@@ -99,13 +101,27 @@ def test_worth_of_mentioning_falls_from_25_words_to_none_at_80() -> None:
     assert earned == pytest.approx({1: 1, 25: 1, 36: 0.8, 58: 0.4, 80: 0, 81: 0})
 
 
-@pytest.mark.parametrize(
-    "text", ["a" * 300_000, "a " * 300_000, "<answer>" * 60_000, "é" * 300_000]
-)
-def test_hostile_text_costs_little(text: str) -> None:
-    began = time.process_time()
-    assert shaped_reward(text, "aaaaaaaaab", "(9)") == 0
-    assert time.process_time() - began < 2
+HOSTILE = [
+    *("a" * 10**6, "a " * 500_000, "é" * 10**6, "ﬃ" * 10**6, "<answer>" * 125_000, " " * 10**6),
+    *("a" * LONGEST_TEXT, "a " * (LONGEST_TEXT // 2), "ﬃ" * LONGEST_TEXT, "'" * LONGEST_TEXT),
+    *(f"<answer>{'aé ' * 300_000}</answer>", f"<answer>{'ﷺ' * LONGEST_ANSWER}</answer>"),
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_costs_less_than_ten_milliseconds(text: str) -> None:
+    seconds: list[float] = []
+    while not seconds or (min(seconds) > 0.01 and len(seconds) < 20):
+        began = time.process_time()
+        assert Crossword()(text, {"answer": "aaaaaaaaab", "enumeration": "(10)"})[0] == 0
+        seconds.append(time.process_time() - began)
+    assert min(seconds) < 0.01, f"took {min(seconds) * 1000:.1f} ms"
+
+
+def test_a_long_text_earns_the_exact_reward_alone() -> None:
+    long = "so " * LONGEST_TEXT
+    assert shaped_reward(f"{long}<answer>owl</answer>", "owl") == 1
+    assert shaped_reward(f"{long}<answer>an owl</answer>", "owl") == 0
 
 
 @given(st.text(alphabet="owl <answer>/thk&", max_size=60), st.text(max_size=5))
