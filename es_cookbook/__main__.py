@@ -29,6 +29,11 @@ RECIPES = {
     "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
     "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
     "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
+    "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "crossword": (
+        "es_cookbook.recipes.crossword.train_cli",
+        "train a model to solve cryptic clues",
+    ),
 }
 
 

@@ -35,9 +35,15 @@ from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 from es_cookbook.recipes.code import train_cli as code
+from es_cookbook.recipes.conciseness import questions as conciseness_questions
+from es_cookbook.recipes.conciseness import train_cli as conciseness
+from es_cookbook.recipes.conciseness import warm_start as conciseness_warm_start
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.recipes.mixture import train_cli as mixture
+from es_cookbook.recipes.crossword import clues as crossword_clues
+from es_cookbook.recipes.crossword import train_cli as crossword
+from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -162,6 +168,12 @@ COVERED = {
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
     "mixture": "the recipe's own test runs it",
+    "conciseness": "a batch has another name; the recipe's own test runs it",
+    "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
+    "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
+    "crossword": "a batch has another name; the recipe's own test runs it",
+    "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
+    "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -254,6 +266,12 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "rush_hour": plain(rush_hour.CLIConfig),
     "mixture": plain(mixture.CLIConfig),
     "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
+    "conciseness": plain(conciseness.CLIConfig),
+    "es_cookbook.recipes.conciseness.questions": plain(conciseness_questions.Config, "output=x"),
+    "es_cookbook.recipes.conciseness.warm_start": plain(conciseness_warm_start.Config, "output=x"),
+    "crossword": plain(crossword.CLIConfig),
+    "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
+    "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
     "compare": parse_compare,
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),

@@ -45,6 +45,7 @@ async def evaluate(
     env_group_builders_P: Sequence[EnvGroupBuilder],
     attempts: int = 1,
     temperature: float = 0.0,
+    beside_P: Sequence[EnvGroupBuilder] = (),
 ) -> dict[str, float]:
     """Measure the centre on held-out problems.
 
@@ -53,6 +54,7 @@ async def evaluate(
         env_group_builders_P: the problems.
         attempts: at each problem.
         temperature: of the attempts; 0 is greedy.
+        beside_P: problems that are attempted too, for their Envs' metrics alone: a regulariser's.
 
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
@@ -89,9 +91,13 @@ async def attempt(
 def summary(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:
     """The means of an evaluation, by the names that `evaluate` gives them without `test/`."""
     return {
+    # Behind the held-out problems, whose sampling seeds so stay what they are.
+    all_P = await sampler.rollout_centre([*env_group_builders_P, *beside_P], sampling, attempts)
+    groups_P = all_P[: len(env_group_builders_P)]
+    metrics = {
         "reward/mean": _mean(mean_rewards(groups_P).ravel().tolist()),
-        **env_metrics(groups_P),
-        "rollouts/failed": float(len(lost_rollouts(groups_P))),
+        **env_metrics(all_P),
+        "rollouts/failed": float(len(lost_rollouts(all_P))),
         **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
     }
 
