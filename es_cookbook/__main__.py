@@ -18,10 +18,9 @@ COMMANDS = {
     ),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
-    "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),
     "generate": ("es_cookbook.commands.prepare.generate", "have a model's answers as data"),
     "quantise": ("es_cookbook.commands.prepare.quantise", "write a model with quantised weights"),
-    "plan": ("es_cookbook.commands.plan", "print what a run needs of its GPUs"),
+    "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),
     "hub": ("es_cookbook.commands.hub", "push an export or a run to the Hugging Face Hub"),
 }
 RECIPES = {

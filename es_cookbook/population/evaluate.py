@@ -67,8 +67,12 @@ async def evaluate(
     """
     if not env_group_builders_P:
         return {}
-    groups_P = await attempt(sampler, env_group_builders_P, attempts, temperature)
-    return {f"test/{key}": value for key, value in summary(groups_P, attempts).items()}
+    # Those beside come last: the held-out problems' sampling seeds stay what they are.
+    all_P = [*env_group_builders_P, *beside_P]
+    groups_P = await attempt(sampler, all_P, attempts, temperature)
+    num_problems = len(env_group_builders_P)
+    metrics = summary(groups_P[:num_problems], attempts, groups_P[num_problems:])
+    return {f"test/{key}": value for key, value in metrics.items()}
 
 
 async def attempt(
@@ -88,13 +92,15 @@ async def attempt(
     return await sampler.rollout_centre(env_group_builders_P, sampling, attempts)
 
 
-def summary(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:
-    """The means of an evaluation, by the names that `evaluate` gives them without `test/`."""
+def summary(
+    groups_P: Sequence[TrajectoryGroup], attempts: int, beside_P: Sequence[TrajectoryGroup] = ()
+) -> dict[str, float]:
+    """The means of an evaluation, by the names that `evaluate` gives them without `test/`.
+
+    Of the problems beside, only their Envs' metrics, and what was lost.
+    """
+    all_P = [*groups_P, *beside_P]
     return {
-    # Behind the held-out problems, whose sampling seeds so stay what they are.
-    all_P = await sampler.rollout_centre([*env_group_builders_P, *beside_P], sampling, attempts)
-    groups_P = all_P[: len(env_group_builders_P)]
-    metrics = {
         "reward/mean": _mean(mean_rewards(groups_P).ravel().tolist()),
         **env_metrics(all_P),
         "rollouts/failed": float(len(lost_rollouts(all_P))),
