@@ -42,7 +42,7 @@ def generate_problems(
 ) -> Iterator[Problem]:
     """Endless seeded stream of distinct problems of one split.
 
-    It ends only where there is no further problem, which it takes for granted after 100,000 draws
+    It ends only where there is no further problem, which it takes for granted after 10,000 draws
     that brought nothing new.
 
     Args:
@@ -54,12 +54,14 @@ def generate_problems(
     rng = random.Random(derive_seed(seed, f"arithmetic/{fold}"))
     seen: set[Problem] = set()
     fruitless = 0
-    while fruitless < 100_000:
+    while fruitless < 10_000:
         problem = draw_problem(rng, num_terms, num_digits)
         fruitless += 1
-        if problem.fold == fold and problem not in seen:
-            seen.add(problem)
-            fruitless = 0
+        if problem in seen:
+            continue
+        seen.add(problem)
+        fruitless = 0
+        if problem.fold == fold:
             yield problem
 
 
