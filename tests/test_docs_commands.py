@@ -34,6 +34,8 @@ from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes.arithmetic import train_cli as arithmetic
+from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
 from es_cookbook.recipes.code import train_cli as code
 from es_cookbook.recipes.conciseness import questions as conciseness_questions
 from es_cookbook.recipes.conciseness import train_cli as conciseness
@@ -137,7 +139,7 @@ PARSED_ONLY = {
     r"hub path=.*": "the Hub",
     r"countdown hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
-    r"rush_hour model_name=elsewhere .*": "a model that takes minutes to make",
+    r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_package": "a package of the reader's",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
@@ -155,6 +157,8 @@ SHORTENED = {
     "countdown": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
+    "arithmetic": SHORT,
+    "es_cookbook.recipes.arithmetic.train_cli": SHORT,
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
     "es_cookbook.recipes.countdown.warm_start": (
@@ -166,6 +170,7 @@ COVERED = {
     "es_cookbook.baselines.sft": "TRL takes long to import; tests/recipes/test_essa.py runs it",
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
+    "es_cookbook.recipes.arithmetic.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
     "mixture": "the recipe's own test runs it",
     "conciseness": "a batch has another name; the recipe's own test runs it",
@@ -263,6 +268,9 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "code": plain(code.CLIConfig),
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
+    "arithmetic": plain(arithmetic.CLIConfig),
+    "es_cookbook.recipes.arithmetic.train_cli": plain(arithmetic.CLIConfig),
+    "es_cookbook.recipes.arithmetic.warm_start": plain(arithmetic_warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
     "mixture": plain(mixture.CLIConfig),
     "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
