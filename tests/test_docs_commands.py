@@ -36,6 +36,8 @@ from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 from es_cookbook.recipes.code import train_cli as code
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.recipes.math import train_cli as math
+from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -144,6 +146,7 @@ SHORT = (
 )
 SHORTENED = {
     "countdown": SHORT,
+    "math": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
@@ -156,6 +159,7 @@ COVERED = {
     "es_cookbook.baselines.sft": "TRL takes long to import; tests/recipes/test_essa.py runs it",
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
+    "es_cookbook.recipes.math.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
 }
 """Modules whose lines are built into a Config only."""
@@ -240,6 +244,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
     "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
+    "math": plain(math.CLIConfig),
+    "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
