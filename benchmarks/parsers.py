@@ -119,7 +119,7 @@ PARSERS: Mapping[str, Parser] = {
     "template": Parser(_task, (ConfigError,), 2000),
     "judge's mark": Parser(_mark, (AskAgainError,), 10_000),
     "judge's reply": Parser(_reply, (AskAgainError,), 10_000),
-    "number in a row": Parser(lambda text: Number()("1", {"answer": text}), (DataError,)),
+    "number in a row": Parser(lambda text: Number()("1", {"answer": text}), (DataError,), 10_000),
     "math row": Parser(
         lambda text: read_math_problem(Row("row 1", {"problem": "?", "solution": text})),
         (DataError,),
