@@ -34,6 +34,7 @@ RECIPES = {
         "es_cookbook.recipes.crossword.train_cli",
         "train a model to solve cryptic clues",
     ),
+    "math": ("es_cookbook.recipes.math.train_cli", "train a model to solve mathematical problems"),
 }
 
 

@@ -46,6 +46,8 @@ from es_cookbook.recipes.mixture import train_cli as mixture
 from es_cookbook.recipes.crossword import clues as crossword_clues
 from es_cookbook.recipes.crossword import train_cli as crossword
 from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
+from es_cookbook.recipes.math import train_cli as math
+from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -155,6 +157,7 @@ SHORT = (
 )
 SHORTENED = {
     "countdown": SHORT,
+    "math": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
@@ -171,6 +174,7 @@ COVERED = {
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.arithmetic.warm_start": "the recipe's own test runs it",
+    "es_cookbook.recipes.math.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
     "mixture": "the recipe's own test runs it",
     "conciseness": "a batch has another name; the recipe's own test runs it",
@@ -280,6 +284,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
+    "math": plain(math.CLIConfig),
+    "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),

@@ -9,6 +9,9 @@ that is nearly there, and is built so that mentioning many words earns nothing:
 does so in the answer, or in the whole text, if what is searched has at most 25 words; it falls
 linearly to 0 at 80 words.
 
+Of a text the last `LONGEST_TEXT` characters are searched, and an answer of more than
+`LONGEST_ANSWER` is wrong, so hostile texts cost little.
+
 Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which are dropped.
 """
 
@@ -28,6 +31,10 @@ from es_cookbook.rl.types import Metrics
 
 RAMP = (25, 80)
 """Words of a searched text at which containing the solution begins to lose worth, and has none."""
+LONGEST_TEXT = 4000
+"""Characters at a text's end that are searched."""
+LONGEST_ANSWER = 1000
+"""Characters of the longest answer that is read."""
 
 LONGEST_ANSWER = 300
 """Characters of an answer: a longer one is none."""
@@ -35,6 +42,10 @@ LONGEST_TEXT = 10_000
 """Characters of a text in which a solution is looked for; a longer one earns the exact reward."""
 
 _APOSTROPHES = str.maketrans("", "", "'’‘`")
+_INSIDE_WORDS = re.compile(
+    "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f'’‘`]+"
+)
+"""Apostrophes, and the blocks of marks that decomposition takes off Latin letters."""
 
 
 def canonical(text: str) -> str:
@@ -62,6 +73,12 @@ def first_answer(text: str) -> str | None:
     return answer if opened and closed else None
 
 
+def _read_answer(text: str) -> str:
+    """The first answer; nothing where it is missing or too long."""
+    answer = first_answer(text) or ""
+    return answer if len(answer) <= LONGEST_ANSWER else ""
+
+
 def exact_reward(text: str, solution: str, enumeration: str | None = None) -> float:
     """1 if the first `<answer>` has the solution's letters and no others, else 0.
 
@@ -73,6 +90,7 @@ def exact_reward(text: str, solution: str, enumeration: str | None = None) -> fl
     given = _given(text)
     fits = enumeration is None or len(given) == letters(enumeration)
     return float(given != "" and fits and given == canonical(solution))
+    return _is_exact(_words(_read_answer(text)), solution, enumeration)
 
 
 def shaped_reward(
@@ -93,7 +111,8 @@ def shaped_reward(
     if len(text) > LONGEST_TEXT:
         return exact
     gold = canonical(solution)
-    everywhere, answer = _words(_without_tags(text)), _words(first_answer(text) or "")
+    everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
+    answer = _words(_read_answer(text))
     stands = _contains(everywhere, gold)
     contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
     tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
@@ -166,13 +185,17 @@ def _given(text: str) -> str:
     """The letters of the first answer; none where there is no answer, or no end of it."""
     answer = first_answer(text) or ""
     return canonical(answer) if len(answer) <= LONGEST_ANSWER else ""
+    exact = _is_exact(answer, solution, enumeration)
+def _is_exact(words: list[str], solution: str, enumeration: str | None) -> float:
+    given = "".join(words)
+    fits = enumeration is None or len(given) == letters(enumeration)
+    return float(given != "" and fits and given == canonical(solution))
 
 
 def _words(text: str) -> list[str]:
     """Words in capitals A to Z; an apostrophe does not end one, `&` is a word."""
-    plain = unicodedata.normalize("NFKD", text)
-    plain = "".join(character for character in plain if not unicodedata.combining(character))
-    return re.findall("[A-Z]+", plain.translate(_APOSTROPHES).replace("&", " AND ").upper())
+    plain = _INSIDE_WORDS.sub("", unicodedata.normalize("NFKD", text))
+    return re.findall("[A-Z]+", plain.replace("&", " AND ").upper())
 
 
 def _without_tags(text: str) -> str:
