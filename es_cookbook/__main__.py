@@ -21,6 +21,7 @@ RECIPES = {
     "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
     "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
     "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
+    "logic": ("es_cookbook.recipes.logic.train_cli", "train a model on reasoning-gym's problems"),
 }
 
 

@@ -36,6 +36,9 @@ from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 from es_cookbook.recipes.code import train_cli as code
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.recipes.logic import errors as logic_errors
+from es_cookbook.recipes.logic import train_cli as logic
+from es_cookbook.recipes.logic import warm_start as logic_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -157,6 +160,10 @@ COVERED = {
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
+    "logic": "needs reasoning-gym; the recipe's own test runs it",
+    "es_cookbook.recipes.logic.train_cli": "the same",
+    "es_cookbook.recipes.logic.warm_start": "the same",
+    "es_cookbook.recipes.logic.errors": "the same",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -238,6 +245,10 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "code": plain(code.CLIConfig),
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
+    "logic": plain(logic.CLIConfig),
+    "es_cookbook.recipes.logic.train_cli": plain(logic.CLIConfig),
+    "es_cookbook.recipes.logic.errors": plain(logic_errors.Config, "after=x"),
+    "es_cookbook.recipes.logic.warm_start": plain(logic_warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
     "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
     "compare": parse_compare,

@@ -57,7 +57,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "export", "plan", "hub", "compare")
     }
-    assert set(RECIPES) == {"countdown", "rush_hour", "code"}
+    assert set(RECIPES) == {"countdown", "rush_hour", "code", "logic"}
     for module, _ in (COMMANDS | RECIPES).values():
         assert callable(importlib.import_module(module).cli)
 
