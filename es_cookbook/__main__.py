@@ -35,6 +35,7 @@ RECIPES = {
         "train a model to solve cryptic clues",
     ),
     "math": ("es_cookbook.recipes.math.train_cli", "train a model to solve mathematical problems"),
+    "logic": ("es_cookbook.recipes.logic.train_cli", "train a model on reasoning-gym's problems"),
 }
 
 

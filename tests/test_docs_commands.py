@@ -48,6 +48,9 @@ from es_cookbook.recipes.crossword import train_cli as crossword
 from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
 from es_cookbook.recipes.math import train_cli as math
 from es_cookbook.recipes.math import warm_start as math_warm_start
+from es_cookbook.recipes.logic import errors as logic_errors
+from es_cookbook.recipes.logic import train_cli as logic
+from es_cookbook.recipes.logic import warm_start as logic_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -183,6 +186,10 @@ COVERED = {
     "crossword": "a batch has another name; the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "logic": "needs reasoning-gym; the recipe's own test runs it",
+    "es_cookbook.recipes.logic.train_cli": "the same",
+    "es_cookbook.recipes.logic.warm_start": "the same",
+    "es_cookbook.recipes.logic.errors": "the same",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -275,6 +282,10 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "arithmetic": plain(arithmetic.CLIConfig),
     "es_cookbook.recipes.arithmetic.train_cli": plain(arithmetic.CLIConfig),
     "es_cookbook.recipes.arithmetic.warm_start": plain(arithmetic_warm_start.Config, "output=x"),
+    "logic": plain(logic.CLIConfig),
+    "es_cookbook.recipes.logic.train_cli": plain(logic.CLIConfig),
+    "es_cookbook.recipes.logic.errors": plain(logic_errors.Config, "after=x"),
+    "es_cookbook.recipes.logic.warm_start": plain(logic_warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
     "mixture": plain(mixture.CLIConfig),
     "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
