@@ -27,6 +27,8 @@ from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.hub import HubCommand
 from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
+from es_cookbook.commands.prepare.generate import GenerateConfig
+from es_cookbook.commands.prepare.quantise import QuantiseConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
 from es_cookbook.commands.train import TrainConfig, whole_name
@@ -138,6 +140,8 @@ NOT_LINES = {
     "es-cookbook <name>",
     "es-cookbook:latest",
     "es-cookbook[math]",
+    "es-cookbook[generate]",
+    "es-cookbook[quantise]",
 }
 """Beginnings of lines, and what is none."""
 PARSED_ONLY = {
@@ -147,6 +151,8 @@ PARSED_ONLY = {
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_package": "a package of the reader's",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
+    r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
+    r"countdown model_name=quantised .*": "what the line before it writes",
     r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
 }
 """Lines of which the Config alone is built, and what they would need."""
@@ -305,6 +311,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "export": plain(ExportConfig, "log_path=x", "output=y"),
     "play": plain(PlayConfig, "log_path=x"),
     "plan": plain(PlanConfig, "model_name=x"),
+    "generate": plain(GenerateConfig, "source=x", "output=x.jsonl", "model=x"),
+    "quantise": plain(QuantiseConfig, "model_name=x", "output=y"),
     "hub": plain(HubCommand, "path=x", "repo_id=me/x"),
 }
 """Command -> builds its Config from options; what must be given has a value already."""

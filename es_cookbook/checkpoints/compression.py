@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from es_cookbook.evolution.spaces.base import matching
 if TYPE_CHECKING:
     from compressed_tensors.compressors import ModelCompressor
 
+Dtype: TypeAlias = Literal["auto", "float16", "bfloat16", "float32"]
 TEXTS, LENGTH = 16, 32
 """Of the texts that model and copy are compared on; lengths are in tokens."""
 
@@ -46,12 +47,15 @@ class Rounding:
         bits: of a code.
         group_size: inputs that share a scale; None: all of an output.
         symmetric: no zero points: codes reach as far below zero as above.
+        dtype: of scales and of what is not rounded; auto: the model's, but bfloat16 for float32,
+            which vLLM's kernels do not take.
         ignore: names of layers that stay as they are, or shell patterns of them.
     """
 
     bits: int = 4
     group_size: int | None = 32
     symmetric: bool = True
+    dtype: Dtype = "auto"
     ignore: tuple[str, ...] = ()
 
 
@@ -90,6 +94,7 @@ def write_rounded(model_name: str, output: Path, how: Rounding) -> Copy:
     tokens = _own_texts(model)
     expected = _log_probabilities(model, tokens)
     before = _num_bytes(model)
+    model.to(_dtype(model, how))  # pyright: ignore[reportArgumentType]
     compressor = _compress(model, rounded, how)
     with whole_directory(output) as directory:
         with no_progress_bar():
@@ -178,6 +183,12 @@ def _compress(
         compress_module(layer, packed)  # `compress_model` does the same under a progress bar.
     compressor.quantization_config.quantization_status = QuantizationStatus.COMPRESSED
     return compressor
+
+
+def _dtype(model: PreTrainedModel, how: Rounding) -> torch.dtype:
+    if how.dtype != "auto":
+        return cast(torch.dtype, getattr(torch, how.dtype))
+    return torch.bfloat16 if model.dtype == torch.float32 else model.dtype
 
 
 def _own_texts(model: PreTrainedModel) -> torch.Tensor:

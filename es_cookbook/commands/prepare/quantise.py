@@ -29,6 +29,11 @@ class QuantiseConfig:
         default=32, doc="inputs that share a scale; None: one scale for each output"
     )
     symmetric: bool = chz.field(default=True, doc="False adds zero points")
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = chz.field(
+        default="auto",
+        doc="of scales and of what is not quantised; auto: the model's, but bfloat16 for float32, "
+        "which vLLM's kernels do not take",
+    )
     ignore: tuple[str, ...] = chz.field(
         default=(),
         doc="layers that stay as they are, by name or shell pattern; vLLM wants q, k and v alike, "
@@ -54,7 +59,7 @@ def main(config: QuantiseConfig) -> None:
     # torch, which the options do without.
     from es_cookbook.checkpoints.compression import LENGTH, TEXTS, Rounding, write_rounded
 
-    how = Rounding(config.bits, config.group_size, config.symmetric, config.ignore)
+    how = Rounding(config.bits, config.group_size, config.symmetric, config.dtype, config.ignore)
     output.parent.mkdir(parents=True, exist_ok=True)
     copy = write_rounded(config.model_name, output, how)
     for line in _left(copy.left):

@@ -28,7 +28,7 @@ def test_it_says_what_it_left_and_how_close_the_rest_comes(
     assert left.startswith("not quantised (group_size=128 does not divide 448 inputs): model.")
     assert left.endswith("model.layers.2.mlp.down_proj and 1 more")
     assert compared.startswith("on 16 texts of 32 tokens that the model wrote: perplexity 2.")
-    assert done == f"24 layers quantised, 3.4 MiB -> 1.2 MiB: {output}"
+    assert done == f"24 layers quantised, 3.4 MiB -> 789.7 KiB: {output}"
     assert said.err == f"rounding {BUNDLED_MODEL} to 4 bits\n", "no bars"
     how = json.loads((output / "config.json").read_text())["quantization_config"]
     assert (how["quant_method"], how["format"]) == ("compressed-tensors", "pack-quantized")
