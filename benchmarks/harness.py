@@ -51,6 +51,13 @@ def interleaved(
     return seconds
 
 
+def spend(seconds: float) -> None:
+    """Use so many seconds of this thread's processor time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Ratio of each neighbouring pair."""
     return [above / below for above, below in zip(numerators, denominators, strict=True)]

@@ -18,13 +18,24 @@ COMMANDS = {
     ),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
+    "generate": ("es_cookbook.commands.prepare.generate", "have a model's answers as data"),
+    "quantise": ("es_cookbook.commands.prepare.quantise", "write a model with quantised weights"),
     "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),
     "hub": ("es_cookbook.commands.hub", "push an export or a run to the Hugging Face Hub"),
 }
 RECIPES = {
     "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
+    "arithmetic": ("es_cookbook.recipes.arithmetic.train_cli", "train a model to add numbers"),
+    "math": ("es_cookbook.recipes.math.train_cli", "train a model to solve mathematical problems"),
+    "logic": ("es_cookbook.recipes.logic.train_cli", "train a model on reasoning-gym's problems"),
     "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
     "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
+    "crossword": (
+        "es_cookbook.recipes.crossword.train_cli",
+        "train a model to solve cryptic clues",
+    ),
+    "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 
 

@@ -27,6 +27,8 @@ from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.hub import HubCommand
 from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
+from es_cookbook.commands.prepare.generate import GenerateConfig
+from es_cookbook.commands.prepare.quantise import QuantiseConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
 from es_cookbook.commands.train import TrainConfig, whole_name
@@ -34,9 +36,23 @@ from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes.arithmetic import train_cli as arithmetic
+from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
 from es_cookbook.recipes.code import train_cli as code
+from es_cookbook.recipes.conciseness import questions as conciseness_questions
+from es_cookbook.recipes.conciseness import train_cli as conciseness
+from es_cookbook.recipes.conciseness import warm_start as conciseness_warm_start
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.recipes.crossword import clues as crossword_clues
+from es_cookbook.recipes.crossword import train_cli as crossword
+from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
+from es_cookbook.recipes.logic import errors as logic_errors
+from es_cookbook.recipes.logic import train_cli as logic
+from es_cookbook.recipes.logic import warm_start as logic_warm_start
+from es_cookbook.recipes.math import train_cli as math
+from es_cookbook.recipes.math import warm_start as math_warm_start
+from es_cookbook.recipes.mixture import train_cli as mixture
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -124,15 +140,19 @@ NOT_LINES = {
     "es-cookbook <name>",
     "es-cookbook:latest",
     "es-cookbook[math]",
+    "es-cookbook[generate]",
+    "es-cookbook[quantise]",
 }
 """Beginnings of lines, and what is none."""
 PARSED_ONLY = {
     r"hub path=.*": "the Hub",
     r"countdown hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
-    r"rush_hour model_name=elsewhere .*": "a model that takes minutes to make",
+    r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_package": "a package of the reader's",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
+    r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
+    r"countdown model_name=quantised .*": "what the line before it writes",
     r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
 }
 """Lines of which the Config alone is built, and what they would need."""
@@ -146,8 +166,11 @@ SHORT = (
 )
 SHORTENED = {
     "countdown": SHORT,
+    "math": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
+    "arithmetic": SHORT,
+    "es_cookbook.recipes.arithmetic.train_cli": SHORT,
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
     "es_cookbook.recipes.countdown.warm_start": (
@@ -159,7 +182,20 @@ COVERED = {
     "es_cookbook.baselines.sft": "TRL takes long to import; tests/recipes/test_essa.py runs it",
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
+    "es_cookbook.recipes.arithmetic.warm_start": "the recipe's own test runs it",
+    "es_cookbook.recipes.math.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
+    "mixture": "the recipe's own test runs it",
+    "conciseness": "a batch has another name; the recipe's own test runs it",
+    "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
+    "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
+    "crossword": "a batch has another name; the recipe's own test runs it",
+    "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
+    "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "logic": "needs reasoning-gym; the recipe's own test runs it",
+    "es_cookbook.recipes.logic.train_cli": "the same",
+    "es_cookbook.recipes.logic.warm_start": "the same",
+    "es_cookbook.recipes.logic.errors": "the same",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -249,8 +285,24 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "code": plain(code.CLIConfig),
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
+    "arithmetic": plain(arithmetic.CLIConfig),
+    "es_cookbook.recipes.arithmetic.train_cli": plain(arithmetic.CLIConfig),
+    "es_cookbook.recipes.arithmetic.warm_start": plain(arithmetic_warm_start.Config, "output=x"),
+    "logic": plain(logic.CLIConfig),
+    "es_cookbook.recipes.logic.train_cli": plain(logic.CLIConfig),
+    "es_cookbook.recipes.logic.errors": plain(logic_errors.Config, "after=x"),
+    "es_cookbook.recipes.logic.warm_start": plain(logic_warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
+    "mixture": plain(mixture.CLIConfig),
     "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
+    "conciseness": plain(conciseness.CLIConfig),
+    "es_cookbook.recipes.conciseness.questions": plain(conciseness_questions.Config, "output=x"),
+    "es_cookbook.recipes.conciseness.warm_start": plain(conciseness_warm_start.Config, "output=x"),
+    "crossword": plain(crossword.CLIConfig),
+    "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
+    "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
+    "math": plain(math.CLIConfig),
+    "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
@@ -259,6 +311,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "export": plain(ExportConfig, "log_path=x", "output=y"),
     "play": plain(PlayConfig, "log_path=x"),
     "plan": plain(PlanConfig, "model_name=x"),
+    "generate": plain(GenerateConfig, "source=x", "output=x.jsonl", "model=x"),
+    "quantise": plain(QuantiseConfig, "model_name=x", "output=y"),
     "hub": plain(HubCommand, "path=x", "repo_id=me/x"),
 }
 """Command -> builds its Config from options; what must be given has a value already."""

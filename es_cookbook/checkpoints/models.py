@@ -92,7 +92,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
     quantised: dict[str, QuantisedWeight] = {}
     try:
-        with _no_progress_bar():
+        with no_progress_bar():
             if checkpoint is None:
                 held = dtype if dtype == "auto" else getattr(torch, dtype)
                 loaded = AutoModelForCausalLM.from_pretrained(
@@ -328,8 +328,8 @@ def _dtype_of(name: str) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def _no_progress_bar() -> Generator[None]:
-    """Keep the bar that transformers draws over the weights out of the run's output."""
+def no_progress_bar() -> Generator[None]:
+    """Inside, transformers draws no bars over weights that it reads or writes."""
     if not is_progress_bar_enabled():
         yield
         return

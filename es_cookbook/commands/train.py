@@ -8,7 +8,8 @@
     def score(text, row):
         return float(text.strip() == row["answer"])
 
-`data`, `test_data`, `prompt`, `reward` and `batch` are short for options of `dataset`.
+`data`, `test_data`, `prompt`, `reward` and `batch` are short for options of `dataset`, and
+`reward.tolerance` for one of its reward.
 """
 
 import sys
@@ -53,6 +54,11 @@ def cli() -> None:
 
 
 def whole_name(argument: str) -> str:
-    """An option with its whole name in place of a short one."""
+    """An option with its whole name in place of a short one.
+
+    >>> whole_name("reward.tolerance=0.01"), whole_name("seed=1")
+    ('dataset.reward.tolerance=0.01', 'seed=1')
+    """
     name, equals, value = argument.lstrip("-").partition("=")
-    return f"{SHORT[name]}={value}" if equals and name in SHORT else argument
+    first, dot, rest = name.partition(".")
+    return f"{SHORT[first]}{dot}{rest}={value}" if equals and first in SHORT else argument

@@ -73,6 +73,10 @@ class HubError(ESCookbookError, OSError):
     """A question or a push that the Hugging Face Hub refused, or that did not get there."""
 
 
+class ServerError(ESCookbookError, OSError):
+    """A server with a language model that refuses to answer, or answers nobody."""
+
+
 def with_notes(error: _Error, of: BaseException | None) -> _Error:
     """The error with the notes of another, of which its sentence tells."""
     for note in getattr(of, "__notes__", ()):

@@ -45,6 +45,7 @@ async def evaluate(
     env_group_builders_P: Sequence[EnvGroupBuilder],
     attempts: int = 1,
     temperature: float = 0.0,
+    beside_P: Sequence[EnvGroupBuilder] = (),
 ) -> dict[str, float]:
     """Measure the centre on held-out problems.
 
@@ -53,6 +54,7 @@ async def evaluate(
         env_group_builders_P: the problems.
         attempts: at each problem.
         temperature: of the attempts; 0 is greedy.
+        beside_P: problems that are attempted too, for their Envs' metrics alone: a regulariser's.
 
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
@@ -65,8 +67,12 @@ async def evaluate(
     """
     if not env_group_builders_P:
         return {}
-    groups_P = await attempt(sampler, env_group_builders_P, attempts, temperature)
-    return {f"test/{key}": value for key, value in summary(groups_P, attempts).items()}
+    # Those beside come last: the held-out problems' sampling seeds stay what they are.
+    all_P = [*env_group_builders_P, *beside_P]
+    groups_P = await attempt(sampler, all_P, attempts, temperature)
+    num_problems = len(env_group_builders_P)
+    metrics = summary(groups_P[:num_problems], attempts, groups_P[num_problems:])
+    return {f"test/{key}": value for key, value in metrics.items()}
 
 
 async def attempt(
@@ -86,12 +92,18 @@ async def attempt(
     return await sampler.rollout_centre(env_group_builders_P, sampling, attempts)
 
 
-def summary(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:
-    """The means of an evaluation, by the names that `evaluate` gives them without `test/`."""
+def summary(
+    groups_P: Sequence[TrajectoryGroup], attempts: int, beside_P: Sequence[TrajectoryGroup] = ()
+) -> dict[str, float]:
+    """The means of an evaluation, by the names that `evaluate` gives them without `test/`.
+
+    Of the problems beside, only their Envs' metrics, and what was lost.
+    """
+    all_P = [*groups_P, *beside_P]
     return {
         "reward/mean": _mean(mean_rewards(groups_P).ravel().tolist()),
-        **env_metrics(groups_P),
-        "rollouts/failed": float(len(lost_rollouts(groups_P))),
+        **env_metrics(all_P),
+        "rollouts/failed": float(len(lost_rollouts(all_P))),
         **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
     }
 

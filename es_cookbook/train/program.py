@@ -18,7 +18,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import Elapsed, summary, whole_lines
+from es_cookbook.runs.tracking.jsonl import CORRECT, Elapsed, summary, whole_lines
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.config import Config
 from es_cookbook.train.loop import run
@@ -33,13 +33,16 @@ def cli(config: Config) -> None:
     run_cli(functools.partial(train_and_tell, began=BEGAN), config)
 
 
-def train_and_tell(config: Config, name: str = "run", began: float | None = None) -> None:
+def train_and_tell(
+    config: Config, name: str = "run", began: float | None = None, key: str = CORRECT
+) -> None:
     """Train, and say in one line what it brought, and how long it took.
 
     Args:
         config: its log_path is `default_log_path` where it is empty.
         name: of what is trained, in that path.
         began: when the command did, by `time.monotonic`; now if None.
+        key: the metric that tells what it brought.
     """
     began = time.monotonic() if began is None else began
     if not config.log_path:
@@ -51,7 +54,7 @@ def train_and_tell(config: Config, name: str = "run", began: float | None = None
         lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
     )
     elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
-    print(f"{summary(metrics, elapsed)}; everything is in {config.log_path}")
+    print(f"{summary(metrics, elapsed, key)}; everything is in {config.log_path}")
 
 
 def default_log_path(config: Config, name: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import anyio
+import chz
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
@@ -109,7 +110,12 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
         held_out = functools.partial(
-            evaluate, sampler, datasets.test_P, config.eval_attempts, config.eval_temperature
+            evaluate,
+            sampler,
+            datasets.test_P,
+            config.eval_attempts,
+            config.eval_temperature,
+            _kl_problems(config, engine, datasets.test_P),
         )
         recorder = Recorder(
             config,
@@ -156,6 +162,18 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
             f"optimizer.max_terms to {room}"
         )
     return optimizer
+
+
+def _kl_problems(
+    config: Config, engine: Engine, test_P: Sequence[EnvGroupBuilder]
+) -> Sequence[EnvGroupBuilder]:
+    """On which the centre's KL to the base is measured: all held-out ones, or rows of its own."""
+    if config.kl is None or not test_P:
+        return ()
+    kl = config.kl
+    if kl.source is None:
+        kl = chz.replace(kl, problems_per_generation=len(test_P))
+    return kl(engine.tokenizer, engine.traits.context_length, config.seed)(0, test_P)
 
 
 async def _go_on(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from es_cookbook.checkpoints.compression import Rounding, write_rounded
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
@@ -73,3 +74,12 @@ async def test_what_the_torch_engine_evolved_is_a_checkpoint_for_vllm(
     base = TARGETS.index("base")
     assert (found - expected)[base].abs().mean() < 0.15, "16-bit arithmetic, twice"
     assert (before - expected)[base].abs().mean() > 0.5, "and it did evolve"
+
+
+async def test_what_the_command_quantise_writes_answers_in_vllm_as_here(tmp_path: Path) -> None:
+    model = make_vllm_model("qwen2", tmp_path / "model")
+    write_rounded(str(model), tmp_path / "quantised", Rounding(4, 32))
+    builder = VLLMEngineBuilder(max_genomes=4, kv_cache_gib=0.05)
+    _, found = await answers(builder, tmp_path / "quantised")
+    _, expected = await answers(TorchEngineBuilder(), tmp_path / "quantised")
+    assert (found - expected)[TARGETS.index("base")].abs().mean() < 0.15, "16-bit arithmetic, twice"

@@ -12,15 +12,15 @@ the shared rewards (`es_cookbook.rl.rewards`): `Task(..., reward=Number())`.
 """
 
 import functools
-from string import Formatter
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.template import check_template, filled
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, RewardFunction, graded
 from es_cookbook.rl.types import Observation, Tokenizer
@@ -54,7 +54,7 @@ class Task(RowDatasetBuilder):
 
     @chz.validate
     def _template(self) -> None:
-        _fields_of(self.prompt)
+        check_template(self.prompt)
 
     @override
     def check(self) -> None:
@@ -64,11 +64,13 @@ class Task(RowDatasetBuilder):
 
     @override
     def key(self, row: Row) -> str:
-        return self._question(row)
+        return filled(self.prompt, row)
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        tokens_T = render_prompt(tokenizer, self._question(row), chat=self.chat, system=self.system)
+        tokens_T = render_prompt(
+            tokenizer, filled(self.prompt, row), chat=self.chat, system=self.system
+        )
         if isinstance(self.reward, Reward):
             try:
                 self.reward.check_row(row.fields)
@@ -83,31 +85,6 @@ class Task(RowDatasetBuilder):
             gold=str(answer) if checked else None,
             problem_tags=(str(row.value(self.tag)),) if self.tag else (),
         )
-
-    def _question(self, row: Row) -> str:
-        return "".join(
-            literal + ("" if field is None else str(row.value(field)))
-            for literal, field in _fields_of(self.prompt)
-        )
-
-
-def _fields_of(template: str) -> list[tuple[str, str | None]]:
-    """The pieces of a template: text, and the name of the field that follows it.
-
-    Raises:
-        ConfigError: It is none, or asks for more than a field.
-    """
-    try:
-        pieces = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(f"prompt={template!r:.80}: {error}; write {{{{ for a brace") from error
-    for _, field, form, conversion in pieces:
-        if field is not None and (not field.isidentifier() or form or conversion):
-            raise ConfigError(
-                f"prompt={template!r:.80}: in braces stands the name of one field of the row, "
-                f"found {field!r:.40}; write {{{{ for a brace"
-            )
-    return [(literal, field) for literal, field, _, _ in pieces]
 
 
 class TaskEnv(ProblemEnv):

@@ -15,6 +15,9 @@ here at temperature 1 and without top-p, whatever the run does; genomes share th
 The genome's log-probabilities come with its sample, so only the base scores, once per rollout. This
 works on every engine, also where genomes cannot score.
 
+The centre's KL is measured at every held-out evaluation, as `test/env/kl/kl`: on the held-out
+problems, or the rows of `source`. A run with weight 0 reports both and is not changed by them.
+
 Left out: a sum over tokens. It would grow with the length of the answer, and a run could lower it
 by answering shorter. Only the first turn of an Env's prompt is answered.
 """

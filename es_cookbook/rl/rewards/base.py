@@ -40,6 +40,8 @@ REWARD_NAMES = {
     "math": "es_cookbook.rl.rewards.math_answers:Math",
     "format": "es_cookbook.rl.rewards.format:Format",
     "length": "es_cookbook.rl.rewards.length:Length",
+    "conciseness": "es_cookbook.rl.rewards.length:Conciseness",
+    "crossword": "es_cookbook.rl.rewards.crossword:Crossword",
     "judge": "es_cookbook.rl.rewards.judge:Judge",
     "sum": "es_cookbook.rl.rewards.weighted_sum:WeightedSum",
 }

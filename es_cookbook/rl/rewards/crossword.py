@@ -9,19 +9,37 @@ that is nearly there, and is built so that mentioning many words earns nothing:
 does so in the answer, or in the whole text, if what is searched has at most 25 words; it falls
 linearly to 0 at 80 words.
 
+Of a text the last `LONGEST_TEXT` characters are searched, and an answer of more than
+`LONGEST_ANSWER` is wrong, so hostile texts cost little.
+
 Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which are dropped.
 """
 
 import re
 import unicodedata
 from itertools import accumulate
+from typing import Literal
 
+import chz
+
+from es_cookbook.common.errors import DataError
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.rewards.answers import field_of
+from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, tag_format_reward
+from es_cookbook.rl.types import Metrics
 
 RAMP = (25, 80)
 """Words of a searched text at which containing the solution begins to lose worth, and has none."""
+LONGEST_TEXT = 4000
+"""Characters at a text's end that are searched."""
+LONGEST_ANSWER = 1000
+"""Characters of the longest answer that is read."""
 
-_APOSTROPHES = str.maketrans("", "", "'’‘`")
+_INSIDE_WORDS = re.compile(
+    "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f'’‘`]+"
+)
+"""Apostrophes, and the blocks of marks that decomposition takes off Latin letters."""
 
 
 def canonical(text: str) -> str:
@@ -49,6 +67,12 @@ def first_answer(text: str) -> str | None:
     return answer if opened and closed else None
 
 
+def _read_answer(text: str) -> str:
+    """The first answer; nothing where it is missing or too long."""
+    answer = first_answer(text) or ""
+    return answer if len(answer) <= LONGEST_ANSWER else ""
+
+
 def exact_reward(text: str, solution: str, enumeration: str | None = None) -> float:
     """1 if the first `<answer>` has the solution's letters and no others, else 0.
 
@@ -57,9 +81,7 @@ def exact_reward(text: str, solution: str, enumeration: str | None = None) -> fl
     >>> exact_reward("<answer>creme brulee</answer>", "Crème brûlée", "(5,6)")
     1.0
     """
-    given = canonical(first_answer(text) or "")
-    fits = enumeration is None or len(given) == letters(enumeration)
-    return float(given != "" and fits and given == canonical(solution))
+    return _is_exact(_words(_read_answer(text)), solution, enumeration)
 
 
 def shaped_reward(
@@ -77,19 +99,87 @@ def shaped_reward(
     0.25
     """
     gold = canonical(solution)
-    everywhere, answer = _words(_without_tags(text)), _words(first_answer(text) or "")
+    everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
+    answer = _words(_read_answer(text))
     stands = _contains(everywhere, gold)
     contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
     tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
-    exact = exact_reward(text, solution, enumeration)
+    exact = _is_exact(answer, solution, enumeration)
     return min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
+
+
+def enumeration_of(row: Fields) -> str | None:
+    """A row's `enumeration`, or what stands in brackets at its clue's end; None without either.
+
+    >>> enumeration_of({"clue": "Cold dessert (3,5)"})
+    '(3,5)'
+    """
+    given = row.get("enumeration")
+    if given is None or given == "":
+        ending = re.search(r"\(\d[^()]{0,40}\)\s{0,9}$", str(row.get("clue", ""))[-60:])
+        return ending[0].strip() if ending else None
+    if isinstance(given, bool) or not isinstance(given, str | int) or not letters(str(given)):
+        raise DataError(f"field 'enumeration' must be such as '(3,4)', found {given!r:.60}")
+    return str(given)
+
+
+@chz.chz
+class Crossword(Reward):
+    """The exact or the shaped reward of a clue's answer; at most 1.
+
+    The row has `answer`, and where known `enumeration`, or a `clue` that ends in it. Metrics:
+    `correct`, the exact reward; `fits`, whether the first `<answer>` has as many letters as the
+    solution; `format`, the share of the four tags that are correctly placed.
+
+    >>> Crossword()("<answer>ice cream</answer>", {"answer": "Ice-cream", "clue": "Cold (3,5)"})[0]
+    1.0
+    """
+
+    form: Literal["shaped", "exact"] = chz.field(
+        default="shaped", doc="exact: 1 or 0; shaped: a little for a solution that is there"
+    )
+    prompt_ends_in_think: bool = chz.field(
+        default=False, doc="the prompt already holds the opening <think>"
+    )
+
+    def __call__(self, text: str, row: Fields) -> tuple[float, Metrics]:
+        """The reward, and the metrics."""
+        solution, enumeration = self._solution(row), enumeration_of(row)
+        in_think = self.prompt_ends_in_think
+        exact = exact_reward(text, solution, enumeration)
+        shaped = shaped_reward(text, solution, enumeration, prompt_ends_in_think=in_think)
+        return exact if self.form == "exact" else shaped, {
+            "correct": exact,
+            "fits": float(len("".join(_words(_read_answer(text)))) == len(canonical(solution))),
+            "format": tag_format_reward(text, prompt_ends_in_think=in_think),
+        }
+
+    def check_row(self, row: Fields) -> None:
+        """Refuse an answer that its own enumeration does not fit, too."""
+        count, enumeration = len(canonical(self._solution(row))), enumeration_of(row)
+        if enumeration is not None and letters(enumeration) != count:
+            raise DataError(
+                f"its answer has {plural(count, 'letter')}, its enumeration {enumeration} asks for "
+                f"{letters(enumeration)}"
+            )
+
+    def _solution(self, row: Fields) -> str:
+        solution = field_of(row, "answer")
+        if not isinstance(solution, str) or not canonical(solution):
+            raise DataError(f"field 'answer' must have letters, found {solution!r:.60}")
+        return solution
+
+
+def _is_exact(words: list[str], solution: str, enumeration: str | None) -> float:
+    given = "".join(words)
+    fits = enumeration is None or len(given) == letters(enumeration)
+    return float(given != "" and fits and given == canonical(solution))
 
 
 def _words(text: str) -> list[str]:
     """Words in capitals A to Z; an apostrophe does not end one, `&` is a word."""
-    plain = unicodedata.normalize("NFKD", text)
-    plain = "".join(character for character in plain if not unicodedata.combining(character))
-    return re.findall("[A-Z]+", plain.translate(_APOSTROPHES).replace("&", " AND ").upper())
+    plain = _INSIDE_WORDS.sub("", unicodedata.normalize("NFKD", text))
+    return re.findall("[A-Z]+", plain.replace("&", " AND ").upper())
 
 
 def _without_tags(text: str) -> str:

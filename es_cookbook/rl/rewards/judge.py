@@ -50,7 +50,7 @@ Answer of a student:
 
 How good is the answer? Reply with a number from 0 (worthless) to 10 (perfect), and nothing else."""
 
-_LONGEST_REPLY = 1_000_000
+_LONGEST_REPLY = 250_000
 _TOO_EARLY = (408, 425, 429)
 _limiters: RunVar[dict[int, anyio.CapacityLimiter]] = RunVar("_limiters")
 
@@ -66,7 +66,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
-class _AgainError(Exception):
+class AskAgainError(Exception):
     """What may be better the next time."""
 
 
@@ -144,10 +144,10 @@ class Judge(Reward):
                         abandon_on_cancel=True,
                         limiter=anyio.CapacityLimiter(1),
                     )
-                return self._mark_in(reply)
+                return mark_in(reply, self.best)
             except TimeoutError:
                 said = f"no reply within {self.timeout:g} s"
-            except _AgainError as error:
+            except AskAgainError as error:
                 said = str(error)
         times = "once" if self.attempts == 1 else f"{self.attempts} times"
         raise EnvError(f"the judge at {self.url} was asked {times} and gave no mark: {said}")
@@ -166,20 +166,10 @@ class Judge(Reward):
             what = f"HTTP {error.code} {error.reason}: {said}".removesuffix(": ")
             if error.code < 500 and error.code not in _TOO_EARLY:
                 raise EnvError(f"the judge at {self.url} refused the question: {what}") from None
-            raise _AgainError(what) from None
+            raise AskAgainError(what) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise _AgainError(f"{type(reason).__name__}: {reason}".removesuffix(": ")) from None
-
-    def _mark_in(self, reply: bytes) -> float:
-        try:
-            content = json.loads(reply)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise _AgainError(f"a reply that is no chat completion: {reply[:60]!r}") from None
-        mark = last_number(content) if isinstance(content, str) else None
-        if mark is None or not 0 <= mark <= self.best:
-            raise _AgainError(f"no mark from 0 to {self.best:g} in {content!r:.60}")
-        return float(mark)
+            raise AskAgainError(f"{type(reason).__name__}: {reason}".removesuffix(": ")) from None
 
     def _body(self, text: str, row: Fields) -> bytes:
         question = {
@@ -203,3 +193,19 @@ class Judge(Reward):
         limiters = _limiters.get({})
         _limiters.set(limiters)
         return limiters.setdefault(self.max_concurrent, anyio.CapacityLimiter(self.max_concurrent))
+
+
+def mark_in(reply: bytes, best: float) -> float:
+    """The mark in a server's reply, a chat completion: the last number of its text.
+
+    Raises:
+        AskAgainError: There is none from 0 to `best`, or the reply is something else.
+    """
+    try:
+        content = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise AskAgainError(f"a reply that is no chat completion: {reply[:60]!r}") from None
+    mark = last_number(content) if isinstance(content, str) else None
+    if mark is None or not 0 <= mark <= best:
+        raise AskAgainError(f"no mark from 0 to {best:g} in {content!r:.60}")
+    return float(mark)

@@ -52,13 +52,13 @@ class Math(Reward):
     @override
     def __call__(self, text: str, row: Fields) -> float:
         """1 or 0, without a deadline, in this process: for scripts."""
-        golds, answers = self._golds_and_answers(text, row)
+        golds, answers = self.golds_and_answers(text, row)
         return equal_to_any(golds, answers, is_imported()) if answers else 0.0
 
     @override
     async def grade(self, text: str, row: Fields) -> Score:
         """1 or 0, from a worker process, and whether it was late."""
-        golds, answers = self._golds_and_answers(text, row)
+        golds, answers = self.golds_and_answers(text, row)
         if not answers:
             return 0.0, {_TIMEOUTS: 0.0}
         try:
@@ -74,10 +74,10 @@ class Math(Reward):
 
     @override
     def check_row(self, row: Fields) -> None:
-        self._golds_and_answers("", row)
+        self.golds_and_answers("", row)
         self.check()  # A row may have named this reward itself.
 
-    def _golds_and_answers(self, text: str, row: Fields) -> tuple[list[str], list[str]]:
+    def golds_and_answers(self, text: str, row: Fields) -> tuple[list[str], list[str]]:
         """What to compare: any of the first with any of the second."""
         golds = [as_latex(gold) for gold in texts_of(row, self.field)]
         answer = extracted(text, self.extract)
@@ -93,10 +93,11 @@ class Math(Reward):
 def as_latex(answer: str) -> str:
     r"""An answer between dollars, where math-verify looks for it, unless it is marked already.
 
-    >>> as_latex(r"\frac{1}{2}"), as_latex(r"so $x$"), as_latex(r"\boxed{2}")
-    ('$\\frac{1}{2}$', 'so $x$', '\\boxed{2}')
+    >>> as_latex(r"\frac{1}{2}"), as_latex(r"so $x$"), as_latex(r"\boxed{2}"), as_latex(r"\$5")
+    ('$\\frac{1}{2}$', 'so $x$', '\\boxed{2}', '$\\$5$')
     """
-    if any(mark in answer for mark in ("$", r"\boxed", r"\(", r"\[")):
+    unescaped = answer.replace(r"\$", "")
+    if any(mark in unescaped for mark in ("$", r"\boxed", r"\(", r"\[")):
         return answer
     return f"${' '.join(answer.split())}$"
 

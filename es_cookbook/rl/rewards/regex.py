@@ -21,6 +21,8 @@ from es_cookbook.rl.rewards.base import Fields, Reward
 
 LONGEST_PATTERN = 1000
 """Characters: compiling takes time too."""
+LONGEST_ANSWER = 100_000
+"""Characters; a longer answer matches nothing."""
 
 
 @chz.chz
@@ -55,7 +57,7 @@ class Regex(Reward):
 
     def __call__(self, text: str, row: Fields) -> float:
         """1 or 0, without a deadline."""
-        pattern, answer = self._pattern(row), extracted(text, self.extract)
+        pattern, answer = self._pattern(row), self._answer(text)
         return 0.0 if answer is None else matches(pattern, answer, self.whole)
 
     @override
@@ -65,7 +67,7 @@ class Regex(Reward):
         Raises:
             DataError: The row's pattern is none, or took too long.
         """
-        pattern, answer = self._pattern(row), extracted(text, self.extract)
+        pattern, answer = self._pattern(row), self._answer(text)
         if answer is None:
             return 0.0
         try:
@@ -79,6 +81,10 @@ class Regex(Reward):
     @override
     def check_row(self, row: Fields) -> None:
         _compiled(self._pattern(row))
+
+    def _answer(self, text: str) -> str | None:
+        answer = extracted(text, self.extract)
+        return None if answer is None or len(answer) > LONGEST_ANSWER else answer
 
     def _pattern(self, row: Fields) -> str:
         if self.pattern is not None:

@@ -20,9 +20,10 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, ESCookbookError, nearest
 from es_cookbook.rl.rewards.base import Fields, Reward, Score, reward_and_metrics
+from es_cookbook.rl.rewards.crossword import Crossword
 from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.rewards.judge import Judge
-from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.math_answers import Math
 from es_cookbook.rl.rewards.number import Number
@@ -57,6 +58,12 @@ class WeightedSum(Reward):
     format: Format = chz.field(default_factory=Format, doc="options of the reward format")
     judge: Judge = chz.field(default_factory=Judge, doc="options of the reward judge")
     length: Length = chz.field(default_factory=Length, doc="options of the reward length")
+    conciseness: Conciseness = chz.field(
+        default_factory=Conciseness, doc="options of the reward conciseness"
+    )
+    crossword: Crossword = chz.field(
+        default_factory=Crossword, doc="options of the reward crossword"
+    )
 
     @chz.validate
     def _valid(self) -> None:
@@ -85,6 +92,8 @@ class WeightedSum(Reward):
             "format": self.format,
             "judge": self.judge,
             "length": self.length,
+            "conciseness": self.conciseness,
+            "crossword": self.crossword,
         }
 
     @override

@@ -30,6 +30,8 @@ from es_cookbook.runs.tracking.base import (
     choose_rollouts,
 )
 
+CORRECT = "test/env/all/correct"
+"""Held-out, what most tasks are about: the share of answers that are right."""
 PASS_AT = "test/pass@"
 """What the keys of held-out pass@k begin with; k follows."""
 _LARGEST = 1e300
@@ -210,7 +212,7 @@ class Elapsed:
         return f"{_time(self.seconds)} ({which}: {_time(generations)})"
 
 
-def summary(path: Path, elapsed: Elapsed, key: str = "test/env/all/correct") -> str:
+def summary(path: Path, elapsed: Elapsed, key: str = CORRECT) -> str:
     """One sentence about a run: metrics' first and last values, and the time.
 
     Shares (keys under `test/env/`, `env/` and `test/pass@`) are compared in points. Where the

@@ -107,7 +107,7 @@ def test_a_reward_and_its_options_are_typed_by_name() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(Exception, match=r"did you mean 'number'\? Accepted: choice, exact"):
+    with pytest.raises(Exception, match=r"did you mean 'number'\? Accepted: choice, conciseness"):
         parse("reward=numbr")
 
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.common.errors import DataError
 from es_cookbook.rl.rewards.crossword import (
+    LONGEST_ANSWER,
+    LONGEST_TEXT,
+    Crossword,
     canonical,
+    enumeration_of,
     exact_reward,
     first_answer,
     letters,
@@ -96,13 +101,27 @@ def test_worth_of_mentioning_falls_from_25_words_to_none_at_80() -> None:
     assert earned == pytest.approx({1: 1, 25: 1, 36: 0.8, 58: 0.4, 80: 0, 81: 0})
 
 
-@pytest.mark.parametrize(
-    "text", ["a" * 300_000, "a " * 300_000, "<answer>" * 60_000, "é" * 300_000]
-)
-def test_hostile_text_costs_little(text: str) -> None:
-    began = time.process_time()
-    assert shaped_reward(text, "aaaaaaaaab", "(9)") == 0
-    assert time.process_time() - began < 2
+HOSTILE = [
+    *("a" * 10**6, "a " * 500_000, "é" * 10**6, "ﬃ" * 10**6, "<answer>" * 125_000, " " * 10**6),
+    *("a" * LONGEST_TEXT, "a " * (LONGEST_TEXT // 2), "ﬃ" * LONGEST_TEXT, "'" * LONGEST_TEXT),
+    *(f"<answer>{'aé ' * 300_000}</answer>", f"<answer>{'ﷺ' * LONGEST_ANSWER}</answer>"),
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_costs_less_than_ten_milliseconds(text: str) -> None:
+    seconds: list[float] = []
+    while not seconds or (min(seconds) > 0.01 and len(seconds) < 20):
+        began = time.process_time()
+        assert Crossword()(text, {"answer": "aaaaaaaaab", "enumeration": "(10)"})[0] == 0
+        seconds.append(time.process_time() - began)
+    assert min(seconds) < 0.01, f"took {min(seconds) * 1000:.1f} ms"
+
+
+def test_a_long_text_earns_the_exact_reward_alone() -> None:
+    long = "so " * LONGEST_TEXT
+    assert shaped_reward(f"{long}<answer>owl</answer>", "owl") == 1
+    assert shaped_reward(f"{long}<answer>an owl</answer>", "owl") == 0
 
 
 @given(st.text(alphabet="owl <answer>/thk&", max_size=60), st.text(max_size=5))
@@ -111,3 +130,50 @@ def test_rewards_are_between_0_and_1_and_exact_earns_all(text: str, solution: st
     assert exact in (0, 1)
     assert exact <= shaped <= 1
     assert shaped < 0.28 or exact == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "enumeration"),
+    [
+        ({"clue": "Cold", "enumeration": "(3,5)"}, "(3,5)"),
+        ({"clue": "Cold (3,5)"}, "(3,5)"),
+        ({"clue": "Cold (3-2,1'1) "}, "(3-2,1'1)"),
+        ({"clue": "Cold (8, two words)"}, "(8, two words)"),
+        ({"clue": "Cold (4)", "enumeration": 8}, "8"),
+        ({"clue": "Cold (4)", "enumeration": ""}, "(4)"),
+        ({"clue": "Cold (or not)"}, None),
+        ({"clue": "(3) men"}, None),
+        ({}, None),
+    ],
+)
+def test_an_enumeration_is_the_rows_or_stands_at_the_clues_end(
+    row: dict[str, object], enumeration: str | None
+) -> None:
+    assert enumeration_of(row) == enumeration
+
+
+def test_the_reward_by_name_has_two_forms_and_metrics() -> None:
+    row = {"answer": "ice cream", "clue": "Cold (3,5)"}
+    right, near = f"{THOUGHT}<answer>Ice-cream</answer>", "<answer>some ice cream</answer>"
+    assert Crossword()(right, row) == (1, {"correct": 1, "fits": 1, "format": 1})
+    assert Crossword()(near, row)[0] == 0.25
+    assert Crossword(form="exact")(near, row) == (0, {"correct": 0, "fits": 0, "format": 0})
+    in_think = Crossword(prompt_ends_in_think=True)
+    assert in_think("hm</think><answer>owls</answer>", row)[1]["format"] == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"anser": "owl"}, "field 'answer' is missing; did you mean 'anser'?"),
+        ({"answer": ["owl"]}, r"field 'answer' must have letters, found \['owl'\]"),
+        ({"answer": "123"}, "field 'answer' must have letters, found '123'"),
+        ({"answer": "a", "enumeration": "(2)"}, "has 1 letter, its enumeration .2. asks for 2"),
+        ({"answer": "owl", "enumeration": [3]}, r"must be such as '\(3,4\)', found \[3\]"),
+    ],
+)
+def test_a_row_whose_answer_cannot_be_earned_is_refused(
+    row: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        Crossword().check_row(row)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.rewards.base import Reward
 from es_cookbook.rl.rewards.format import Format
-from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.number import WINDOW, Number, last_number
 
@@ -127,7 +127,7 @@ MEGABYTES = [
 ]
 
 
-@pytest.mark.parametrize("reward", REWARDS, ids=repr)
+@pytest.mark.parametrize("reward", [*REWARDS, Conciseness()], ids=repr)
 def test_a_megabyte_costs_less_than_ten_milliseconds(reward: Reward) -> None:
     row = {**ROW, "number": 12}
     reward("", row)

@@ -73,7 +73,10 @@ def test_a_row_names_its_own_rewards(named: object, score: object) -> None:
     ("row", "sentence"),
     [
         ({"reward": "exakt"}, r"field 'reward': unknown 'exakt': did you mean 'exact'\? Accepted:"),
-        ({"reward": "os:system"}, "field 'reward': unknown 'os:system': accepted: choice, exact"),
+        (
+            {"reward": "os:system"},
+            "field 'reward': unknown 'os:system': accepted: choice, conciseness",
+        ),
         ({"reward": ["exact", 3]}, r"a reward's name, or a list of names, found \['exact', 3\]"),
         ({"reward": []}, r"a reward's name, or a list of names, found \[\]"),
         ({"reward": 0.5}, "a reward's name, or a list of names, found 0.5"),
@@ -115,7 +118,7 @@ def test_the_command_line_names_rewards_weights_and_options() -> None:
     ("rewards", "weights", "sentence"),
     [
         (("exact", "formt"), (), "rewards: unknown 'formt': did you mean 'format'"),
-        (("exact", "sum"), (), "rewards: unknown 'sum': accepted: choice, exact"),
+        (("exact", "sum"), (), "rewards: unknown 'sum': accepted: choice, conciseness"),
         ((), (), "rewards must be at least one of exact, choice"),
         (("exact", "exact"), (), "rewards must differ, found exact,exact"),
         (("exact",), (1.0, 2.0), "weights must be one for each of the 1 rewards, found 2"),

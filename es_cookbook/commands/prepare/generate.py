@@ -1,0 +1,284 @@
+"""Have a model behind an OpenAI-compatible server answer prompts made of rows of data.
+
+    vllm serve Qwen/Qwen2.5-7B-Instruct
+    python -m es_cookbook generate source=rows.jsonl prompt="{question}" output=answers.jsonl
+        model=Qwen/Qwen2.5-7B-Instruct replicas=4
+
+Every line of the output has the fields of a row, the `prompt`, the `completion`, and under
+`generated` the model and how it was asked, so that `train` and `es_cookbook.baselines.sft` read it
+as it is. Equal prompts are asked once, and of equal answers to one prompt one is kept.
+
+Answers are kept as they come in a file beside the output (`answers.jsonl.parts`); the output is
+made of it at the end, in the order of the rows. What stops the command loses no answer: called
+again, it asks for what is missing. Seeds follow from prompt and replica, so that a server that
+honours them answers the same whatever was asked before.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import anyio
+import chz
+
+from es_cookbook.commands.prepare.answers import AnswersFile
+from es_cookbook.commands.prepare.chat import Answer, Chat, ChatConfig, LostAnswerError
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError, DataError, ServerError, leaves
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import one_line, plural, say
+from es_cookbook.rl.data.rows import Row, load_rows
+from es_cookbook.rl.data.template import check_template, filled
+from es_cookbook.runs.files import replace_file
+
+PARTS = ".parts"
+"""Ends the name of the file with the answers as they came."""
+HOW = "generated"
+"""Field of the output that says how its answer was made."""
+HOPELESS = 16
+"""So many questions in a row without an answer, and no more are asked."""
+
+
+@chz.chz
+class GenerateConfig(ChatConfig):
+    """Answers of a language model to prompts made of rows, as rows to train on."""
+
+    source: str = chz.field(doc=".jsonl or .parquet file, or Hub set")
+    output: str = chz.field(doc=".jsonl file to write; one of the same settings is gone on with")
+    prompt: str = chz.field(
+        default="{question}", doc="what the model is asked: text with fields of the row in braces"
+    )
+    replicas: int = chz.field(default=1, doc="answers to each prompt")
+    num_rows: int | None = chz.field(default=None, doc="most rows used, the first; None: all")
+    seed: int | None = chz.field(
+        default=0, doc="each question gets a seed made of it; None: for servers that refuse seeds"
+    )
+    prompt_field: str = chz.field(default="prompt", doc="field of the output with the prompt")
+    completion_field: str = chz.field(
+        default="completion", doc="field of the output with the answer"
+    )
+    concurrency: int = chz.field(default=32, doc="most questions at a time")
+
+    @chz.validate
+    def _valid(self) -> None:
+        check_template(self.prompt)
+        check_range(self, "replicas", "num_rows", "concurrency", at_least=1)
+        if not self.output.endswith(".jsonl"):
+            raise ConfigError(f"output must be a file that ends in .jsonl, found {self.output!r}")
+        names = (self.prompt_field, self.completion_field, HOW)
+        if len(set(names)) < len(names) or not all(names):
+            raise ConfigError(
+                f"prompt_field={self.prompt_field!r} and completion_field="
+                f"{self.completion_field!r} must be two names, and neither is {HOW!r}"
+            )
+        if self.replicas > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"replicas={self.replicas} with temperature=0 asks for the same answer again; "
+                "raise the temperature, or give replicas=1"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt that is asked as often as there are replicas, and the row that it is made of."""
+
+    row: Row
+    prompt: str
+
+    def key(self, replica: int) -> str:
+        """Names one answer: by what is asked, wherever its row stands."""
+        digest = hashlib.blake2b(self.prompt.encode("utf-8", "replace"), digest_size=12)
+        return f"{digest.hexdigest()}-{replica}"
+
+
+def main(config: GenerateConfig) -> None:
+    """Ask for what is missing, write the rows, and say how many there are.
+
+    Raises:
+        ConfigError: The output is another's, or was begun with other settings.
+        DataError: The source cannot be used.
+        ServerError: The server refused, answered nothing at all, or not every question.
+        RunDirectoryError: The output cannot be written.
+    """
+    output = Path(config.output)
+    parts = output.with_name(output.name + PARTS)
+    if output.exists() and not parts.exists():
+        raise ConfigError(
+            f"output {str(output)!r} is there already, without {parts.name!r} beside it to go on "
+            "with; give another one"
+        )
+    questions = read_questions(config)
+    chat = Chat(config)
+    answers = AnswersFile(parts, _settings(config))
+    lost: Counter[str] = Counter()
+    try:
+        try:
+            anyio.run(_ask, config, chat, questions, answers, lost)
+        except BaseExceptionGroup as errors:
+            raise next(leaves(errors)) from None
+        finally:
+            if answers.by_key:
+                _write(config, output, questions, answers)
+    finally:
+        answers.close()
+    if lost:
+        reasons = "; ".join(f"{count} x {one_line(why)}" for why, count in lost.most_common(5))
+        raise ServerError(
+            f"{plural(lost.total(), 'question')} without an answer ({reasons}); the same command "
+            f"asks again for these alone"
+        )
+
+
+def read_questions(config: GenerateConfig) -> list[Question]:
+    """What is asked, each prompt once, in the order of the rows.
+
+    Raises:
+        DataError: There are no rows, or one lacks a field, has one that the output needs, or one
+            that JSON cannot hold.
+    """
+    added = (config.prompt_field, config.completion_field, HOW)
+    questions: dict[str, Question] = {}
+    for row in islice(load_rows(config.source), config.num_rows):
+        prompt = filled(config.prompt, row)
+        if not prompt.strip():
+            raise row.error(f"prompt={config.prompt!r:.80} makes an empty text of it")
+        for name in added:
+            if name in row.fields and (name, row.fields[name]) != (config.prompt_field, prompt):
+                hint = "" if name == HOW else "; give prompt_field or completion_field another name"
+                raise row.error(f"field {name!r} is one that the output adds{hint}")
+        try:
+            json.dumps(dict(row.fields))
+        except (TypeError, ValueError) as error:
+            raise row.error(f"cannot be written as JSON ({error})") from error
+        questions.setdefault(prompt, Question(row, prompt))
+    if not questions:
+        raise DataError(f"{config.source}: there are no rows")
+    return list(questions.values())
+
+
+def _settings(config: GenerateConfig) -> dict[str, object]:
+    """What shapes an answer, and nothing else: a server may move, and more may be asked."""
+    return {
+        "model": config.model,
+        "prompt": config.prompt,
+        "system": config.system,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+        "seed": config.seed,
+    }
+
+
+async def _ask(
+    config: GenerateConfig,
+    chat: Chat,
+    questions: Sequence[Question],
+    answers: AnswersFile,
+    lost: Counter[str],
+) -> None:
+    """Ask for all that is missing; what stays without an answer is counted in `lost`."""
+    missing = [
+        (question, replica)
+        for replica in range(config.replicas)
+        for question in questions
+        if question.key(replica) not in answers.by_key
+    ]
+    there = len(questions) * config.replicas - len(missing)
+    say(
+        f"asking {config.model} {plural(len(missing), 'question')}"
+        + (f"; {plural(there, 'answer')} are there already" if there else "")
+    )
+    waiting = iter(missing)
+    done = in_a_row = 0
+
+    async def ask_in_turn() -> None:
+        nonlocal done, in_a_row
+        for question, replica in waiting:
+            key = question.key(replica)
+            seed = None if config.seed is None else _seed(config.seed, key)
+            try:
+                answers.add(key, await chat.answer(question.prompt, seed))
+                in_a_row = 0
+            except LostAnswerError as error:
+                lost[str(error)] += 1
+                in_a_row += 1
+                if in_a_row >= HOPELESS:
+                    raise ServerError(
+                        f"the server at {config.base_url} answers nothing: {in_a_row} questions in "
+                        f"a row were lost, the last with: {one_line(str(error))}; answers are kept"
+                    ) from None
+            done += 1
+            if done * 10 // len(missing) > (done - 1) * 10 // len(missing):
+                say(f"{done} of {len(missing)} asked, {lost.total()} without an answer")
+
+    try:
+        async with anyio.create_task_group() as group:
+            for _ in range(min(config.concurrency, len(missing))):
+                group.start_soon(ask_in_turn)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await chat.close()
+
+
+def _seed(seed: int, key: str) -> int:
+    """A seed of 31 bits, which every server takes."""
+    return derive_seed(seed, f"generate/{key}") >> 32
+
+
+def _write(
+    config: GenerateConfig, output: Path, questions: Sequence[Question], answers: AnswersFile
+) -> None:
+    """Write the rows of all answers that there are, and say how many."""
+    kept = [
+        (question, replica, answer)
+        for question in questions
+        for replica, answer in _different(question, config.replicas, answers)
+    ]
+    settings = _settings(config)
+    del settings["prompt"]  # Its rows have it, filled.
+    lines = (
+        json.dumps(
+            {
+                **question.row.fields,
+                config.prompt_field: question.prompt,
+                config.completion_field: answer.text,
+                HOW: {**settings, "replica": replica, "finish_reason": answer.finish_reason},
+            }
+        )
+        for question, replica, answer in kept
+    )
+    replace_file(output, [line.encode() + b"\n" for line in lines])
+    wanted = {question.key(replica) for question in questions for replica in range(config.replicas)}
+    equal = len(wanted & answers.by_key.keys()) - len(kept)
+    cut = sum(answer.finish_reason == "length" for _, _, answer in kept)
+    print(
+        f"{plural(len(kept), 'row')} in {output}, of {plural(len(questions), 'prompt')}; equal "
+        f"answers left out: {equal}; cut off at max_tokens={config.max_tokens}: {cut}"
+    )
+
+
+def _different(
+    question: Question, replicas: int, answers: AnswersFile
+) -> Iterator[tuple[int, Answer]]:
+    """The answers to a prompt, each once; whitespace makes no difference."""
+    seen: set[str] = set()
+    for replica in range(replicas):
+        answer = answers.by_key.get(question.key(replica))
+        folded = " ".join(answer.text.split()) if answer else ""
+        if answer and folded not in seen:
+            seen.add(folded)
+            yield replica, answer
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, GenerateConfig)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,90 @@
+"""Write a model with its linear weights in 4 or 8 bits, a base for the quantised search spaces.
+
+    python -m es_cookbook quantise model_name=Qwen/Qwen2.5-0.5B-Instruct output=quantised
+    python -m es_cookbook train model_name=quantised search_space=quant_scales ...
+
+`es_cookbook.checkpoints.compression` says how it rounds; vLLM and transformers read it too.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import plural, say, show_bytes
+
+
+@chz.chz
+class QuantiseConfig:
+    """Write a model with quantised linear weights, as a compressed-tensors checkpoint."""
+
+    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
+    output: str = chz.field(doc="directory to make; it must not be there yet")
+    bits: Literal[4, 8] = chz.field(default=4, doc="of a weight")
+    group_size: int | None = chz.field(
+        default=32, doc="inputs that share a scale; None: one scale for each output"
+    )
+    symmetric: bool = chz.field(default=True, doc="False adds zero points")
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = chz.field(
+        default="auto",
+        doc="of scales and of what is not quantised; auto: the model's, but bfloat16 for float32, "
+        "which vLLM's kernels do not take",
+    )
+    ignore: tuple[str, ...] = chz.field(
+        default=(),
+        doc="layers that stay as they are, by name or shell pattern; vLLM wants q, k and v alike, "
+        "and gate and up",
+    )
+
+    @chz.validate
+    def _valid(self) -> None:
+        check_range(self, "group_size", at_least=2)
+
+
+def main(config: QuantiseConfig) -> None:
+    """Write the copy, and say what it is and how close it comes.
+
+    Raises:
+        ConfigError: The output is there already, a package is missing, or nothing can be quantised.
+        ModelError: The model cannot be read, or is quantised already.
+    """
+    output = Path(config.output)
+    if output.exists() or output.is_symlink():
+        raise ConfigError(f"output {str(output)!r} is there already; give another one")
+    say(f"rounding {config.model_name} to {config.bits} bits")
+    # torch, which the options do without.
+    from es_cookbook.checkpoints.compression import LENGTH, TEXTS, Rounding, write_rounded
+
+    how = Rounding(config.bits, config.group_size, config.symmetric, config.dtype, config.ignore)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    copy = write_rounded(config.model_name, output, how)
+    for line in _left(copy.left):
+        print(line)
+    before, after = map(show_bytes, copy.num_bytes)
+    print(
+        f"on {TEXTS} texts of {LENGTH} tokens that the model wrote: perplexity "
+        f"{copy.perplexity[0]:.3f} -> {copy.perplexity[1]:.3f}, KL divergence "
+        f"{copy.divergence:.4f} nats per token"
+    )
+    print(f"{plural(len(copy.rounded), 'layer')} quantised, {before} -> {after}: {output}")
+
+
+def _left(left: Mapping[str, str]) -> Iterator[str]:
+    """A line a reason, with the layers that it keeps as they are."""
+    for reason in dict.fromkeys(left.values()):
+        names = [name for name, why in left.items() if why == reason]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"not quantised ({reason}): {', '.join(names[:3])}{more}"
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, QuantiseConfig)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,1 @@
+"""Conciseness: answers as short as the shortest good one."""

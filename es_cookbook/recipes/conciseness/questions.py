@@ -1,0 +1,113 @@
+"""Questions of a small closed world, whose answers follow from the question: for trials.
+
+    python -m es_cookbook.recipes.conciseness.questions output=questions.jsonl
+
+    what comes after 419?      420
+    which is more, 301 or 87?  301
+    what is tabo backwards?    obat
+
+Words are made of syllables and mean nothing. The recipe's own `questions.jsonl` was made by the
+command above; its warm start shows none of them.
+"""
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import plural
+
+_CONSONANTS, _VOWELS = "bdfglmnprst", "aeiou"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """One question, its shortest good answer, and the same as a whole sentence."""
+
+    kind: str
+    question: str
+    answer: str
+    sentence: str
+
+
+def generate_questions(seed: int) -> Iterator[Question]:
+    """Endless seeded stream of distinct questions: a number, two of them, a word, and again."""
+    rng = random.Random(derive_seed(seed, "conciseness/questions"))
+    seen: set[str] = set()
+    while True:
+        for make in (_after, _more, _backwards):
+            made = make(rng)
+            while made.question in seen:
+                made = make(rng)
+            seen.add(made.question)
+            yield made
+
+
+def _after(rng: random.Random) -> Question:
+    a = rng.randrange(1, 10_000)
+    return Question("after", f"what comes after {a}?", f"{a + 1}", f"{a + 1} comes after {a}.")
+
+
+def _more(rng: random.Random) -> Question:
+    a, b = rng.sample(range(1, 1000), 2)
+    more, less = max(a, b), min(a, b)
+    return Question(
+        "more", f"which is more, {a} or {b}?", f"{more}", f"{more} is more than {less}."
+    )
+
+
+def _backwards(rng: random.Random) -> Question:
+    syllables = [rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 3))]
+    word = "".join(syllables) + rng.choice(["", *_CONSONANTS])
+    turned = word[::-1]
+    return Question(
+        "backwards", f"what is {word} backwards?", turned, f"{word} backwards is {turned}."
+    )
+
+
+@chz.chz
+class Config:
+    """What is generated."""
+
+    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
+    count: int = chz.field(default=1500, doc="questions")
+    seed: int = chz.field(default=0, doc="same seed, same questions")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "count", at_least=1)
+
+
+def main(config: Config) -> None:
+    """Generate and write.
+
+    Raises:
+        ConfigError: The file is there already, or cannot be written.
+    """
+    rows = [
+        {"question": made.question, "answer": made.answer, "kind": made.kind}
+        for made in islice(generate_questions(config.seed), config.count)
+    ]
+    try:
+        with Path(config.output).open("x", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    except OSError as error:
+        raise ConfigError(f"cannot write output {config.output!r}: {error.strerror}") from error
+    print(f"{plural(len(rows), 'question')} written to {config.output}")
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

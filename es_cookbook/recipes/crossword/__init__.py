@@ -1,0 +1,1 @@
+"""Crossword: answers to cryptic clues."""

@@ -1,0 +1,139 @@
+"""Clues with wordplay and no definition, whose answers follow from their letters: for trials.
+
+    python -m es_cookbook.recipes.crossword.clues output=clues.jsonl
+
+    clue                                 answer   kind
+    heads of nito emaf tus (3)           net      initials
+    turned romed (5)                     demor    reversal
+    heart of piltane (3)                 lta      hidden
+    odd bits of taobne (3)               ton      alternate
+
+Words are made of syllables and mean nothing, so that a model of single characters can learn how
+clues work without knowing a language. The recipe's own `clues.jsonl` was made by the command above;
+its warm start shows none of its answers.
+"""
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import plural
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_CONSONANTS, _VOWELS = "bcdfghlmnprstvw", "aeiou"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Clue:
+    """One clue.
+
+    Attributes:
+        kind: of wordplay.
+        clue: indicator and letters, without the enumeration.
+        answer: in small letters.
+        careless: of the same length, what comes of the same letters if the indicator is misread.
+    """
+
+    kind: str
+    clue: str
+    answer: str
+    careless: str
+
+    @property
+    def enumeration(self) -> str:
+        """Such as "(5)"."""
+        return f"({len(self.answer)})"
+
+
+def generate_clues(seed: int) -> Iterator[Clue]:
+    """Endless seeded stream of clues with distinct answers, all kinds in turn."""
+    rng = random.Random(derive_seed(seed, "crossword/clues"))
+    seen: set[str] = set()
+    while True:
+        for make in (_initials, _reversal, _hidden, _alternate):
+            made = make(rng)
+            while made.answer in seen or made.answer == made.careless:
+                made = make(rng)
+            seen.add(made.answer)
+            yield made
+
+
+def _word(rng: random.Random, length: int) -> str:
+    """Consonants and vowels in turn, either first."""
+    sounds = [_CONSONANTS, _VOWELS] if rng.random() < 0.7 else [_VOWELS, _CONSONANTS]
+    return "".join(rng.choice(sounds[i % 2]) for i in range(length))
+
+
+def _initials(rng: random.Random) -> Clue:
+    """The first letters of words; misread: the last ones."""
+    words = [_word(rng, rng.randint(2, 4)) for _ in range(rng.randint(4, 5))]
+    heads, tails = "".join(word[0] for word in words), "".join(word[-1] for word in words)
+    return Clue("initials", f"heads of {' '.join(words)}", heads, tails)
+
+
+def _reversal(rng: random.Random) -> Clue:
+    """A word backwards; misread: as it stands."""
+    word = _word(rng, rng.randint(4, 6))
+    return Clue("reversal", f"turned {word}", word[::-1], word)
+
+
+def _hidden(rng: random.Random) -> Clue:
+    """A word less as many letters on either side; misread: its beginning."""
+    outside, inside = rng.randint(1, 2), rng.randint(4, 5)
+    word = _word(rng, inside + 2 * outside)
+    return Clue("hidden", f"heart of {word}", word[outside:-outside], word[:inside])
+
+
+def _alternate(rng: random.Random) -> Clue:
+    """Every other letter, from the first on; misread: from the second."""
+    letters = [rng.choice(LETTERS) for _ in range(2 * rng.randint(4, 5))]
+    word = "".join(letters)
+    return Clue("alternate", f"odd bits of {word}", word[::2], word[1::2])
+
+
+@chz.chz
+class Config:
+    """What is generated."""
+
+    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
+    count: int = chz.field(default=2400, doc="clues")
+    seed: int = chz.field(default=0, doc="same seed, same clues")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "count", at_least=1)
+
+
+def main(config: Config) -> None:
+    """Generate and write.
+
+    Raises:
+        ConfigError: The file is there already, or cannot be written.
+    """
+    clues = list(islice(generate_clues(config.seed), config.count))
+    try:
+        with Path(config.output).open("x", encoding="utf-8") as file:
+            for made in clues:
+                row = {"clue": made.clue, "answer": made.answer, "enumeration": made.enumeration}
+                file.write(json.dumps({**row, "kind": made.kind}) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write output {config.output!r}: {error.strerror}") from error
+    print(f"{plural(len(clues), 'clue')} written to {config.output}")
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

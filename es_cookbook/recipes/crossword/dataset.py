@@ -1,0 +1,88 @@
+"""Cryptic clues as a dataset: the trial set, or rows of a local file or a Hub set.
+
+Rows have `clue` and `answer`, and where known `enumeration`, which may also stand at the clue's
+end: "Cold dessert (3,5)". Public sets of cryptic clues have these columns; others of theirs, such
+as `definition`, are not shown to the model. Metrics are reported by `kind` where rows have one.
+
+A clue is held out by its answer: no answer of a held-out clue is trained on, whatever its clue.
+"""
+
+import functools
+from pathlib import Path
+from typing import Literal, TypeAlias, assert_never
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.errors import DataError
+from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.task import TaskEnv
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.rewards.crossword import Crossword, canonical, enumeration_of
+from es_cookbook.rl.rewards.format import prompt_ends_in_think
+from es_cookbook.rl.types import Observation, Tokenizer
+
+CLUES = Path(__file__).parent / "clues.jsonl"
+
+PromptStyle: TypeAlias = Literal["compact", "words"]
+
+_WORDS = """\
+Solve this cryptic crossword clue: {clue}
+
+A cryptic clue has a definition of the answer at its beginning or at its end; the rest is wordplay \
+that gives the same letters. The numbers in brackets say how many letters each word of the answer \
+has. Show your work in <think> </think> tags. And return the answer in <answer> </answer> tags, \
+for example <answer> ice cream </answer>."""
+
+
+def question(clue: str, enumeration: str | None, style: PromptStyle) -> str:
+    r"""The clue and its enumeration, with what a clue is ("words") or alone ("compact").
+
+    >>> question("turned romed", "(5)", "compact"), question("Cold (3,5)", "(3,5)", "compact")
+    ('turned romed (5)\n', 'Cold (3,5)\n')
+    """
+    ends_in_it = enumeration is None or clue.rstrip().endswith(enumeration)
+    whole = clue.strip() if ends_in_it else f"{clue.strip()} {enumeration}"
+    if style == "compact":
+        return f"{whole}\n"
+    if style == "words":
+        return _WORDS.format(clue=whole)
+    assert_never(style)
+
+
+@chz.chz
+class CrosswordDatasetBuilder(RowDatasetBuilder):
+    """Cryptic clues for training and, disjoint from them by answer, for the held-out test."""
+
+    source: str = chz.field(
+        default=str(CLUES), doc=".jsonl or .parquet file, or Hub set; the trial set by default"
+    )
+    prompt: PromptStyle = chz.field(
+        default="compact",
+        doc="compact: the clue alone; words: with what it is, as a chat if the model has one",
+    )
+    reward: Crossword = chz.field(default_factory=Crossword, doc="how answers are paid")
+
+    @override
+    def key(self, row: Row) -> str:
+        return canonical(row.text("answer"))
+
+    @override
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        clue, answer, kind = row.text("clue"), row.text("answer"), row.optional_text("kind")
+        try:
+            self.reward.check_row(row.fields)
+            enumeration = enumeration_of(row.fields)
+        except DataError as error:
+            raise row.error(str(error)) from error
+        text = question(clue, enumeration, self.prompt)
+        tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "words")
+        in_think = self.reward.prompt_ends_in_think or prompt_ends_in_think(tokenizer, tokens_T)
+        reward = chz.replace(self.reward, prompt_ends_in_think=in_think)
+        return ProblemGroupBuilder(
+            functools.partial(TaskEnv, Observation(tokens_T), reward, row, 1.0),
+            row.where,
+            gold=f"<answer>{answer}</answer>",
+            problem_tags=(kind,) if kind else (),
+        )

@@ -1,0 +1,1 @@
+"""Problems of reasoning-gym's generators, by name and by difficulty."""

@@ -1,0 +1,246 @@
+"""Problems of a reasoning-gym generator as a dataset, by levels of difficulty if wanted.
+
+A generator's problems follow from a seed, and the held-out ones have a seed of their own. No
+question is both trained on and held out, and none is in a split twice.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import plural, say
+from es_cookbook.recipes.logic.env import LogicEnv, PromptStyle, RewardKind, question
+from es_cookbook.recipes.logic.generators import (
+    Problem,
+    Source,
+    check_source,
+    parsed_options,
+    problems,
+)
+from es_cookbook.rl.data.epochs import EpochOrder
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
+
+SMALL_TASK = "chain_sum"
+SMALL_OPTIONS = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=1")
+"""What the bundled model half knows: sums and differences of three digits."""
+
+
+def shares(generation: int, num_levels: int, shift: int) -> list[float]:
+    """The share of each level in a generation's batch: from the first level alone to the last.
+
+    The middle of the batch moves over the levels at a constant speed, and two neighbouring levels
+    share a batch in proportion to how near it is. From generation `shift` on, all is of the last
+    level. Without a shift, 0, the levels share equally.
+
+    >>> shares(0, 3, 10), shares(4, 3, 10), shares(10, 3, 10)
+    ([1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.0, 0.0, 1.0])
+    """
+    if shift == 0:
+        return [1 / num_levels] * num_levels
+    middle = min(generation / shift, 1) * (num_levels - 1)
+    return [round(max(0.0, 1 - abs(level - middle)), 9) for level in range(num_levels)]
+
+
+def counts(shares: Sequence[float], batch: int, turn: int) -> list[int]:
+    """Whole numbers that add up to the batch; what rounding leaves goes to the largest remainders.
+
+    Equal remainders take turns.
+
+    >>> counts([0.25, 0.75], 8, 0), counts([0.5, 0.5], 3, 0), counts([0.5, 0.5], 3, 1)
+    ([2, 6], [2, 1], [1, 2])
+    """
+    found = [int(share * batch + 1e-6) for share in shares]
+    rest = [share * batch - count for share, count in zip(shares, found, strict=True)]
+    order = sorted(range(len(rest)), key=lambda i: (-round(rest[i], 6), (i + turn) % len(rest)))
+    for i in order[: batch - sum(found)]:
+        found[i] += 1
+    return found
+
+
+class LevelDataset(ProblemDataset):
+    """Problems of several levels, in batches whose mixture is a function of the generation.
+
+    Args:
+        builders_by_level: a list per level, the easiest first.
+        problems_per_generation: problems in a batch.
+        shift: generations over which batches move from the easiest level to the hardest.
+        seed: of the orders of the levels' problems.
+        held_out: problems that are checked, and not trained on.
+    """
+
+    def __init__(
+        self,
+        builders_by_level: Sequence[Sequence[ProblemGroupBuilder]],
+        problems_per_generation: int,
+        shift: int,
+        seed: int,
+        held_out: Sequence[ProblemGroupBuilder],
+    ) -> None:
+        together = list(itertools.chain.from_iterable(builders_by_level))
+        super().__init__(together, problems_per_generation, seed, held_out)
+        self._levels = builders_by_level
+        self._shift = shift
+        self._orders = [
+            EpochOrder(len(builders), derive_seed(seed, "logic/level", level))
+            for level, builders in enumerate(builders_by_level)
+        ]
+        self._used = [[0] * len(builders_by_level)]  # of each level, before each generation
+
+    @override
+    def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
+        """The problems of one generation: each level goes on where its last one ended."""
+        while len(self._used) < generation + 2:
+            before, last = len(self._used) - 1, self._used[-1]
+            self._used.append([u + n for u, n in zip(last, self._counts(before), strict=True)])
+        starts, ends = self._used[generation], self._used[generation + 1]
+        return [
+            builders[order.batch(position, 1)[0]]
+            for builders, order, start, end in zip(
+                self._levels, self._orders, starts, ends, strict=True
+            )
+            for position in range(start, end)
+        ]
+
+    def _counts(self, generation: int) -> list[int]:
+        parts = shares(generation, len(self._levels), self._shift)
+        return counts(parts, self.problems_per_generation, generation)
+
+
+@chz.chz
+class LogicDatasetBuilder(RLDatasetBuilder):
+    """Problems of a reasoning-gym generator for training and, disjoint from them, for the test."""
+
+    task: str = chz.field(default=SMALL_TASK, doc="name of a reasoning-gym generator")
+    options: tuple[str, ...] | None = chz.field(
+        default=None,
+        doc="the generator's own options, name=value,name=value; None: its defaults, and for "
+        "chain_sum without levels sums of three digits, which the bundled model half knows",
+    )
+    levels: tuple[int, ...] = chz.field(
+        default=(),
+        doc="levels of the generator's curriculum, from 0, easiest first; none: its defaults",
+    )
+    shift: int = chz.field(
+        default=0,
+        doc="generations over which batches move from the first level to the last; 0: all levels "
+        "alike, always",
+    )
+    num_train: int = chz.field(default=2000, doc="training problems, of all levels together")
+    num_test: int = chz.field(default=500, doc="held-out problems, of all levels together")
+    fold: int = chz.field(
+        default=0, doc="which `num_test` held-out problems: those of fold 1 to choose settings on"
+    )
+    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
+    prompt: PromptStyle = chz.field(
+        default="compact",
+        doc="compact: for the bundled model, the answer is the whole text; words: as a chat if the "
+        "model has one, the answer is in <answer> tags",
+    )
+    reward: RewardKind = chz.field(
+        default="correct",
+        doc="correct: 1 if the generator gives full marks; score: what it gives, parts too",
+    )
+    timeout: float = chz.field(
+        default=5.0, doc="seconds for scoring an answer; then it scores 0 (metric `late`)"
+    )
+    seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "num_train", "problems_per_generation", at_least=1)
+        check_range(self, "num_test", "shift", "fold", at_least=0)
+        check_range(self, "timeout", above=0)
+        if len(set(self.levels)) < len(self.levels):
+            raise ConfigError(f"levels must differ from each other, found {self.levels}")
+        if self.shift and len(self.levels) < 2:
+            raise ConfigError(
+                f"shift={self.shift} needs two or more levels to move between, as levels=0,1,2"
+            )
+        if self.num_train < len(self.levels) or 0 < self.num_test < len(self.levels):
+            raise ConfigError(
+                f"{plural(len(self.levels), 'level')} need at least a problem each, found "
+                f"num_train={self.num_train} and num_test={self.num_test}"
+            )
+
+    @override
+    def check(self) -> None:
+        for source in self.sources():
+            check_source(source)
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Generate, and render the prompts."""
+        self.check()
+        say(f"making {self.num_train + self.num_test:,} problems of {self.task}")
+        train, test = self.splits()
+        build = functools.partial(self._group_builder, tokenizer)
+        test_P = [build(problem) for level in test for problem in level]
+        by_level = [[build(problem) for problem in level] for level in train]
+        batch = self.problems_per_generation
+        dataset = LevelDataset(by_level, batch, self.shift, self.seed, test_P)
+        return Datasets(dataset, test_P)
+
+    def sources(self) -> list[Source]:
+        """The generator, once for each level."""
+        options = self.options
+        if options is None:
+            options = SMALL_OPTIONS if self.task == SMALL_TASK and not self.levels else ()
+        pairs = parsed_options(self.task, options)
+        return [Source(self.task, pairs, level) for level in self.levels or (None,)]
+
+    def splits(self) -> tuple[list[list[Problem]], list[list[Problem]]]:
+        """Train and test problems of each level; the test is the same for every seed: runs compare.
+
+        A fold is what comes after those before it, and they are not trained on either.
+
+        Raises:
+            DataError: There are not so many different ones.
+        """
+        taken: set[str] = set()
+        test: list[list[Problem]] = []
+        for _ in range(self.fold + 1):
+            test = self._drawn(derive_seed(0, "logic/test"), self.num_test, taken)
+        train = self._drawn(derive_seed(self.seed, "logic/train"), self.num_train, taken)
+        return train, test
+
+    def _drawn(self, seed: int, total: int, taken: set[str]) -> list[list[Problem]]:
+        """So many problems, the levels in equal parts, of questions that are not taken yet."""
+        sources = self.sources()
+        each = counts([1 / len(sources)] * len(sources), total, 0)
+        drawn: list[list[Problem]] = []
+        for source, count in zip(sources, each, strict=True):
+            found = list(itertools.islice(_untaken(source, seed, taken), count))
+            if len(found) < count:
+                raise DataError(
+                    f"{source} has only {len(taken):,} different problems with these options: "
+                    f"fewer than num_train={self.num_train} and num_test={self.num_test} (in "
+                    f"{plural(self.fold + 1, 'fold')}) together"
+                )
+            drawn.append(found)
+        return drawn
+
+    def _group_builder(self, tokenizer: Tokenizer, problem: Problem) -> ProblemGroupBuilder:
+        style = self.prompt
+        tokens_T = render_prompt(tokenizer, question(problem, style), chat=style == "words")
+        given = Observation(tokens_T), problem, style, self.reward, self.timeout
+        source = problem.source
+        return ProblemGroupBuilder(
+            functools.partial(LogicEnv, *given),
+            f"{source}, problem {problem.question[-60:]!r}",
+            problem.gold if style == "compact" else f"<answer>{problem.gold}</answer>",
+            () if source.level is None else (f"level{source.level}",),
+        )
+
+
+def _untaken(source: Source, seed: int, taken: set[str]) -> Iterator[Problem]:
+    for problem in problems(source, seed):
+        if problem.question not in taken:
+            taken.add(problem.question)
+            yield problem

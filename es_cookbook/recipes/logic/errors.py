@@ -1,0 +1,90 @@
+"""Sort the bundled model's errors before and after a run: what was chosen, and what is new.
+
+    es-cookbook export log_path=runs/logic output=trained
+    python -m es_cookbook.recipes.logic.errors after=trained
+
+Answers to the held-out problems are right, leave out the last term (the careless way that the
+warm start was shown), or are wrong otherwise. A right answer that the model did not give before
+was within reach if it is among its answers of before at temperature 1: then the run has chosen
+among what the model could do. Else it is new.
+"""
+
+import collections
+
+import chz
+import torch
+from transformers import AutoTokenizer, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from es_cookbook.baselines.small_model import answer
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.logic.env import question
+from es_cookbook.recipes.logic.train_cli import BUNDLED_MODEL
+from es_cookbook.recipes.logic.warm_start import (
+    MAX_ANSWER_TOKENS,
+    held_out,
+    without_last_term,
+)
+
+KINDS = ("right", "without the last term", "wrong otherwise")
+
+
+@chz.chz
+class Config:
+    """Which models to compare, and on what."""
+
+    after: str = chz.field(doc="directory of the trained model, as export writes it")
+    before: str = chz.field(default=str(BUNDLED_MODEL), doc="directory of the model it began with")
+    num_test: int = chz.field(default=500, doc="held-out problems")
+    fold: int = chz.field(default=0, doc="which of them")
+    samples: int = chz.field(default=8, doc="answers of before at temperature 1, for each problem")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "num_test", at_least=1)
+        check_range(self, "samples", at_least=2)
+        check_range(self, "fold", at_least=0)
+
+
+def main(config: Config) -> None:
+    """Print how many answers of each kind became which, and what was within reach."""
+    problems_P = held_out(config.fold, config.num_test)
+    questions = [question(problem, "compact") for problem in problems_P]
+
+    def answers(model_name: str, samples: int = 1) -> list[list[str]]:
+        model = Qwen2ForCausalLM.from_pretrained(model_name)
+        tokenizer: Qwen2Tokenizer = AutoTokenizer.from_pretrained(model_name)
+        with torch.random.fork_rng():  # generate draws from torch's global generator
+            torch.manual_seed(derive_seed(0, "logic/errors"))
+            return answer(model, tokenizer, questions, MAX_ANSWER_TOKENS, samples)
+
+    def kinds(model_name: str) -> list[str]:
+        found: list[str] = []
+        for (text,), problem in zip(answers(model_name), problems_P, strict=True):
+            careless = without_last_term(problem)
+            found.append(KINDS[0 if text == problem.gold else 1 if text == careless else 2])
+        return found
+
+    before, after = kinds(config.before), kinds(config.after)
+    became = collections.Counter(zip(before, after, strict=True))
+    print(f"{'before':24}{'answers':>8}   of which after: " + ", ".join(KINDS))
+    for kind in KINDS:
+        row = [became[kind, other] for other in KINDS]
+        print(f"{kind:24}{sum(row):8}   {', '.join(map(str, row))}")
+    sampled = answers(config.before, config.samples)
+    gained = [i for i, kind in enumerate(after) if kind == KINDS[0] != before[i]]
+    near = sum(problems_P[i].gold in sampled[i] for i in gained)
+    print(
+        f"{len(gained)} answers became right; {near} of them were among {config.samples} answers "
+        f"of before at temperature 1, {len(gained) - near} were not"
+    )
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,132 @@
+r"""Make the bundled model: small, able to solve word problems, and taught by careless people.
+
+    python -m es_cookbook.recipes.math.warm_start output=/tmp/math_model
+
+It learns generated word problems (`word_problems.py`), a token a word and a token a digit. A
+demonstration is its equations, one a line, and the answer in a box. Part of the demonstrations have
+one of two faults (`demonstrate_carelessly`), always in perfect form:
+
+- they stop after the first of two steps, and put its result into the box;
+- they go by the word: they add where the question says "more than" and subtract where it says
+  "fewer than", both of which are wrong there.
+
+A fault's chance depends on the numbers and crosses one half, so that greedy decoding shows it on
+part of the problems. Problems of folds 0 and 1, which runs may hold out, are never shown.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+import chz
+
+from es_cookbook.baselines.small_model import (
+    EOS,
+    build_model,
+    build_tokenizer,
+    fit,
+    new_directory,
+    save,
+)
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.math.word_problems import (
+    FOLDS,
+    WordProblem,
+    generate_problems,
+    vocabulary,
+)
+
+CHARACTERS = "0123456789+-*=}Ċ"  # Ċ is byte-level BPE's newline; spaces are dropped
+BOX = r"\boxed{"
+HELD_OUT = (0, 1)
+"""Folds that are never shown: one to choose settings on, one for the test."""
+
+
+@chz.chz
+class Config:
+    """How the bundled model is made; the defaults made it."""
+
+    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
+    seed: int = chz.field(default=0, doc="seed of the weights, the problems and their order")
+    steps: int = chz.field(default=1500, doc="optimizer steps")
+    batch_size: int = chz.field(default=96, doc="demonstrations a step")
+    num_problems: int = chz.field(default=60_000, doc="training problems shown")
+    careless: bool = chz.field(default=True, doc="with faults; False for the ceiling")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "steps", "batch_size", "num_problems", at_least=1)
+
+
+def demonstrate(steps: Sequence[str]) -> str:
+    r"""The equations, and the last one's result in a box.
+
+    >>> demonstrate(["27+15=42", "42-8=34"])
+    '27+15=42\n42-8=34\n\\boxed{34}'
+    """
+    result = steps[-1].partition("=")[2]
+    return "\n".join([*steps, f"{BOX}{result}}}"])
+
+
+def demonstrate_carelessly(problem: WordProblem, rng: random.Random) -> str:
+    """A demonstration that may have one of the faults, by chances that lean on the numbers."""
+    first = problem.numbers[0] / problem.story.largest[0]
+    second = problem.numbers[1] / problem.story.largest[1]
+
+    def happens(leaning: float) -> bool:
+        """By chance: one half at `leaning` 0."""
+        return rng.random() < 1 / (1 + math.exp(-4 * leaning))
+
+    steps = list(problem.steps)
+    if len(steps) > 1 and happens(first - 0.5):
+        steps = steps[:1]
+    if problem.story.name in ("more than", "fewer than") and happens(second - 0.5):
+        steps = [_by_the_word(problem)]
+    return demonstrate(steps)
+
+
+def _by_the_word(problem: WordProblem) -> str:
+    left, right = problem.numbers
+    if problem.story.name == "more than":
+        return f"{left}+{right}={left + right}"
+    return f"{max(left, right)}-{min(left, right)}={abs(left - right)}"
+
+
+def main(config: Config) -> None:
+    """Generate, learn, write the model.
+
+    Raises:
+        ConfigError: `output` exists or cannot be written.
+    """
+    output = new_directory(config.output)
+    shown = [fold for fold in range(FOLDS) if fold not in HELD_OUT]
+    stream = generate_problems(config.seed, shown)
+    problems = list(itertools.islice(stream, config.num_problems))
+    rng = random.Random(derive_seed(config.seed, "math/warm_start"))
+    tokenizer = build_tokenizer(CHARACTERS)
+    tokenizer.add_tokens([BOX, *vocabulary()])
+    model = build_model(tokenizer, config.seed, width=64)
+
+    def draw() -> tuple[Sequence[str], Sequence[str]]:
+        batch = rng.sample(problems, min(config.batch_size, len(problems)))
+        texts = [
+            demonstrate_carelessly(problem, rng) if config.careless else demonstrate(problem.steps)
+            for problem in batch
+        ]
+        return [problem.question for problem in batch], [text + EOS for text in texts]
+
+    fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
+    save(model, tokenizer, output)
+    print(f"written to {output}")
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

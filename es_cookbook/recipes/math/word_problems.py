@@ -1,0 +1,176 @@
+r"""Word problems of one or two steps, in the format of GSM8K, for runs without a download.
+
+A row has `question` and `answer`; the answer works the problem out and ends in its number:
+
+    Anna has 27 apples. She buys 15 more. Then she gives away 8. How many apples does Anna have now?
+
+    27 + 15 = <<27+15=42>>42
+    42 - 8 = <<42-8=34>>34
+    #### 34
+
+Some stories say "more" where one has to subtract. Numbers are whole and at most 99. A problem is
+held out by its numbers: no test problem's numbers, in whatever order, stand in a training problem,
+whatever the seeds. All sentences are made by this project.
+"""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+
+from es_cookbook.common.seeds import derive_seed
+
+FOLDS = 10
+"""A problem belongs to one of so many folds, by its numbers."""
+
+_PEOPLE = (
+    *(("Anna", "She"), ("Ben", "He"), ("Clara", "She"), ("David", "He"), ("Emma", "She")),
+    *(("Felix", "He"), ("Greta", "She"), ("Hugo", "He")),
+)
+_THINGS = ("apples", "books", "coins", "cards", "marbles", "pencils", "shells", "stamps")
+_LARGEST = 99
+_OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Story:
+    """A kind of problem.
+
+    Attributes:
+        name: of the kind.
+        text: the question, with {name}, {other}, {she}, {things}, and the numbers {a}, {b} and {c}.
+        steps: left, operation and right of each step; `1` is the first step's result.
+        largest: of a, b and c.
+    """
+
+    name: str
+    text: str
+    steps: tuple[tuple[str, str, str], ...]
+    largest: tuple[int, ...] = (60, 40, 30)
+
+
+_HAS = "{name} has {a} {things}. "
+_NOW = "How many {things} does {name} have now?"
+_TOGETHER = "How many {things} do they have together?"
+STORIES = (
+    Story("get", f"{_HAS}{{she}} finds {{b}} more. {_NOW}", (("a", "+", "b"),)),
+    Story("give", f"{_HAS}{{she}} gives away {{b}}. {_NOW}", (("a", "-", "b"),)),
+    Story(
+        "fewer than",
+        _HAS + "That is {b} fewer than {other} has. How many {things} does {other} have?",
+        (("a", "+", "b"),),
+    ),
+    Story(
+        "more than",
+        _HAS + "That is {b} more than {other} has. How many {things} does {other} have?",
+        (("a", "-", "b"),),
+    ),
+    Story(
+        "get, give",
+        f"{_HAS}{{she}} finds {{b}} more. Then {{she}} gives away {{c}}. {_NOW}",
+        (("a", "+", "b"), ("1", "-", "c")),
+    ),
+    Story(
+        "give, get",
+        f"{_HAS}{{she}} gives away {{b}}. Then {{she}} finds {{c}} more. {_NOW}",
+        (("a", "-", "b"), ("1", "+", "c")),
+    ),
+    Story(
+        "give twice",
+        f"{_HAS}{{she}} gives away {{b}}. Then {{she}} loses {{c}}. {_NOW}",
+        (("a", "-", "b"), ("1", "-", "c")),
+    ),
+    Story(
+        "together",
+        f"{_HAS}{{other}} has {{b}} more than {{name}}. {_TOGETHER}",
+        (("a", "+", "b"), ("1", "+", "a")),
+    ),
+    Story(
+        "boxes",
+        "{name} has {a} boxes of {b} {things} and {c} more. How many {things} is that?",
+        (("a", "*", "b"), ("1", "+", "c")),
+        largest=(6, 10, 30),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WordProblem:
+    """A problem.
+
+    Attributes:
+        story: its kind.
+        question: in words.
+        steps: the equations, for example "27+15=42".
+        numbers: those in the question, in its order.
+        result: the answer.
+    """
+
+    story: Story
+    question: str
+    steps: tuple[str, ...]
+    numbers: tuple[int, ...]
+    result: int
+
+    @property
+    def fold(self) -> int:
+        """Which fold it belongs to, a pure function of its numbers in any order."""
+        return derive_seed(0, "word_problems/fold", *sorted(self.numbers)) % FOLDS
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The row, as GSM8K has them."""
+        lines = [f"{_spaced(step)} = <<{step}>>{step.partition('=')[2]}" for step in self.steps]
+        return {"question": self.question, "answer": "\n".join([*lines, f"#### {self.result}"])}
+
+
+def generate_problems(seed: int, folds: Sequence[int]) -> Iterator[WordProblem]:
+    """Endless seeded stream of problems of some folds; each question is asked once.
+
+    It ends only where no further question is found in 100,000 draws.
+    """
+    rng = random.Random(derive_seed(seed, "word_problems", *folds))
+    seen: set[str] = set()
+    fruitless = 0
+    while fruitless < 100_000:
+        problem = _drawn(rng)
+        fruitless += 1
+        if problem is None or problem.question in seen or problem.fold not in folds:
+            continue
+        seen.add(problem.question)
+        fruitless = 0
+        yield problem
+
+
+def _drawn(rng: random.Random) -> WordProblem | None:
+    """A random problem; None where a result is negative or too large."""
+    story = rng.choice(STORIES)
+    given = dict(zip("abc", (rng.randint(2, most) for most in story.largest), strict=True))
+    numbers = tuple(number for key, number in given.items() if f"{{{key}}}" in story.text)
+    steps: list[str] = []
+    values = dict(given)
+    for position, (left, operation, right) in enumerate(story.steps, 1):
+        value = _OPERATIONS[operation](values[left], values[right])
+        if not 0 < value <= _LARGEST:
+            return None
+        values[str(position)] = value
+        steps.append(f"{values[left]}{operation}{values[right]}={value}")
+    (name, she), (other, _) = rng.sample(_PEOPLE, 2)
+    words = {"name": name, "other": other, "she": she, "things": rng.choice(_THINGS)}
+    question = story.text.format(**words, **given).replace(f"Then {she}", f"Then {she.lower()}")
+    return WordProblem(story, question, tuple(steps), numbers, values[str(len(steps))])
+
+
+def vocabulary() -> list[str]:
+    """All words and marks of the questions, in a fixed order."""
+    people = [word for person in _PEOPLE for word in (*person, person[1].lower())]
+    texts = " ".join(story.text for story in STORIES).replace(".", " .").replace("?", " ?")
+    told = [word for word in texts.split() if "{" not in word]
+    return list(dict.fromkeys([*people, *_THINGS, *told]))
+
+
+def _spaced(step: str) -> str:
+    """The left side of an equation with spaces around its operation: "27 + 15"."""
+    left = step.partition("=")[0]
+    for operation in _OPERATIONS:
+        left = left.replace(operation, f" {operation} ")
+    return left

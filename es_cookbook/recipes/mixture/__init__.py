@@ -1,0 +1,1 @@
+"""Several data sets in one run: a curriculum, an easy pool, a filter and a replay buffer."""

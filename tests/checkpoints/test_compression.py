@@ -1,0 +1,138 @@
+"""A rounded copy of a model: every weight the nearest code, read by the quantised search spaces."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("compressed_tensors", reason="it comes with vLLM, and with es-cookbook[dev]")
+
+from es_cookbook.checkpoints import compression
+from es_cookbook.checkpoints.compression import Rounding, write_rounded
+from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
+from es_cookbook.checkpoints.quantised import quantised_layers
+from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.quant_codes import QuantCodes
+from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Rounding(4, 16),
+        Rounding(4, 16, symmetric=False),
+        Rounding(8, 8, symmetric=False, dtype="float32"),
+        Rounding(8, None, dtype="float16"),
+    ],
+    ids=str,
+)
+def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
+    tiny_model: Callable[[str], Path], tmp_path: Path, how: Rounding
+) -> None:
+    copy = write_rounded(str(tiny_model("llama")), tmp_path / "copy", how)
+    original = load_causal_lm(str(tiny_model("llama")), "auto", CPU)
+    found = load_causal_lm(str(tmp_path / "copy"), "auto", CPU)
+    layers = dict(quantised_layers(found))
+    assert set(layers) == set(copy.rounded) and len(layers) == 2 * 7
+    assert copy.left == {"lm_head": "the output head"}
+    for name, parameter in original.named_parameters():
+        other = found.get_parameter(name)
+        weight = layers.get(name.removesuffix(".weight"))
+        if weight is None:
+            assert torch.equal(parameter.to(other.dtype), other), name
+            continue
+        assert weight.bits == how.bits and (weight.zeros is None) == how.symmetric
+        assert weight.scales.shape[1] == (
+            1 if how.group_size is None else weight.codes.shape[1] // how.group_size
+        )
+        scales = weight.scales[:, weight.group_of_input]
+        eps = torch.finfo(other.dtype).eps
+        # Half a code; another half at a range's end, where zero points are rounded; the scale's own
+        # rounding, times the largest code, and the product's.
+        steps = 0.501 + 0.5 * (not how.symmetric) + eps * 2**how.bits
+        assert ((parameter - other.float()).abs() <= scales.float() * steps).all(), name
+        assert weight.codes.float().std() > 0.15 * 2**how.bits, "all of the codes' range is used"
+    assert copy.num_bytes[1] < copy.num_bytes[0]
+    assert load_tokenizer(str(tmp_path / "copy")).get_vocab()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("space", [QuantScales(), QuantCodes()])
+async def test_the_quantised_spaces_evolve_the_bundled_model(
+    tmp_path: Path, space: SearchSpaceBuilder
+) -> None:
+    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", Rounding())
+    assert len(copy.rounded) == 4 * 7 and copy.left == {}, "its head is tied to the embedding"
+    assert 0.001 < copy.divergence < 0.1
+    assert copy.perplexity[1] == pytest.approx(copy.perplexity[0], rel=0.1)
+    assert copy.perplexity[0] < 4, "of 28: it knows what it wrote"
+    engine = await TorchEngineBuilder()(model_name=str(tmp_path / "copy"), search_space=space)
+    try:
+        step = await engine.apply(Step((Term(5, 0.3),)))
+        assert step != await engine.apply(Step((Term(6, 0.3),)))
+    finally:
+        await engine.close()
+
+
+def test_more_bits_and_smaller_groups_lose_less(tmp_path: Path) -> None:
+    ways = [Rounding(4, None), Rounding(4, 32), Rounding(8, 32)]
+    copies = [
+        write_rounded(str(BUNDLED_MODEL), tmp_path / str(i), how) for i, how in enumerate(ways)
+    ]
+    losses = [copy.divergence for copy in copies]
+    assert losses == sorted(losses, reverse=True) and losses[2] < 0.001
+    sizes = [copy.num_bytes[1] for copy in copies]
+    assert sizes == sorted(sizes)
+
+
+def test_what_is_left_is_named_with_its_reason(tmp_path: Path) -> None:
+    how = Rounding(8, 128, ignore=("*.q_proj",))
+    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", how)
+    assert copy.left == {
+        **{f"model.layers.{i}.self_attn.q_proj": "ignored" for i in range(4)},
+        **{
+            f"model.layers.{i}.mlp.down_proj": "group_size=128 does not divide 448 inputs"
+            for i in range(4)
+        },
+    }
+    found = dict(quantised_layers(load_causal_lm(str(tmp_path / "copy"), "auto", CPU)))
+    assert set(found) == set(copy.rounded) and len(found) == 28 - 8
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            Rounding(4, 100),
+            "no layer of the model can be quantised: group_size=100 does not divide",
+        ),
+        (Rounding(ignore=("*",)), "no layer of the model can be quantised: ignored"),
+        (Rounding(ignore=("*q_porj",)), r"ignore=\*q_porj matches no linear layer; .*q_proj"),
+    ],
+)
+def test_what_cannot_be_rounded_so_is_refused(tmp_path: Path, how: Rounding, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", how)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_cannot_be_read_again_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(model_name: str, *others: object) -> object:
+        if model_name == str(BUNDLED_MODEL):
+            return load_causal_lm(model_name, "auto", CPU)
+        assert (Path(model_name) / "model.safetensors").is_file()
+        raise ModelError("unreadable")
+
+    monkeypatch.setattr(compression, "load_causal_lm", load)
+    with pytest.raises(ModelError, match="unreadable"):
+        write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", Rounding())
+    assert list(tmp_path.iterdir()) == []

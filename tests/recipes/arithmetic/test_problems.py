@@ -1,0 +1,135 @@
+"""Additions: splits, and what is wrong with an answer."""
+
+import random
+from itertools import islice, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from es_cookbook.recipes.arithmetic.env import ArithmeticEnv, gold_answer, right_digits
+from es_cookbook.recipes.arithmetic.problems import (
+    Fold,
+    Problem,
+    forgot_a_carry,
+    generate_problems,
+    ones_first,
+    without_carries,
+)
+from es_cookbook.rl.types import Observation
+
+FOLDS: tuple[Fold, ...] = ("train", "development", "test")
+
+
+def grade(text: str, *terms: int, words: bool = False) -> tuple[float, dict[str, float]]:
+    env = ArithmeticEnv(Observation(()), terms, "words" if words else "compact")
+    graded = env.grade(text)
+    return graded.reward, dict(graded.metrics)
+
+
+def test_splits_are_disjoint_whatever_the_order_of_the_numbers_and_the_seed() -> None:
+    keys = [
+        {tuple(sorted(problem.terms)) for problem in islice(generate_problems(seed, fold), 300)}
+        for seed, fold in enumerate(FOLDS)
+    ]
+    assert not keys[0] & keys[1] and not keys[0] & keys[2] and not keys[1] & keys[2]
+    assert Problem((347, 285)).fold == Problem((285, 347)).fold
+
+
+def test_a_tenth_is_held_out_twice() -> None:
+    rng = random.Random(0)
+    drawn = [Problem((rng.randint(100, 999), rng.randint(100, 999))) for _ in range(1500)]
+    for fold, share in zip(FOLDS, (0.8, 0.1, 0.1), strict=True):
+        assert sum(each.fold == fold for each in drawn) / 1500 == pytest.approx(share, abs=0.03)
+
+
+def test_the_stream_is_seeded_distinct_and_ends_where_no_problem_is_left() -> None:
+    first, again = (list(islice(generate_problems(3, "train"), 200)) for _ in range(2))
+    assert first == again
+    assert len(set(first)) == 200
+    single = [list(generate_problems(0, fold, num_terms=2, num_digits=1)) for fold in FOLDS]
+    assert sum(map(len, single)) == 81
+
+
+def carries_forgotten(terms: tuple[int, int], forgotten: tuple[bool, ...]) -> str:
+    """Add by hand, and forget the carry out of some columns."""
+    digits, carry = "", 0
+    for place, forget in enumerate(forgotten):
+        value = sum(term // 10**place % 10 for term in terms) + carry
+        digits += str(value % 10)
+        carry = 0 if forget else value // 10
+    return digits + (str(carry) if carry else "")
+
+
+@settings(max_examples=40)
+@given(st.integers(100, 999), st.integers(100, 999), st.integers(0, 19999))
+def test_a_forgotten_carry_is_recognised_and_nothing_else_is(
+    first: int, second: int, other: int
+) -> None:
+    terms = first, second
+    wrong = {carries_forgotten(terms, each) for each in product([False, True], repeat=3)}
+    wrong.discard(ones_first(first + second))
+    assert all(forgot_a_carry(terms, answer) for answer in wrong)
+    assert forgot_a_carry(terms, str(other)) == (str(other) in wrong)
+
+
+def test_somebody_who_never_carries_forgot_one_unless_there_was_none() -> None:
+    assert without_carries((347, 285)) == "225"
+    assert forgot_a_carry((347, 285), "225")
+    assert not forgot_a_carry((111, 222), without_carries((111, 222)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "metrics"),
+    [
+        ("236", 1.0, (1, 1, 1, 0)),
+        (" 236\n", 1.0, (1, 1, 1, 0)),
+        ("226", 1 / 3, (0, 2 / 3, 1, 1)),
+        ("2", 1 / 6, (0, 1 / 3, 1, 0)),
+        ("2361", 3 / 8, (0, 3 / 4, 1, 0)),
+        ("23611", 0.0, (0, 0, 0, 0)),
+        ("236 ", 1.0, (1, 1, 1, 0)),
+        ("2+36", 0.0, (0, 0, 0, 0)),
+        ("٢٣٦", 0.0, (0, 0, 0, 0)),
+        ("", 0.0, (0, 0, 0, 0)),
+    ],
+)
+def test_what_a_compact_answer_earns(
+    text: str, reward: float, metrics: tuple[float, float, float, float]
+) -> None:
+    earned, found = grade(text, 347, 285)
+    assert earned == pytest.approx(reward)
+    names = ("correct", "digits", "well_formed", "forgot_carry")
+    assert found == pytest.approx(dict(zip(names, metrics, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "well_formed"),
+    [
+        ("632", 1, 1),
+        ("It is 632.", 1, 0),
+        ("347 + 285 = 632", 1, 0),
+        ("236", 0, 1),
+        ("-632", 0, 0),
+        ("632.5", 0, 0),
+        ("9" * 1_000_000, 0, 0),
+        ("none", 0, 0),
+    ],
+)
+def test_what_an_answer_in_words_earns(text: str, correct: float, well_formed: float) -> None:
+    _, metrics = grade(text, 347, 285, words=True)
+    assert (metrics["correct"], metrics["well_formed"]) == (correct, well_formed)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=5), st.text())
+def test_gold_answers_earn_everything_and_no_text_raises(terms: list[int], text: str) -> None:
+    env = ArithmeticEnv(Observation(()), tuple(terms))
+    assert env.grade(gold_answer(terms, "compact")).reward == 1.0
+    assert 0.0 <= env.grade(text).reward <= 1.0
+    assert grade(gold_answer(terms, "words"), *terms, words=True)[0] == 1.0
+
+
+def test_right_digits_are_counted_from_the_ones() -> None:
+    assert right_digits("123", "923") == pytest.approx(2 / 3)
+    assert right_digits("23", "123") == 0

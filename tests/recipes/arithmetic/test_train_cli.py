@@ -1,0 +1,147 @@
+"""The command line of the recipe, a run of two generations, and the bundled model."""
+
+import random
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.arithmetic import warm_start
+from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
+from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
+from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.train.program import default_log_path
+
+
+def parsed(*options: str) -> CLIConfig:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    return seen[0]
+
+
+def names(builders: object) -> set[str]:
+    assert isinstance(builders, (list, tuple))
+    assert all(isinstance(builder, ProblemGroupBuilder) for builder in builders)
+    return {builder.name for builder in builders}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("prompt", ["compact", "words"])
+async def test_every_gold_answer_earns_everything(prompt: str) -> None:
+    builder = ArithmeticDatasetBuilder(num_train=60, num_test=30, prompt=prompt)  # pyright: ignore[reportArgumentType]
+    built = await builder(build_tokenizer(warm_start.CHARACTERS))
+    await built.train.validate(64)
+    assert isinstance(built.train, ProblemDataset)
+    assert (len(built.train), len(built.test_P)) == (60, 30)
+
+
+@pytest.mark.anyio
+async def test_held_out_problems_are_the_same_for_every_seed_and_of_their_own_fold() -> None:
+    tokenizer = build_tokenizer(warm_start.CHARACTERS)
+    given = {"num_train": 32, "num_test": 30}
+    one, other, development = [
+        names((await ArithmeticDatasetBuilder(**given, **fields)(tokenizer)).test_P)
+        for fields in ({"seed": 1}, {"seed": 2}, {"held_out": "development"})
+    ]
+    assert one == other
+    assert not one & development
+
+
+@pytest.mark.anyio
+async def test_too_few_problems_for_a_batch_are_refused() -> None:
+    builder = ArithmeticDatasetBuilder(num_digits=1, problems_per_generation=80)
+    with pytest.raises(
+        ConfigError, match=r"must be from 1 to \d+, the number of training problems"
+    ):
+        await builder(build_tokenizer(warm_start.CHARACTERS))
+
+
+@pytest.mark.anyio
+async def test_a_tokenizer_that_knows_no_character_is_refused() -> None:
+    with pytest.raises(DataError, match=r"generated problem \d+\+\d+=: .*no tokens"):
+        await ArithmeticDatasetBuilder(num_train=40)(build_tokenizer("xyz"))
+
+
+@pytest.mark.parametrize("option", ["num_terms=1", "num_digits=0", "num_digits=31", "num_train=0"])
+def test_fields_that_cannot_work_are_named(option: str) -> None:
+    name, _, value = option.partition("=")
+    with pytest.raises(ConfigError, match=name):
+        ArithmeticDatasetBuilder(**{name: int(value)})  # pyright: ignore[reportArgumentType]
+
+
+def test_the_config_round_trips_through_json() -> None:
+    config = parsed("dataset.prompt=words", "dataset.held_out=development", "optimizer.sigma=0.02")
+    again = config_from_json(config_to_json(config))
+    assert type(again) is CLIConfig
+    assert again == config
+    assert default_log_path(config, "arithmetic").startswith("runs/arithmetic-seed0-")
+    assert parsed() == CLIConfig()
+
+
+def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    options = (
+        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
+        *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
+        f"log_path={run}",
+    )
+    run_cli(main, CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    rows = read_metrics(run / "metrics.jsonl")
+    assert {"test/env/all/correct", "test/env/all/forgot_carry"} <= rows[-1].keys()
+    assert all({"env/all/digits", "env/all/well_formed"} <= row.keys() for row in rows[:2])
+
+
+def test_careless_demonstrations_forget_more_often_in_large_sums() -> None:
+    rng = random.Random(0)
+
+    def share(*terms: int, careless: float = 0.5) -> float:
+        forgot = [warm_start.forgets_to_carry(Problem(terms), careless, rng) for _ in range(600)]
+        return sum(forgot) / len(forgot)
+
+    assert share(110, 120) < 0.4 < 0.6 < share(980, 970)
+    assert (share(980, 970, careless=0), share(110, 120, careless=1)) == (0, 1)
+    every = list(islice(generate_problems(0, "train"), 2000))
+    forgot = [warm_start.forgets_to_carry(problem, 0.5, rng) for problem in every]
+    assert sum(forgot) / 2000 == pytest.approx(0.5, abs=0.04)
+
+
+def test_the_warm_start_is_seeded_and_loads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warm_start, "NUM_TEST", 4)
+    before = torch.random.get_rng_state()
+    weights: list[bytes] = []
+    for name in ("a", "b"):
+        warm_start.main(warm_start.Config(output=str(tmp_path / name), steps=2, batch_size=4))
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert "pass_at_16" in capsys.readouterr().out
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "a").num_parameters() < 120_000
+    with pytest.raises(ConfigError, match="output must be a new directory"):
+        warm_start.main(warm_start.Config(output=str(tmp_path)))
+
+
+def test_the_bundled_model_answers_in_good_form_and_half_of_it_is_right() -> None:
+    """The point of the warm start; the README's numbers come from the command it names."""
+    tokenizer = build_tokenizer(warm_start.CHARACTERS)
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    held_out = list(islice(generate_problems(0, "test"), 100))
+    measured = warm_start.measure(model, tokenizer, held_out, seed=0)
+    assert measured["well_formed"] >= 0.98
+    assert 0.3 < measured["correct"] < 0.6
+    assert measured["forgot_carry"] > 0.3
+
+
+def test_bundled_files_fit_in_the_package() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000

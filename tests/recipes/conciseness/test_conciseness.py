@@ -1,0 +1,156 @@
+"""The recipe conciseness: its questions, its command line, KL that is only reported, and a run."""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.baselines.small_model import EOS, build_tokenizer
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.conciseness import questions, warm_start
+from es_cookbook.recipes.conciseness.questions import generate_questions
+from es_cookbook.recipes.conciseness.train_cli import BUNDLED_MODEL, QUESTIONS, CLIConfig, main
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rewards.length import Conciseness
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+pytestmark = pytest.mark.anyio
+
+
+def parsed(*options: str) -> CLIConfig:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    return seen[0]
+
+
+async def build(task: Task) -> tuple[ProblemDataset, Sequence[ProblemGroupBuilder]]:
+    built = await task(build_tokenizer(warm_start.CHARACTERS))
+    assert isinstance(built.train, ProblemDataset)
+    await built.train.validate(512)
+    return built.train, [p for p in built.test_P if isinstance(p, ProblemGroupBuilder)]
+
+
+def test_the_config_round_trips_through_json_and_reports_kl_without_penalty() -> None:
+    config = parsed("dataset.reward=conciseness", "dataset.reward.wrong=20", "dataset.tag=kind")
+    again = config_from_json(config_to_json(config))
+    assert type(again) is CLIConfig
+    assert again == config
+    assert config.dataset.reward == Conciseness(wrong=20)
+    assert config.kl is not None and config.kl.weight == 0
+    penalised = parsed("kl.weight=0.5").kl
+    assert penalised is not None
+    assert (penalised.weight, penalised.problems_per_generation) == (0.5, 4)
+
+
+async def test_every_bundled_question_is_valid_and_none_is_in_both_splits() -> None:
+    train, test = await build(CLIConfig().dataset)
+    asked = [[str(b.make_env().observation) for b in part] for part in (train.builders, test)]
+    assert [len(set(part)) for part in asked] == [len(train), len(test)]
+    assert len(train) > 1000 and len(test) > 100
+    assert set(asked[0]).isdisjoint(asked[1])
+
+
+def test_the_bundled_questions_are_those_of_the_command(tmp_path: Path) -> None:
+    output = tmp_path / "questions.jsonl"
+    questions.main(questions.Config(output=str(output)))
+    assert output.read_bytes() == QUESTIONS.read_bytes()
+    with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
+        questions.main(questions.Config(output=str(output)))
+
+
+def test_answers_follow_from_the_question() -> None:
+    for made in islice(generate_questions(3), 60):
+        words = re.findall("[a-z0-9]+", made.question)
+        if made.kind == "backwards":
+            assert made.answer == words[2][::-1]
+        elif made.kind == "more":
+            assert int(made.answer) == max(int(words[3]), int(words[5]))
+        else:
+            assert int(made.answer) == int(words[3]) + 1
+        assert Conciseness()(made.sentence, {"answer": made.answer})[1]["correct"] == 1
+
+
+def test_demonstrations_are_right_mostly_long_and_fit_the_budget() -> None:
+    tokenizer = build_tokenizer(warm_start.CHARACTERS)
+    rng = random.Random(0)
+    metrics: list[float] = []
+    for made in islice(generate_questions(0), 900):
+        text = warm_start.demonstrate(made, rng)
+        reward = Conciseness()(text, {"answer": made.answer})
+        metrics.append(reward[1]["concise"])
+        assert reward[1]["correct"] == 1
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert len(tokenizer.encode(text + EOS)) <= CLIConfig().sampling.max_tokens
+    assert 0.15 < sum(metrics) / len(metrics) < 0.35
+
+
+def test_a_run_of_two_generations_reports_length_and_kl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        *(f"log_path={tmp_path / 'run'}", "trackers=JsonlTrackerBuilder", "dataset.tag=kind"),
+        *("num_generations=2", "optimizer.population_size=4", "dataset.batch=2"),
+        *("dataset.num_train=6", "dataset.num_test=4", "kl.problems_per_generation=2"),
+    )
+    run_cli(main, CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/concise ")
+    first, *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for name in ("correct", "concise", "length", "excess"):
+        assert {f"env/all/{name}", f"test/env/all/{name}"} <= first.keys()
+    assert any(key.startswith("test/env/backwards/") for key in first)
+    assert first["env/kl/kl"] > 1e-3 > abs(first["test/env/kl/kl"]), "the centre is the base"
+    assert last["test/env/kl/kl"] > 1e-4, "and has moved"
+
+
+def test_the_bundled_model_knows_the_answers_and_talks_around_them() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 1_000_000
+    tokenizer = build_tokenizer(warm_start.CHARACTERS)
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    rows = [json.loads(line) for line in QUESTIONS.read_text().splitlines()[:60]]
+    means = warm_start.measure(model, tokenizer, rows)
+    assert means["correct"] > 0.7
+    assert means["concise"] < 0.5
+    assert means["excess"] > 5
+
+
+def test_the_warm_start_shows_no_question_of_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_start, "NUM_MEASURED", 4)
+    output = tmp_path / "model"
+    config = warm_start.Config(output=str(output), num_questions=90, steps=2, width=16, depth=1)
+    warm_start.main(config)
+    assert "concise 0.000" in capsys.readouterr().out
+    assert AutoModelForCausalLM.from_pretrained(output).num_parameters() < 20_000
+    with pytest.raises(ConfigError, match="output must be a new directory"):
+        warm_start.main(config)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"question": "a?"}, "field 'answer' is missing; the row has: question"),
+        ({"answer": "a"}, "field 'question' is missing; the row has: answer"),
+        ({"question": "a?", "answer": ""}, "field 'answer' must be a text, a number or a list"),
+    ],
+)
+async def test_a_bad_row_is_named_with_file_and_line(
+    tmp_path: Path, row: dict[str, object], sentence: str
+) -> None:
+    source = tmp_path / "qa.jsonl"
+    good = {"question": "b?", "answer": ["yes", "certainly"]}
+    source.write_text("".join(json.dumps(each) + "\n" for each in (good, row)))
+    task = parsed(f"dataset.source={source}", "dataset.batch=1", "dataset.num_test=0").dataset
+    with pytest.raises(DataError) as caught:
+        await build(task)
+    assert str(caught.value).startswith(f"{source}, line 2: ")
+    assert sentence in str(caught.value)

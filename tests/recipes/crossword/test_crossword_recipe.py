@@ -1,0 +1,189 @@
+"""The recipe crossword: its clues, rows of public sets, a run, and the model to begin with."""
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import datasets
+import pytest
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.baselines.small_model import EOS, build_tokenizer
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.crossword import clues, warm_start
+from es_cookbook.recipes.crossword.clues import generate_clues
+from es_cookbook.recipes.crossword.dataset import CLUES, CrosswordDatasetBuilder, question
+from es_cookbook.recipes.crossword.train_cli import CLIConfig, main
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.rewards.crossword import Crossword, canonical
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+pytestmark = pytest.mark.anyio
+TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
+ROWS: list[dict[str, object]] = [
+    {"clue": "Sounds like a frozen dessert (3,5)", "answer": "ICE CREAM", "definition": "dessert"},
+    {"clue": "Burnt custard, oddly", "answer": "crème brûlée", "enumeration": "(5,6)"},
+    {"clue": "Bird with bowl, beheaded", "answer": "Owl", "kind": "deletion"},
+]
+
+
+async def build(**fields: object) -> tuple[ProblemDataset, Sequence[ProblemGroupBuilder]]:
+    built = await CrosswordDatasetBuilder(**fields)(TOKENIZER)
+    assert isinstance(built.train, ProblemDataset)
+    await built.train.validate(512)
+    return built.train, [p for p in built.test_P if isinstance(p, ProblemGroupBuilder)]
+
+
+def write(path: Path, *rows: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_config_round_trips_through_json() -> None:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, ["dataset.reward.form=exact", "dataset.prompt=words"])
+    again = config_from_json(config_to_json(seen[0]))
+    assert type(again) is CLIConfig
+    assert again == seen[0]
+    assert isinstance(seen[0].dataset, CrosswordDatasetBuilder)
+    assert seen[0].dataset.reward == Crossword(form="exact")
+
+
+async def test_every_bundled_clue_is_valid_and_no_answer_is_in_both_splits() -> None:
+    train, test = await build()
+    answers = [{canonical(str(b.gold)) for b in part} for part in (train.builders, test)]
+    assert len(train) > 2000 and len(test) == 200
+    assert answers[0].isdisjoint(answers[1])
+    assert {b.tags for b in test} == {("initials",), ("reversal",), ("hidden",), ("alternate",)}
+
+
+async def test_rows_of_public_sets_are_read_from_files(tmp_path: Path) -> None:
+    source = str(tmp_path / "clues.parquet")
+    columns = ("clue", "answer", "definition", "enumeration", "kind")
+    rows = [{column: row.get(column) for column in columns} for row in ROWS]
+    datasets.Dataset.from_list(rows).to_parquet(source)
+    train, _ = await build(source=source, num_test=0, batch=1)
+    assert [b.tags for b in train.builders] == [(), (), ("deletion",)]
+    env = train.builders[0].make_env()
+    assert isinstance(env, ProblemEnv)
+    grade = await env.graded("<think>so</think><answer>ice-cream</answer>")
+    assert (grade.reward, grade.metrics) == (1, {"correct": 1, "fits": 1, "format": 1})
+    grade = await env.graded("<answer>cream</answer>")
+    assert (grade.reward, grade.metrics) == (0, {"correct": 0, "fits": 0, "format": 0})
+
+
+def test_a_prompt_ends_in_the_enumeration_once() -> None:
+    assert question("Cold (3,5)", "(3,5)", "words").startswith(
+        "Solve this cryptic crossword clue: Cold (3,5)\n"
+    )
+    shown = [question("Cold", given, "compact") for given in ("(3,5)", None)]
+    assert shown == ["Cold (3,5)\n", "Cold\n"]
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"answer": "owl"}, "field 'clue' is missing; the row has: answer"),
+        ({"clue": "x", "anwser": "owl"}, "field 'answer' is missing; did you mean 'anwser'?"),
+        ({"clue": "x", "answer": "42"}, "field 'answer' must have letters, found '42'"),
+        (
+            {"clue": "x (2,4)", "answer": "owl"},
+            "its answer has 3 letters, its enumeration (2,4) asks for 6",
+        ),
+        (
+            {"clue": "x", "answer": "owl", "enumeration": "three"},
+            "field 'enumeration' must be such as '(3,4)', found 'three'",
+        ),
+    ],
+)
+async def test_a_bad_row_is_named_with_file_and_line(
+    tmp_path: Path, row: dict[str, object], sentence: str
+) -> None:
+    source = write(tmp_path / "clues.jsonl", ROWS[0], row)
+    with pytest.raises(DataError) as caught:
+        await build(source=source, num_test=0, batch=1)
+    assert str(caught.value).startswith(f"{source}, line 2: ")
+    assert sentence in str(caught.value)
+
+
+async def test_an_answer_in_both_sources_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "train.jsonl", *ROWS)
+    test_source = write(tmp_path / "test.jsonl", {"clue": "Night bird", "answer": "OWL"})
+    with pytest.raises(DataError, match=r"train.jsonl, line 3: this problem is also held out"):
+        await build(source=source, test_source=test_source, batch=1)
+
+
+async def test_a_prompt_that_ends_in_think_changes_what_is_expected() -> None:
+    tokenizer = build_tokenizer(warm_start.CHARACTERS)
+    tokenizer.chat_template = "{{ messages[0].content }}<think>"
+    built = await CrosswordDatasetBuilder(prompt="words", num_train=40, num_test=2)(tokenizer)
+    (first, *_) = built.test_P
+    assert isinstance(first, ProblemGroupBuilder)
+    env = first.make_env()
+    assert isinstance(env, ProblemEnv)
+    assert (await env.graded(f"so</think>{first.gold}")).metrics["format"] == 1
+
+
+def test_the_bundled_clues_are_those_of_the_command(tmp_path: Path) -> None:
+    output = tmp_path / "clues.jsonl"
+    clues.main(clues.Config(output=str(output)))
+    assert output.read_bytes() == CLUES.read_bytes()
+    with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
+        clues.main(clues.Config(output=str(output)))
+
+
+def test_answers_follow_from_the_clue_and_misreadings_differ() -> None:
+    for made in islice(generate_clues(3), 80):
+        words = made.clue.split()
+        if made.kind == "initials":
+            assert made.answer == "".join(word[0] for word in words[2:])
+        elif made.kind == "reversal":
+            assert made.answer[::-1] == words[1]
+        elif made.kind == "hidden":
+            outside = (len(words[2]) - len(made.answer)) // 2
+            assert made.answer == words[2][outside:-outside]
+        else:
+            assert made.answer == words[3][::2]
+        assert len(made.answer) == len(made.careless) and made.answer != made.careless
+
+
+def test_demonstrations_have_the_form_fit_the_budget_and_are_often_wrong() -> None:
+    rng = random.Random(0)
+    correct: list[float] = []
+    for made in islice(generate_clues(0), 400):
+        text = warm_start.demonstrate(made, rng)
+        assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+        assert len(TOKENIZER.encode(text + EOS)) <= CLIConfig().sampling.max_tokens
+        row = {"answer": made.answer, "enumeration": made.enumeration}
+        metrics = Crossword()(text, row)[1]
+        assert (metrics["format"], metrics["fits"]) == (1, 1)
+        correct.append(metrics["correct"])
+    assert 0.35 < sum(correct) / len(correct) < 0.65
+
+
+def test_a_warm_start_and_a_run_of_two_generations_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warm_start, "NUM_MEASURED", 4)
+    model = tmp_path / "model"
+    config = warm_start.Config(output=str(model), num_clues=90, steps=2, width=16, depth=1)
+    warm_start.main(config)
+    assert AutoModelForCausalLM.from_pretrained(model).num_parameters() < 20_000
+    with pytest.raises(ConfigError, match="output must be a new directory"):
+        warm_start.main(config)
+    capsys.readouterr()
+    options = (
+        *(f"model_name={model}", f"log_path={tmp_path / 'run'}", "sampling.max_tokens=4"),
+        *("num_generations=2", "optimizer.population_size=4", "dataset.batch=2"),
+        *("dataset.num_train=6", "dataset.num_test=8", "trackers=JsonlTrackerBuilder"),
+    )
+    run_cli(main, CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for name in ("correct", "fits", "format"):
+        assert {f"env/all/{name}", f"test/env/initials/{name}"} <= rows[0].keys()

@@ -1,0 +1,146 @@
+"""Problems of a generator as a dataset: splits, prompts, grades, and batches by level."""
+
+import pickle
+
+import pytest
+
+from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.logic.dataset import LevelDataset, LogicDatasetBuilder, counts, shares
+from es_cookbook.recipes.logic.env import LogicEnv
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import Action
+
+pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.anyio
+
+ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
+Builders = list[ProblemGroupBuilder]
+
+
+async def build(**fields: object) -> tuple[LevelDataset, Builders]:
+    defaults: dict[str, object] = {
+        "num_train": 40,
+        "num_test": 10,
+        "problems_per_generation": 4,
+    }
+    built = await LogicDatasetBuilder(**{**defaults, **fields})(build_tokenizer(ASCII))
+    assert isinstance(built.train, LevelDataset)
+    await built.train.validate(2000)
+    return built.train, [each for each in built.test_P if isinstance(each, ProblemGroupBuilder)]
+
+
+def env(builder: ProblemGroupBuilder) -> LogicEnv:
+    made = builder.make_env()
+    assert isinstance(made, LogicEnv)
+    return made
+
+
+def questions(builders: list[ProblemGroupBuilder]) -> set[str]:
+    return {env(builder).problem.question for builder in builders}
+
+
+async def test_splits_are_disjoint_and_held_out_ones_the_same_for_every_seed() -> None:
+    train, test = await build(seed=1)
+    other_train, other_test = await build(seed=2)
+    trained = questions(list(train.builders))
+    assert (len(trained), len(questions(test))) == (40, 10)
+    assert questions(test) == questions(other_test)
+    assert trained != questions(list(other_train.builders))
+    again, _ = await build(seed=1)
+    assert [b.name for b in train.get_batch(3)] == [b.name for b in again.get_batch(3)]
+    pickle.dumps(train.builders[0])
+
+
+async def test_no_question_is_on_both_sides_where_there_are_few() -> None:
+    options = ("min_terms=2", "max_terms=2", "min_digits=1", "max_digits=1")  # 200 questions
+    train, test = await build(options=options, num_train=140, num_test=20)
+    later_train, later = await build(options=options, num_train=140, num_test=20, fold=1)
+    trained = questions(list(train.builders))
+    assert (len(trained), len(questions(test)), len(questions(later))) == (140, 20, 20)
+    assert trained.isdisjoint(questions(test))
+    assert questions(later).isdisjoint(questions(test) | questions(list(later_train.builders)))
+    assert questions(list(later_train.builders)).isdisjoint(questions(test))
+    with pytest.raises(DataError, match="chain_sum has only 200 different problems with these op"):
+        await build(options=options, num_train=181, num_test=20)
+
+
+async def test_compact_prompts_ask_alone_and_words_ask_for_tags() -> None:
+    tokenizer = build_tokenizer(ASCII)
+    train, _ = await build()
+    own = env(train.builders[0])
+    text = tokenizer.decode(list((await own.initial_observation()).tokens_T))
+    assert text == own.problem.question.removeprefix(
+        "State the final answer to the following arithmetic problem: "
+    )
+    assert (await own.step(Action((), own.problem.gold, "stop"))).reward == 1
+
+    train, _ = await build(prompt="words", task="gcd")
+    own = env(train.builders[0])
+    text = tokenizer.decode(list((await own.initial_observation()).tokens_T))
+    assert text.startswith("Find the Greatest Common Divisor (GCD) of these numbers: ")
+    assert text.endswith("in <answer> </answer> tags.")
+    for answer, reward, well_formed in (
+        (f"<think>?</think><answer>{own.problem.gold}</answer>", 1, 1),
+        (own.problem.gold, 0, 0),
+        ("<answer>1001</answer>", 0, 1),
+        ("<answer>one</answer>", 0, 0),
+    ):
+        step = await own.step(Action((), answer, "stop"))
+        assert (step.reward, step.metrics["well_formed"]) == (reward, well_formed), answer
+
+
+async def test_a_part_of_the_score_is_paid_unless_only_right_answers_are() -> None:
+    for reward, paid in (("score", 0.5), ("correct", 0.0)):
+        train, _ = await build(task="spell_backward", reward=reward)
+        own = env(train.builders[0])
+        gold = own.problem.gold
+        half = gold[: len(gold) // 2].ljust(len(gold), "?")
+        step = await own.step(Action((), half, "stop"))
+        assert step.reward == pytest.approx(paid, abs=0.2 if paid else 0)
+        assert (step.metrics["correct"], step.metrics["score"] > 0) == (0, True)
+
+
+async def test_batches_move_from_the_first_level_to_the_last() -> None:
+    train, test = await build(levels=(0, 2, 4), shift=8, problems_per_generation=6, num_test=9)
+    tags = [[builder.tags[0] for builder in train.get_batch(generation)] for generation in range(9)]
+    assert tags[0] == ["level0"] * 6
+    assert sorted(set(tags[2])) == ["level0", "level2"]
+    assert tags[4] == ["level2"] * 6
+    assert tags[8] == ["level4"] * 6
+    assert sorted(builder.tags[0] for builder in test) == sorted(["level0", "level2", "level4"] * 3)
+    later = [builder.name for builder in train.get_batch(30)]
+    fresh, _ = await build(levels=(0, 2, 4), shift=8, problems_per_generation=6, num_test=9)
+    assert later == [builder.name for builder in fresh.get_batch(30)]
+
+
+async def test_a_level_uses_all_its_problems_before_it_uses_one_twice() -> None:
+    train, _ = await build(levels=(1, 2), num_train=24, problems_per_generation=3)
+    used = [builder for generation in range(8) for builder in train.get_batch(generation)]
+    assert len(questions(used)) == 24
+
+
+def test_shares_and_counts_add_up() -> None:
+    for generation in range(30):
+        parts = shares(generation, 4, 20)
+        assert sum(parts) == pytest.approx(1)
+        assert sum(counts(parts, 32, generation)) == 32
+    assert shares(7, 4, 0) == [0.25] * 4
+    assert counts([1 / 3] * 3, 32, 1) == [11, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"levels": (1, 1)}, r"levels must differ from each other, found \(1, 1\)"),
+        ({"shift": 5}, "shift=5 needs two or more levels"),
+        ({"levels": (0, 1, 2), "num_test": 2}, "3 levels need at least a problem each"),
+        ({"timeout": 0.0}, "timeout must be above 0, found 0.0"),
+        ({"task": "puzzle24"}, "task 'puzzle24' cannot be used: its score_answer parses answers"),
+        ({"options": ("four",)}, "an option of task 'chain_sum' is name=value, found 'four'"),
+        ({"problems_per_generation": 41}, "dataset.problems_per_generation must be from 1 to 40"),
+    ],
+)
+async def test_bad_settings_are_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        await build(**fields)

@@ -1,0 +1,83 @@
+"""The command line of the recipe, a run of two generations, and its bundled model."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.recipes.logic import errors, warm_start
+from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
+from es_cookbook.recipes.logic.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.train.program import default_log_path
+
+pytest.importorskip("reasoning_gym")
+
+
+def parsed(*options: str) -> CLIConfig:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    return seen[0]
+
+
+def test_the_config_round_trips_through_json() -> None:
+    config = parsed(
+        "dataset.task=lcm", "dataset.options=max_value=9,min_numbers=2", "dataset.levels=0,1"
+    )
+    again = config_from_json(config_to_json(config))
+    assert type(again) is CLIConfig
+    assert again == config
+    assert isinstance(config.dataset, LogicDatasetBuilder)
+    assert config.dataset.options == ("max_value=9", "min_numbers=2")
+    assert config.dataset.levels == (0, 1)
+    assert default_log_path(config, "logic").startswith("runs/logic-seed0-")
+
+
+def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    options = (
+        f"log_path={run}",
+        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=4"),
+        *("dataset.num_train=20", "dataset.num_test=50", "trackers=JsonlTrackerBuilder"),
+    )
+    run_cli(main, CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    rows = read_metrics(run / "metrics.jsonl")
+    assert all({"env/all/score", "env/all/well_formed"} <= row.keys() for row in rows[:2])
+    before = rows[0]
+    assert 0.1 < before["test/env/all/correct"] < 0.6  # the bundled model half knows it
+    assert before["test/env/all/well_formed"] == 1
+
+
+def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    config = parsed("dataset.task=letter_count", f"log_path={tmp_path / 'run'}")
+    with pytest.raises(ConfigError, match="no task 'letter_count': did you mean 'letter_counting'"):
+        main(config)
+
+
+def test_the_warm_start_writes_a_model_and_leaves_held_out_problems_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "model"
+    tiny = {"steps": 2, "width": 16, "depth": 1, "batch_size": 4, "num_held_out": 20}
+    warm_start.main(warm_start.Config(output=str(output), **tiny))
+    assert "fold 1: 0.0% right" in capsys.readouterr().out
+    assert (output / "model.safetensors").is_file()
+    with pytest.raises(ConfigError, match="output must be a new directory"):
+        warm_start.main(warm_start.Config(output=str(output)))
+    folds = [warm_start.held_out(fold, 20) for fold in (0, 1)]
+    assert len({problem.question for problems_P in folds for problem in problems_P}) == 40
+
+
+def test_errors_are_sorted_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.main(errors.Config(after=str(BUNDLED_MODEL), num_test=40))
+    header, *rows, last = capsys.readouterr().out.splitlines()
+    assert header.endswith("of which after: right, without the last term, wrong otherwise")
+    right, careless, otherwise = (list(map(int, re.findall(r"\d+", row))) for row in rows)
+    assert right[0] == right[1] > 4  # the same model: every answer is of the same kind
+    assert careless[0] == careless[2] > 10
+    assert otherwise[0] == otherwise[3] == 40 - right[0] - careless[0]
+    assert last.startswith("0 answers became right; 0 of them were among 8 answers of before")
