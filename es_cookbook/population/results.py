@@ -28,6 +28,9 @@ from es_cookbook.rl.objectives import REWARD, SOLVED, Outcomes, PassAtK, outcome
 from es_cookbook.rl.rollouts import mean_over_attempts
 from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, TrajectoryGroup
 
+_SOLVED = (SOLVED, "solved")
+"""Metrics that say whether a problem was solved, the first that is there."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Estimate:
@@ -99,9 +102,9 @@ class Results:
         return sorted({tag for tags in self.tags_P for tag in tags})
 
     @property
-    def main_metric(self) -> str:
-        """Whether a problem was solved, where Envs report that, else the reward."""
-        return SOLVED if SOLVED in self.outcomes.metrics else REWARD
+    def solved_metric(self) -> str | None:
+        """Says whether a problem was solved; None where Envs report nothing of that name."""
+        return next((name for name in _SOLVED if name in self.outcomes.metrics), None)
 
     @property
     def lost(self) -> Counter[str]:
@@ -141,13 +144,15 @@ class Results:
         found = bootstrap_interval(means_P, _seed(seed), weights_P)
         return _estimate(value, found, "bootstrap", len(means_P), is_share)
 
-    def pass_at(self, k: int, seed: int = 0) -> Estimate:
+    def pass_at(self, k: int, seed: int = 0, metric: str = SOLVED) -> Estimate:
         """The chance that one of k attempts solves a problem, over problems with k attempts left.
 
+        An attempt solves it whose metric is 1 or more.
+
         Raises:
-            ConfigError: No attempt reported whether it solved its problem.
+            ConfigError: No attempt reported the metric.
         """
-        scores_P = PassAtK(k=k)(self.outcomes)[:, 0]
+        scores_P = PassAtK(k=k, metric=metric)(self.outcomes)[:, 0]
         scores_P = scores_P[~np.isnan(scores_P)]
         found = bootstrap_interval(scores_P, _seed(seed))
         return _estimate(_mean(scores_P), found, "bootstrap", len(scores_P), is_share=True)

@@ -1,5 +1,6 @@
 """What is shown of an evaluation has its value, its interval, and the right problems."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -71,6 +72,16 @@ def test_pass_at_k_is_unbiased_and_its_interval_is_over_problems() -> None:
     found = results([[1, 0, 0, 0]] * 20 + [[0, 0, 0, 0]] * 20)
     assert [found.pass_at(k).value for k in ks_of(4)] == [0.125, 0.25, 0.5]
     assert found.pass_at(4).low == pytest.approx(0.5 - 1.96 * 0.5 / math.sqrt(40), abs=0.03)
+
+
+def test_what_says_whether_a_problem_was_solved_has_one_of_two_names() -> None:
+    known = results([[1, 0]])
+    assert known.solved_metric == "correct"
+    values = known.outcomes.metrics["correct"]
+    for metrics, name in (({"solved": values}, "solved"), ({"other": values}, None)):
+        found = dataclasses.replace(known.outcomes, metrics=metrics)
+        assert dataclasses.replace(known, outcomes=found).solved_metric == name
+    assert known.pass_at(1, metric="reward").value == 0.5
 
 
 def test_two_evaluations_are_compared_problem_by_problem() -> None:

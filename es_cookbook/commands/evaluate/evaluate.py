@@ -24,14 +24,15 @@ from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from es_cookbook.commands.evaluate.measuring import Evaluation, measure
+from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.commands.evaluate.measuring import Evaluation, Subject, measure
 from es_cookbook.commands.evaluate.options import Asked, EvaluateConfig, asked
 from es_cookbook.commands.evaluate.report import estimates_of, report
 from es_cookbook.commands.evaluate.saved import to_json
 from es_cookbook.commands.train import SHORT, whole_name
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.population.results import Comparison, compare
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.config_differences import differences
@@ -50,9 +51,13 @@ def evaluated(config: EvaluateConfig, fields: Mapping[str, str]) -> str:
     todo = asked(config, fields)
     setting = todo.setting
     setting.dataset.check()
+    for subject in todo.subjects:
+        _check_model(config, subject)
     evaluation, *others = _measured(todo)
     against = others[0] if others else todo.saved and todo.saved.evaluation
-    estimates = estimates_of(evaluation.results, setting.seed)
+    results = evaluation.results
+    solved = config.metric if config.metric in results.metrics else results.solved_metric
+    estimates = estimates_of(results, setting.seed, solved)
     comparisons = _comparisons(evaluation, against, setting.seed)
     if output is not None:
         text = to_json(setting, evaluation, estimates, against, comparisons)
@@ -83,6 +88,19 @@ def _checked_output(config: EvaluateConfig) -> Path | None:
     return output
 
 
+def _check_model(config: EvaluateConfig, subject: Subject) -> None:
+    """Fetch a model, or say that there is none, before another is measured for an hour."""
+    try:
+        model_directory(subject.model_name)
+    except ModelError as error:
+        if subject.run is None and subject.name == config.against:
+            raise ModelError(
+                f"against={subject.name} is no run directory, no .json file and no model; as a "
+                f"model: {error}"
+            ) from error
+        raise
+
+
 def _measured(todo: Asked) -> list[Evaluation]:
     found: list[Evaluation] = []
 
@@ -101,7 +119,7 @@ def _measured(todo: Asked) -> list[Evaluation]:
 
 def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
     results = evaluation.results
-    metric = config.metric or results.main_metric
+    metric = config.metric or results.solved_metric or REWARD
     results.values(metric)  # Refused if nobody reported it; if all are lost, nobody could.
     return metric if metric in results.metrics else REWARD
 
@@ -136,10 +154,10 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
 def cli() -> None:
     """The console entry point."""
     own, fields = split_options(EvaluateConfig, list(map(whole_name, sys.argv[1:])))
-    short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
+    short = "\n  ".join(f"{name}: {option}" for name, option in SHORT.items())
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here: "
         "dataset.*, sampling.*,\nengine.*, rollout_timeout, max_failed_fraction, and of a model "
-        f"search_space.*\nShort: {short}."
+        f"search_space.*\nShort:\n  {short}"
     )
     run_cli(functools.partial(main, fields=fields), EvaluateConfig, own, more_help)

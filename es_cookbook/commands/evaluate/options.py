@@ -63,8 +63,8 @@ class EvaluateConfig:
     seed: int | None = chz.field(default=None, doc="of the sampling; the run's own if None")
     metric: str = chz.field(
         default="",
-        doc="shown by tag and compared in words; correct where it is reported, else reward, if "
-        "empty",
+        doc="shown by tag, compared in words, counted by pass@k; if empty correct or solved, "
+        "whichever is reported, else reward",
     )
     output: str = chz.field(
         default="", doc=".json file to write, with every problem; none if empty"
@@ -127,7 +127,7 @@ def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
                 f"{', '.join(known)}"
             )
         hint = did_you_mean(path, [*chz.chz_fields(EvaluateConfig), *known])
-        raise ConfigError(f"unknown option {path!r}{hint}; --help lists all")
+        raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
 
 
 def _run(config: EvaluateConfig) -> RecordedRun | None:
@@ -146,10 +146,9 @@ def _task(
     config: EvaluateConfig, run: RecordedRun | None, fields: Mapping[str, str]
 ) -> train.Config:
     """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
-    of_rows = "dataset.source" in fields and "dataset.reward" in fields
     if run is not None and not config.recipe:
         return changed(run.config, fields)
-    if not config.recipe and not of_rows:
+    if not config.recipe and "dataset.source" not in fields:
         raise ConfigError(
             f"recipe=... says which problems are attempted ({', '.join(recipe_names())}); or give "
             "rows by data=... prompt=... reward=..., or a run by log_path=..."

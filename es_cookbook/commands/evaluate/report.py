@@ -9,7 +9,7 @@ from es_cookbook.common.terminal import plural, printable
 from es_cookbook.population.evaluate import ks_of
 from es_cookbook.population.results import Comparison, Estimate, Results
 from es_cookbook.population.statistics import FEW
-from es_cookbook.rl.objectives import REWARD, SOLVED
+from es_cookbook.rl.objectives import REWARD
 
 WIDTH = 80
 _NAME = 20
@@ -17,11 +17,13 @@ _MOST_TAGS = 40
 """More make no table that anybody reads; the file has them."""
 
 
-def estimates_of(results: Results, seed: int) -> dict[str, dict[str, Estimate]]:
-    """By tag, and `all`, every metric; pass@k over all problems."""
+def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, dict[str, Estimate]]:
+    """By tag, and `all`, every metric; pass@k of the metric `solved` over all problems."""
     found = {"all": {metric: results.estimate(metric, seed) for metric in results.metrics}}
-    if results.attempts > 1 and SOLVED in results.outcomes.metrics:
-        found["all"] |= {f"pass@{k}": results.pass_at(k, seed) for k in ks_of(results.attempts)}
+    if results.attempts > 1 and solved is not None:
+        found["all"] |= {
+            f"pass@{k}": results.pass_at(k, seed, solved) for k in ks_of(results.attempts)
+        }
     for tag in results.tags:
         found[tag] = {metric: results.estimate(metric, seed, tag) for metric in results.metrics}
     return found

@@ -101,6 +101,12 @@ def test_several_attempts_are_those_of_the_run_too() -> None:
     assert "pass@4 " in done.stdout and "bootstrap" in done.stdout
 
 
+def test_pass_at_k_counts_the_metric_that_is_named() -> None:
+    found = measured("log_path=fake", "metric=format")
+    assert found["estimates"]["all"]["pass@1"]["value"] == 1.0
+    assert found["metrics"]["pass@1"] < 1.0, "as the run counts"
+
+
 def test_the_file_has_every_problem_and_says_what_was_measured_and_how() -> None:
     found = measured("log_path=fake", "attempts=2", "temperature=0.5", "seed=7", "against=base")
     assert [problem["name"] for problem in found["problems"]] == [
@@ -223,7 +229,7 @@ def test_the_table_fits_a_terminal() -> None:
         (["log_path=nowhere"], "log_path nowhere holds no config.json"),
         (["log_path=model"], "a model is evaluated by model_name=model recipe=..."),
         (["log_path=fake", "recipe=countdwn"], "unknown recipe 'countdwn': did you mean 'countd"),
-        (["model_name=model"], "recipe=... says which problems are attempted (code, countdown,"),
+        (["model_name=model"], "recipe=... says which problems are attempted ("),
         ([], "recipe=... says which problems are attempted"),
         (["model_name=model", "generation=1"], "generation=1 is of a run: give log_path=RUN"),
         (["model_name=model", "recipe=countdown", "against=base"], "there is none: give log_path="),
@@ -236,6 +242,11 @@ def test_the_table_fits_a_terminal() -> None:
         (["log_path=fake", "output=new/a.json"], "there is no directory 'new'"),
         (["log_path=fake", "against=gone.json"], "gone.json cannot be read: No such file"),
         (["log_path=fake", "against=rows.json"], "rows.json is no evaluation that this version"),
+        (
+            ["log_path=fake", "against=nowhere/at/all"],
+            "against=nowhere/at/all is no run d",
+        ),
+        (["model_name=model", "data=rows.jsonl"], "missing dataset.reward=..."),
         (["log_path=fake", "metric=corect"], "metric must be one that the Envs report"),
     ],
 )

@@ -39,7 +39,7 @@ def evaluation(
 def shown(first: Evaluation, second: Evaluation | None = None) -> str:
     results = first.results
     found = [compare(results, second.results, m, 3) for m in results.metrics] if second else []
-    text = report(SETTING, first, estimates_of(results, 3), "correct", second, found)
+    text = report(SETTING, first, estimates_of(results, 3, "correct"), "correct", second, found)
     assert max(map(len, text.splitlines())) <= 80
     return text
 
