@@ -44,15 +44,15 @@ from es_cookbook.recipes.conciseness import train_cli as conciseness
 from es_cookbook.recipes.conciseness import warm_start as conciseness_warm_start
 from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.recipes.mixture import train_cli as mixture
 from es_cookbook.recipes.crossword import clues as crossword_clues
 from es_cookbook.recipes.crossword import train_cli as crossword
 from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
-from es_cookbook.recipes.math import train_cli as math
-from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.logic import errors as logic_errors
 from es_cookbook.recipes.logic import train_cli as logic
 from es_cookbook.recipes.logic import warm_start as logic_warm_start
+from es_cookbook.recipes.math import train_cli as math
+from es_cookbook.recipes.math import warm_start as math_warm_start
+from es_cookbook.recipes.mixture import train_cli as mixture
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES

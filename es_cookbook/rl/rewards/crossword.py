@@ -9,9 +9,6 @@ that is nearly there, and is built so that mentioning many words earns nothing:
 does so in the answer, or in the whole text, if what is searched has at most 25 words; it falls
 linearly to 0 at 80 words.
 
-Of a text the last `LONGEST_TEXT` characters are searched, and an answer of more than
-`LONGEST_ANSWER` is wrong, so hostile texts cost little.
-
 Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which are dropped.
 """
 
@@ -31,17 +28,12 @@ from es_cookbook.rl.types import Metrics
 
 RAMP = (25, 80)
 """Words of a searched text at which containing the solution begins to lose worth, and has none."""
-LONGEST_TEXT = 4000
-"""Characters at a text's end that are searched."""
-LONGEST_ANSWER = 1000
-"""Characters of the longest answer that is read."""
 
 LONGEST_ANSWER = 300
 """Characters of an answer: a longer one is none."""
 LONGEST_TEXT = 10_000
 """Characters of a text in which a solution is looked for; a longer one earns the exact reward."""
 
-_APOSTROPHES = str.maketrans("", "", "'’‘`")
 _INSIDE_WORDS = re.compile(
     "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f'’‘`]+"
 )
@@ -73,12 +65,6 @@ def first_answer(text: str) -> str | None:
     return answer if opened and closed else None
 
 
-def _read_answer(text: str) -> str:
-    """The first answer; nothing where it is missing or too long."""
-    answer = first_answer(text) or ""
-    return answer if len(answer) <= LONGEST_ANSWER else ""
-
-
 def exact_reward(text: str, solution: str, enumeration: str | None = None) -> float:
     """1 if the first `<answer>` has the solution's letters and no others, else 0.
 
@@ -90,7 +76,6 @@ def exact_reward(text: str, solution: str, enumeration: str | None = None) -> fl
     given = _given(text)
     fits = enumeration is None or len(given) == letters(enumeration)
     return float(given != "" and fits and given == canonical(solution))
-    return _is_exact(_words(_read_answer(text)), solution, enumeration)
 
 
 def shaped_reward(
@@ -111,8 +96,7 @@ def shaped_reward(
     if len(text) > LONGEST_TEXT:
         return exact
     gold = canonical(solution)
-    everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
-    answer = _words(_read_answer(text))
+    everywhere, answer = _words(_without_tags(text)), _words(first_answer(text) or "")
     stands = _contains(everywhere, gold)
     contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
     tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
@@ -185,11 +169,6 @@ def _given(text: str) -> str:
     """The letters of the first answer; none where there is no answer, or no end of it."""
     answer = first_answer(text) or ""
     return canonical(answer) if len(answer) <= LONGEST_ANSWER else ""
-    exact = _is_exact(answer, solution, enumeration)
-def _is_exact(words: list[str], solution: str, enumeration: str | None) -> float:
-    given = "".join(words)
-    fits = enumeration is None or len(given) == letters(enumeration)
-    return float(given != "" and fits and given == canonical(solution))
 
 
 def _words(text: str) -> list[str]:
