@@ -25,17 +25,17 @@ COMMANDS = {
 }
 RECIPES = {
     "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
-    "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
     "arithmetic": ("es_cookbook.recipes.arithmetic.train_cli", "train a model to add numbers"),
+    "math": ("es_cookbook.recipes.math.train_cli", "train a model to solve mathematical problems"),
+    "logic": ("es_cookbook.recipes.logic.train_cli", "train a model on reasoning-gym's problems"),
+    "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
     "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
-    "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
-    "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
     "crossword": (
         "es_cookbook.recipes.crossword.train_cli",
         "train a model to solve cryptic clues",
     ),
-    "math": ("es_cookbook.recipes.math.train_cli", "train a model to solve mathematical problems"),
-    "logic": ("es_cookbook.recipes.logic.train_cli", "train a model on reasoning-gym's problems"),
+    "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 
 

@@ -9,6 +9,9 @@ that is nearly there, and is built so that mentioning many words earns nothing:
 does so in the answer, or in the whole text, if what is searched has at most 25 words; it falls
 linearly to 0 at 80 words.
 
+Of a text the last `LONGEST_TEXT` characters are searched, and an answer of more than
+`LONGEST_ANSWER` is wrong, so hostile texts cost little.
+
 Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which are dropped.
 """
 
@@ -28,11 +31,10 @@ from es_cookbook.rl.types import Metrics
 
 RAMP = (25, 80)
 """Words of a searched text at which containing the solution begins to lose worth, and has none."""
-
-LONGEST_ANSWER = 300
-"""Characters of an answer: a longer one is none."""
-LONGEST_TEXT = 10_000
-"""Characters of a text in which a solution is looked for; a longer one earns the exact reward."""
+LONGEST_TEXT = 4000
+"""Characters at a text's end that are searched."""
+LONGEST_ANSWER = 1000
+"""Characters of the longest answer that is read."""
 
 _INSIDE_WORDS = re.compile(
     "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f'’‘`]+"
@@ -65,6 +67,12 @@ def first_answer(text: str) -> str | None:
     return answer if opened and closed else None
 
 
+def _read_answer(text: str) -> str:
+    """The first answer; nothing where it is missing or too long."""
+    answer = first_answer(text) or ""
+    return answer if len(answer) <= LONGEST_ANSWER else ""
+
+
 def exact_reward(text: str, solution: str, enumeration: str | None = None) -> float:
     """1 if the first `<answer>` has the solution's letters and no others, else 0.
 
@@ -73,9 +81,7 @@ def exact_reward(text: str, solution: str, enumeration: str | None = None) -> fl
     >>> exact_reward("<answer>creme brulee</answer>", "Crème brûlée", "(5,6)")
     1.0
     """
-    given = _given(text)
-    fits = enumeration is None or len(given) == letters(enumeration)
-    return float(given != "" and fits and given == canonical(solution))
+    return _is_exact(_words(_read_answer(text)), solution, enumeration)
 
 
 def shaped_reward(
@@ -92,14 +98,13 @@ def shaped_reward(
     >>> round(shaped_reward("<answer>an OWL</answer>", "owl"), 3)
     0.25
     """
-    exact = exact_reward(text, solution, enumeration)
-    if len(text) > LONGEST_TEXT:
-        return exact
     gold = canonical(solution)
-    everywhere, answer = _words(_without_tags(text)), _words(first_answer(text) or "")
+    everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
+    answer = _words(_read_answer(text))
     stands = _contains(everywhere, gold)
     contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
     tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
+    exact = _is_exact(answer, solution, enumeration)
     return min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
 
 
@@ -145,7 +150,7 @@ class Crossword(Reward):
         shaped = shaped_reward(text, solution, enumeration, prompt_ends_in_think=in_think)
         return exact if self.form == "exact" else shaped, {
             "correct": exact,
-            "fits": float(len(_given(text)) == len(canonical(solution))),
+            "fits": float(len("".join(_words(_read_answer(text)))) == len(canonical(solution))),
             "format": tag_format_reward(text, prompt_ends_in_think=in_think),
         }
 
@@ -165,10 +170,10 @@ class Crossword(Reward):
         return solution
 
 
-def _given(text: str) -> str:
-    """The letters of the first answer; none where there is no answer, or no end of it."""
-    answer = first_answer(text) or ""
-    return canonical(answer) if len(answer) <= LONGEST_ANSWER else ""
+def _is_exact(words: list[str], solution: str, enumeration: str | None) -> float:
+    given = "".join(words)
+    fits = enumeration is None or len(given) == letters(enumeration)
+    return float(given != "" and fits and given == canonical(solution))
 
 
 def _words(text: str) -> list[str]:
