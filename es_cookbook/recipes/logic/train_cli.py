@@ -20,9 +20,9 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
+from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
