@@ -38,7 +38,13 @@ from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
-from es_cookbook.rl.rewards.crossword import canonical, exact_reward, letters, shaped_reward
+from es_cookbook.rl.rewards.crossword import (
+    Crossword,
+    canonical,
+    exact_reward,
+    letters,
+    shaped_reward,
+)
 from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.judge import AskAgainError, mark_in
 from es_cookbook.rl.rewards.length import Length
@@ -115,6 +121,7 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "code": Parser(extract_code),
     "board": Parser(parse_board, (ValueError,), 10_000),
+    "crossword": Parser(lambda text: Crossword()(text, {"answer": "deep", "enumeration": "(4)"})),
     "crossword solution": Parser(lambda text: (canonical(text), letters(text)), (), 2000),
     "template": Parser(_task, (ConfigError,), 2000),
     "judge's mark": Parser(_mark, (AskAgainError,), 10_000),

@@ -118,10 +118,11 @@ def test_hostile_text_costs_less_than_ten_milliseconds(text: str) -> None:
     assert min(seconds) < 0.01, f"took {min(seconds) * 1000:.1f} ms"
 
 
-def test_a_long_text_earns_the_exact_reward_alone() -> None:
+def test_of_a_long_text_the_end_is_searched() -> None:
     long = "so " * LONGEST_TEXT
     assert shaped_reward(f"{long}<answer>owl</answer>", "owl") == 1
-    assert shaped_reward(f"{long}<answer>an owl</answer>", "owl") == 0
+    assert shaped_reward(f"{long}<answer>an owl</answer>", "owl") == 0.25
+    assert shaped_reward(f"<think>owl {long}", "owl") == 0
 
 
 @given(st.text(alphabet="owl <answer>/thk&", max_size=60), st.text(max_size=5))
