@@ -161,7 +161,6 @@ COVERED = {
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
-    "es_cookbook.recipes.logic.train_cli": "the same",
     "es_cookbook.recipes.logic.warm_start": "the same",
     "es_cookbook.recipes.logic.errors": "the same",
 }
@@ -246,7 +245,6 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
     "logic": plain(logic.CLIConfig),
-    "es_cookbook.recipes.logic.train_cli": plain(logic.CLIConfig),
     "es_cookbook.recipes.logic.errors": plain(logic_errors.Config, "after=x"),
     "es_cookbook.recipes.logic.warm_start": plain(logic_warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
