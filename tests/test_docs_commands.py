@@ -193,7 +193,6 @@ COVERED = {
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
-    "es_cookbook.recipes.logic.train_cli": "the same",
     "es_cookbook.recipes.logic.warm_start": "the same",
     "es_cookbook.recipes.logic.errors": "the same",
 }
@@ -289,7 +288,6 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.arithmetic.train_cli": plain(arithmetic.CLIConfig),
     "es_cookbook.recipes.arithmetic.warm_start": plain(arithmetic_warm_start.Config, "output=x"),
     "logic": plain(logic.CLIConfig),
-    "es_cookbook.recipes.logic.train_cli": plain(logic.CLIConfig),
     "es_cookbook.recipes.logic.errors": plain(logic_errors.Config, "after=x"),
     "es_cookbook.recipes.logic.warm_start": plain(logic_warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),

@@ -1,6 +1,6 @@
 """Sort the bundled model's errors before and after a run: what was chosen, and what is new.
 
-    es-cookbook export log_path=runs/logic output=trained
+    es-cookbook export log_path=runs/mine output=trained
     python -m es_cookbook.recipes.logic.errors after=trained
 
 Answers to the held-out problems are right, leave out the last term (the careless way that the
@@ -54,7 +54,9 @@ def main(config: Config) -> None:
 
     def answers(model_name: str, samples: int = 1) -> list[list[str]]:
         model = Qwen2ForCausalLM.from_pretrained(model_name)
-        tokenizer: Qwen2Tokenizer = AutoTokenizer.from_pretrained(model_name)
+        tokenizer: Qwen2Tokenizer = AutoTokenizer.from_pretrained(
+            model_name, trust_remote_code=False
+        )
         with torch.random.fork_rng():  # generate draws from torch's global generator
             torch.manual_seed(derive_seed(0, "logic/errors"))
             return answer(model, tokenizer, questions, MAX_ANSWER_TOKENS, samples)

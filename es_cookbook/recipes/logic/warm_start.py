@@ -11,6 +11,7 @@ stops before it has learned either way well. The held-out problems are never dem
 import itertools
 import math
 import random
+from pathlib import Path
 
 import chz
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
@@ -26,6 +27,7 @@ from es_cookbook.baselines.small_model import (
 )
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
 from es_cookbook.recipes.logic.env import question
@@ -47,13 +49,21 @@ class Config:
     width: int = chz.field(default=64, doc="hidden size, a multiple of 16")
     depth: int = chz.field(default=2, doc="layers")
     learning_rate: float = chz.field(default=5e-3, doc="largest; it falls linearly to nothing")
+    start: str | None = chz.field(
+        default=None, doc="directory of a model to go on with, of any size; None: a new one"
+    )
+    careless: bool = chz.field(
+        default=True, doc="whether demonstrations leave out the last term; False: all are right"
+    )
     num_held_out: int = chz.field(
         default=500, doc="of folds 0 and 1 each, the first problems: they are not demonstrated"
     )
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "steps", "batch_size", "num_held_out", at_least=1)
+        check_range(self, "steps", "num_problems", "batch_size", "num_held_out", at_least=1)
+        if self.start is not None and not Path(self.start).is_dir():
+            raise ConfigError(f"start must be the directory of a model, found {self.start!r}")
 
 
 def held_out(fold: int, count: int) -> list[Problem]:
@@ -98,7 +108,10 @@ def main(config: Config) -> None:
     """
     output = new_directory(config.output)
     tokenizer = build_tokenizer(CHARACTERS)
-    model = build_model(tokenizer, config.seed, config.width, config.depth)
+    if config.start is None:
+        model = build_model(tokenizer, config.seed, config.width, config.depth)
+    else:
+        model = Qwen2ForCausalLM.from_pretrained(config.start)
     (source,) = LogicDatasetBuilder().sources()
     reserved = [held_out(fold, config.num_held_out) for fold in (0, 1)]
     never = {problem.question for problems_P in reserved for problem in problems_P}
@@ -106,9 +119,12 @@ def main(config: Config) -> None:
     allowed = (problem for problem in stream if problem.question not in never)
     pool = list(itertools.islice(allowed, config.num_problems))
 
+    def shown(problem: Problem) -> str:
+        return demonstrate(problem, rng) if config.careless else problem.gold
+
     def draw() -> tuple[list[str], list[str]]:
         batch = rng.sample(pool, config.batch_size)
-        return [question(p, "compact") for p in batch], [demonstrate(p, rng) + EOS for p in batch]
+        return [question(p, "compact") for p in batch], [shown(p) + EOS for p in batch]
 
     rng = random.Random(derive_seed(config.seed, "logic/careless"))
     steps = config.steps
