@@ -148,7 +148,6 @@ SHORTENED = {
     "countdown": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "arithmetic": SHORT,
-    "es_cookbook.recipes.arithmetic.train_cli": SHORT,
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
     "es_cookbook.recipes.countdown.warm_start": (
@@ -244,7 +243,6 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
     "arithmetic": plain(arithmetic.CLIConfig),
-    "es_cookbook.recipes.arithmetic.train_cli": plain(arithmetic.CLIConfig),
     "es_cookbook.recipes.arithmetic.warm_start": plain(arithmetic_warm_start.Config, "output=x"),
     "rush_hour": plain(rush_hour.CLIConfig),
     "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
