@@ -170,7 +170,6 @@ SHORTENED = {
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
-    "es_cookbook.recipes.arithmetic.train_cli": SHORT,
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
     "es_cookbook.recipes.countdown.warm_start": (
@@ -285,7 +284,6 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
     "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
     "arithmetic": plain(arithmetic.CLIConfig),
-    "es_cookbook.recipes.arithmetic.train_cli": plain(arithmetic.CLIConfig),
     "es_cookbook.recipes.arithmetic.warm_start": plain(arithmetic_warm_start.Config, "output=x"),
     "logic": plain(logic.CLIConfig),
     "es_cookbook.recipes.logic.errors": plain(logic_errors.Config, "after=x"),
