@@ -99,6 +99,7 @@ def test_a_run_of_two_generations_reports_length_and_kl(
     options = (
         *(f"log_path={tmp_path / 'run'}", "trackers=JsonlTrackerBuilder", "dataset.tag=kind"),
         *("num_generations=2", "optimizer.population_size=4", "dataset.batch=2"),
+        *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
         *("dataset.num_train=6", "dataset.num_test=4", "kl.problems_per_generation=2"),
     )
     run_cli(main, CLIConfig, options)
