@@ -9,7 +9,6 @@ additions; no network, no GPU. It answers in good form from the beginning: what 
 """
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 
 import chz
@@ -17,23 +16,16 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
+from es_cookbook.recipes.settings import HALF_KNOWN
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
 # Many genomes, and large steps for their noise: α is four times σ (docs/lab_notes.md).
-_ES: Mapping[str, object] = {
-    "population_size": 256,
-    "antithetic": False,
-    "sigma": 0.01,
-    "learning_rate": 0.04,
-    "learning_rate_schedule": Cosine(),
-}
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": _ES})
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": HALF_KNOWN})
 _SAMPLING = functools.partial(SamplingParams, max_tokens=8)
 
 

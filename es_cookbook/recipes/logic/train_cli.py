@@ -12,7 +12,6 @@ sums of three digits; no network, no GPU. Any other model reads the questions in
 """
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 
 import chz
@@ -20,22 +19,15 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
+from es_cookbook.recipes.settings import HALF_KNOWN
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
-_ES: Mapping[str, object] = {
-    "population_size": 256,
-    "antithetic": False,
-    "sigma": 0.01,
-    "learning_rate": 0.04,
-    "learning_rate_schedule": Cosine(),
-}
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": _ES})
+_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": HALF_KNOWN})
 _SAMPLING = functools.partial(SamplingParams, max_tokens=6)
 
 

@@ -12,7 +12,6 @@ DeepScaleR:
 """
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 
 import chz
@@ -20,23 +19,17 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder
+from es_cookbook.recipes.settings import HALF_KNOWN
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
 # No pairs and large steps: what the bundled model has to unlearn is one direction (README).
-_ES: Mapping[str, object] = {
-    "population_size": 128,
-    "antithetic": False,
-    "sigma": 0.01,
-    "learning_rate": 0.04,
-    "learning_rate_schedule": Cosine(),
-}
+_ES = {**HALF_KNOWN, "population_size": 128}
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={**RECOMMENDED, "es": _ES})
 _SAMPLING = functools.partial(SamplingParams, max_tokens=32)
 
