@@ -152,7 +152,7 @@ def test_a_directory_that_nobody_can_write_is_refused_before_a_model_is_loaded()
     )
 
 
-CASES = {"config.json": 700, "rollouts.jsonl": 2_000, "history.jsonl": 6_000}
+CASES = {"config.json": 700, "rollouts.jsonl": 2_500, "history.jsonl": 6_000}
 """The file that hits a limit first -> bytes."""
 
 

@@ -20,7 +20,7 @@ SMALL = ("num_generations=2", "optimizer.population_size=4", "sampling.max_token
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with what the page says; several tests define a module of the same name."""
-    (rows,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    rows, *_ = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     first = json.loads(rows)
     assert first["question"] == "12+30="
     others = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(30)]
@@ -44,7 +44,7 @@ def call(monkeypatch: pytest.MonkeyPatch, command: object, *options: str) -> int
 
 
 def line_of_the_page() -> list[str]:
-    (line,) = re.findall(r"^es-cookbook train (.*)$", PAGE, flags=re.MULTILINE)
+    line, *_ = re.findall(r"^es-cookbook train (.*)$", PAGE, flags=re.MULTILINE)
     options = [option.replace('"', "") for option in line.split()]
     return [option for option in options if not option.startswith("model_name=")]
 

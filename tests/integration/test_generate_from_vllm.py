@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,18 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1"}
 
 
+@contextlib.contextmanager
+def loggers_kept() -> Iterator[None]:
+    """VLLM's server sets up logging anew, and silences loggers that are there already."""
+    known = logging.root.manager.loggerDict.values()
+    before = [(each, each.disabled) for each in known if isinstance(each, logging.Logger)]
+    try:
+        yield
+    finally:
+        for logger, disabled in before:
+            logger.disabled = disabled
+
+
 @contextlib.asynccontextmanager
 async def vllm_server(template: Path) -> AsyncIterator[str]:
     """The app of `vllm serve` and its engine, on a free port; gives its address up to /v1."""
@@ -46,7 +59,11 @@ async def vllm_server(template: Path) -> AsyncIterator[str]:
     more = "--enforce-eager --max-model-len 96 --kv-cache-memory-bytes 50000000 --dtype float32"
     args = make_arg_parser(FlexibleArgumentParser()).parse_args((options + more).split())
     args.distributed_executor_backend = UniProcExecutor  # One process less.
-    with socket.create_server(("127.0.0.1", 0)) as listening, mock.patch.dict(os.environ, CPU):
+    with (
+        loggers_kept(),
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        mock.patch.dict(os.environ, CPU),
+    ):
         async with build_async_engine_client(args) as engine:
             tasks = await engine.get_supported_tasks()
             app = build_app(args, tasks, engine.model_config)
