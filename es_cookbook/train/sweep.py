@@ -104,14 +104,22 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
 
 def _dataset(config: train.Config, like: train.Config) -> RLDatasetBuilder:
     """Its dataset, with another one's number of problems a batch where both say that."""
-    if _batch(config) and (batch := _batch(like)):
-        return chz.replace(config.dataset, problems_per_generation=batch)
+    name = _batch_field(config)
+    if name and hasattr(like.dataset, name):
+        return chz.replace(config.dataset, **{name: getattr(like.dataset, name)})
     return config.dataset
 
 
+def _batch_field(config: train.Config) -> str | None:
+    """The name of the field with the problems of a batch, where the dataset builder has one."""
+    names = ("problems_per_generation", "batch")
+    return next((name for name in names if hasattr(config.dataset, name)), None)
+
+
 def _batch(config: train.Config) -> int | None:
-    """Problems a batch, where the dataset builder says that; it need not."""
-    return getattr(config.dataset, "problems_per_generation", None)
+    """Problems that a genome attempts in a generation, where the dataset builder says that."""
+    name = _batch_field(config)
+    return None if name is None else getattr(config.dataset, name) // (config.num_pairs or 1)
 
 
 def _rollouts(config: train.Config) -> int:

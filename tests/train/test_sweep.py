@@ -11,6 +11,7 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
+from es_cookbook.recipes.mixture.dataset import CountdownMixture
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import is_complete, refuse_unequal_rollouts, run_all
 from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
@@ -162,3 +163,13 @@ def test_batches_of_other_sizes_count_as_rollouts() -> None:
     )
     with pytest.raises(ConfigError, match="others and few must have the same dataset"):
         refuse_unequal_rollouts({"few": [few], "others": [others]})
+
+
+def test_a_batch_that_is_dealt_out_to_pairs_counts_once() -> None:
+    optimizer = ES(population_size=4)
+    shared = CLIConfig(optimizer=optimizer, dataset=CountdownMixture(batch=8))
+    dealt = chz.replace(shared, batch_per_pair=True, dataset=CountdownMixture(batch=16))
+    refuse_unequal_rollouts({"shared": [shared], "dealt": [dealt]})
+    fewer = chz.replace(dealt, dataset=CountdownMixture(batch=8))
+    with pytest.raises(ConfigError, match="dealt makes .* x 4 problems"):
+        refuse_unequal_rollouts({"shared": [shared], "dealt": [fewer]})
