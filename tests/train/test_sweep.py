@@ -171,5 +171,5 @@ def test_a_batch_that_is_dealt_out_to_pairs_counts_once() -> None:
     dealt = chz.replace(shared, batch_per_pair=True, dataset=CountdownMixture(batch=16))
     refuse_unequal_rollouts({"shared": [shared], "dealt": [dealt]})
     fewer = chz.replace(dealt, dataset=CountdownMixture(batch=8))
-    with pytest.raises(ConfigError, match="dealt makes .* x 4 problems"):
+    with pytest.raises(ConfigError, match=r"dealt makes .* x 4 problems"):
         refuse_unequal_rollouts({"shared": [shared], "dealt": [fewer]})
