@@ -33,15 +33,13 @@ CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1"}
 
 
 @contextlib.contextmanager
-def loggers_kept() -> Iterator[None]:
-    """VLLM's server sets up logging anew, and silences loggers that are there already."""
-    known = logging.root.manager.loggerDict.values()
-    before = [(each, each.disabled) for each in known if isinstance(each, logging.Logger)]
+def log_level_kept() -> Iterator[None]:
+    """VLLM's server raises the level of the root logger, which other tests listen to."""
+    level = logging.root.level
     try:
         yield
     finally:
-        for logger, disabled in before:
-            logger.disabled = disabled
+        logging.root.setLevel(level)
 
 
 @contextlib.asynccontextmanager
@@ -60,7 +58,7 @@ async def vllm_server(template: Path) -> AsyncIterator[str]:
     args = make_arg_parser(FlexibleArgumentParser()).parse_args((options + more).split())
     args.distributed_executor_backend = UniProcExecutor  # One process less.
     with (
-        loggers_kept(),
+        log_level_kept(),
         socket.create_server(("127.0.0.1", 0)) as listening,
         mock.patch.dict(os.environ, CPU),
     ):
