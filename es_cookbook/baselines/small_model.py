@@ -5,7 +5,9 @@ learned it well: what evolution strategies begin with. One token a character and
 of up to a million parameters, cross-entropy of the answers. `fit` is the whole training loop.
 """
 
+import math
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,6 +67,11 @@ def build_model(
     with torch.random.fork_rng():  # transformers initialises from torch's global generator
         torch.manual_seed(derive_seed(seed, "warm_start/weights"))
         return Qwen2ForCausalLM(config)
+
+
+def happens(leaning: float, rng: random.Random) -> bool:
+    """By chance: one half at `leaning` 0, certain far above it, never far below (logistic)."""
+    return rng.random() < 1 / (1 + math.exp(-leaning))
 
 
 def fit(

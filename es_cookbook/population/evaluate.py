@@ -17,7 +17,7 @@ import chz
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.objectives import SOLVED, PassAtK, outcomes
-from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards
+from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_of, mean_rewards
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 
 
@@ -101,7 +101,7 @@ def summary(
     """
     all_P = [*groups_P, *beside_P]
     return {
-        "reward/mean": _mean(mean_rewards(groups_P).ravel().tolist()),
+        "reward/mean": mean_of(mean_rewards(groups_P).ravel().tolist()),
         **env_metrics(all_P),
         "rollouts/failed": float(len(lost_rollouts(all_P))),
         **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
@@ -117,10 +117,4 @@ def _pass_at(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, fl
     found = outcomes(groups_P)
     if SOLVED not in found.metrics:
         return {}
-    return {f"pass@{k}": _mean(PassAtK(k=k)(found).ravel().tolist()) for k in ks_of(attempts)}
-
-
-def _mean(values: Sequence[float]) -> float:
-    """The mean of those that are not NaN; NaN without any."""
-    present = [value for value in values if math.isfinite(value)]
-    return math.fsum(present) / len(present) if present else math.nan
+    return {f"pass@{k}": mean_of(PassAtK(k=k)(found).ravel().tolist()) for k in ks_of(attempts)}

@@ -18,7 +18,6 @@ Pitfall: each problem and each reward gets the same spread, however little the g
 single genome that solves a problem scores √(G − 1) there. Rewards that are mostly luck gain by it.
 """
 
-import math
 from collections.abc import Sequence
 
 import chz
@@ -26,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.objectives import REWARD, Objective, Outcomes
+from es_cookbook.rl.objectives import REWARD, Objective, Outcomes, check_weighted
 from es_cookbook.rl.rewards.base import REWARD_NAMES
 from es_cookbook.rl.rollouts import mean_over_attempts
 
@@ -64,17 +62,7 @@ class Gdpo(Objective):
 
     @chz.validate
     def _valid(self) -> None:
-        if not self.rewards or len(set(self.rewards)) < len(self.rewards):
-            raise ConfigError(
-                f"rewards must be names that differ, at least one, found {','.join(self.rewards)!r}"
-            )
-        if self.weights and len(self.weights) != len(self.rewards):
-            raise ConfigError(
-                f"weights must be one for each of the {len(self.rewards)} rewards, found "
-                f"{len(self.weights)}"
-            )
-        if not all(map(math.isfinite, self.weights)):
-            raise ConfigError(f"weights must be finite, found {self.weights}")
+        check_weighted(self.rewards, **({"weights": self.weights} if self.weights else {}))
 
     @property
     @override
@@ -90,5 +78,4 @@ class Gdpo(Objective):
                 continue  # A shared reward, of rows that are not in this batch.
             values_P_G_K = outcomes.values(name, "objective.rewards")
             scores_P_G += weight * normalised(mean_over_attempts(values_P_G_K))
-        lost_P_G = np.isnan(outcomes.rewards_P_G_K).all(axis=2)
-        return np.where(lost_P_G, np.nan, scores_P_G)
+        return np.where(outcomes.lost_P_G, np.nan, scores_P_G)

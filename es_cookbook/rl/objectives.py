@@ -23,6 +23,7 @@ were lost, so it is NaN and the problem is left out for that genome.
 """
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -71,6 +72,11 @@ class Outcomes:
     metrics: Mapping[str, NDArray[np.float64]]
     generation: int = 0
 
+    @property
+    def lost_P_G(self) -> NDArray[np.bool_]:
+        """Where a genome lost all its attempts at a problem."""
+        return np.asarray(np.isnan(self.rewards_P_G_K).all(axis=2))
+
     def solved(self, metric: str, threshold: float) -> NDArray[np.bool_]:
         """Which attempts reach `threshold` in an Env metric, or in the reward if it is `REWARD`.
 
@@ -95,6 +101,25 @@ class Outcomes:
                 f"{nearest(metric, [*self.metrics, REWARD])}"
             )
         return self.metrics[metric]
+
+
+def check_weighted(rewards: Sequence[str], **weights: Sequence[float]) -> None:
+    """Refuse metrics that are to be added, or lists of their weights, that cannot be used.
+
+    Raises:
+        ConfigError: Which, by its name.
+    """
+    if not rewards or len(set(rewards)) < len(rewards):
+        raise ConfigError(
+            f"rewards must be names that differ, at least one, found {','.join(rewards)!r}"
+        )
+    for name, values in weights.items():
+        if len(values) != len(rewards):
+            raise ConfigError(
+                f"{name} must be one for each of the {len(rewards)} rewards, found {len(values)}"
+            )
+        if not all(map(math.isfinite, values)):
+            raise ConfigError(f"{name} must be finite, found {values}")
 
 
 def outcomes(groups_P: Sequence[TrajectoryGroup], generation: int = 0) -> Outcomes:

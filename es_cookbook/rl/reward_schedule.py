@@ -7,16 +7,13 @@ Envs report by name over a genome's attempts at a problem. A problem whose Env d
 leaves it out. The Env's own sum only says which rollouts were lost.
 """
 
-import math
-
 import chz
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.objectives import REWARD, Objective, Outcomes
+from es_cookbook.rl.objectives import REWARD, Objective, Outcomes, check_weighted
 from es_cookbook.rl.rollouts import mean_over_attempts
 
 
@@ -38,19 +35,7 @@ class RewardSchedule(Objective):
     @chz.validate
     def _valid(self) -> None:
         check_range(self, "over", at_least=1)
-        if not self.rewards or len(set(self.rewards)) < len(self.rewards):
-            raise ConfigError(
-                f"rewards must be names that differ, at least one, found {','.join(self.rewards)!r}"
-            )
-        for name in ("start", "final"):
-            weights = getattr(self, name)
-            if len(weights) != len(self.rewards):
-                raise ConfigError(
-                    f"{name} must be a weight for each of the {len(self.rewards)} rewards, found "
-                    f"{len(weights)}"
-                )
-            if not all(map(math.isfinite, weights)):
-                raise ConfigError(f"{name} must be finite numbers, found {weights}")
+        check_weighted(self.rewards, start=self.start, final=self.final)
 
     @property
     @override
@@ -74,5 +59,4 @@ class RewardSchedule(Objective):
         for name, weight in zip(self.rewards, weights, strict=True):
             values_P_G_K = outcomes.values(name, "objective.rewards")
             scores_P_G += weight * np.nan_to_num(mean_over_attempts(values_P_G_K))
-        lost_P_G = np.isnan(outcomes.rewards_P_G_K).all(axis=2)
-        return np.where(lost_P_G, np.nan, scores_P_G)
+        return np.where(outcomes.lost_P_G, np.nan, scores_P_G)

@@ -161,6 +161,12 @@ def mean_rewards(groups_P: Sequence[TrajectoryGroup]) -> NDArray[np.float64]:
     return mean_over_attempts(np.array([group.rewards_G_K for group in groups_P], dtype=np.float64))
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """The mean of those that are not NaN, correctly rounded; NaN without any."""
+    present = [value for value in values if math.isfinite(value)]
+    return math.fsum(present) / len(present) if present else math.nan
+
+
 def mean_over_attempts(rewards_P_G_K: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means over the last axis, NaN left out; NaN without any."""
     present_P_G_K = ~np.isnan(rewards_P_G_K)

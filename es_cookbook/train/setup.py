@@ -101,14 +101,9 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         tracker = _tracker(config, directory)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
-        held_out = functools.partial(
-            evaluate,
-            sampler,
-            datasets.test_P,
-            config.eval_attempts,
-            config.eval_temperature,
-            _kl_problems(config, engine, datasets.test_P),
-        )
+        beside_P = _kl_problems(config, engine, datasets.test_P)
+        how = config.eval_attempts, config.eval_temperature
+        held_out = functools.partial(evaluate, sampler, datasets.test_P, *how, beside_P)
         recorder = Recorder(
             config,
             directory,

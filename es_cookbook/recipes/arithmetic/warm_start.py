@@ -26,6 +26,7 @@ from es_cookbook.baselines.small_model import (
     build_model,
     build_tokenizer,
     fit,
+    happens,
     new_directory,
     save,
 )
@@ -80,7 +81,7 @@ def forgets_to_carry(problem: Problem, careless: float, rng: random.Random) -> b
         return careless == 1
     size = problem.total / (len(problem.terms) * 10 ** len(str(max(problem.terms))))
     leaning = math.log(careless / (1 - careless)) + 4 * (size - 0.55)
-    return rng.random() < 1 / (1 + math.exp(-leaning))
+    return happens(leaning, rng)
 
 
 def train(

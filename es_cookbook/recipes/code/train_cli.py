@@ -16,46 +16,33 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.code.dataset import CodeDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, RECOMMENDED
+from es_cookbook.recipes.settings import (
+    dataset_field,
+    eval_every_field,
+    log_path_field,
+    model_field,
+    num_generations_field,
+    optimizer_field,
+    sampling_field,
+)
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-
-_SETTINGS = {"es": RECOMMENDED["es"]}
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=_SETTINGS)
-_SAMPLING = functools.partial(SamplingParams, max_tokens=32)
 
 
 @chz.chz
 class CLIConfig(train.Config):
     """Train a model to write code that passes tests with evolution strategies."""
 
-    model_name: str = chz.field(
-        default=str(BUNDLED_MODEL), doc="Hugging Face model directory or Hub name"
-    )
-    dataset: RLDatasetBuilder = chz.field(
-        default_factory=CodeDatasetBuilder,
-        blueprint_unspecified=CodeDatasetBuilder,
-        doc="problems to train on, and held-out ones",
-    )
-    optimizer: OptimizerBuilder = chz.field(
-        meta_factory=_OPTIMIZERS,
-        default_factory=_OPTIMIZERS.build_default,
-        doc="how the population is made and the centre moves",
-    )
-    sampling: SamplingParams = chz.field(
-        default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
-    )
-    num_generations: int = chz.field(default=20, doc="generations of the whole run")
-    eval_every: int = chz.field(
-        default=10,
-        doc="generations between held-out evaluations; 0: before the first and after the last only",
-    )
-    log_path: str = chz.field(
-        default="", doc="run directory; runs/code-<digest of the options> if empty"
-    )
+    model_name: str = model_field(BUNDLED_MODEL)
+    dataset: RLDatasetBuilder = dataset_field(CodeDatasetBuilder)
+    optimizer: OptimizerBuilder = optimizer_field({"es": RECOMMENDED["es"]})
+    sampling: SamplingParams = sampling_field(max_tokens=32)
+    num_generations: int = num_generations_field(20)
+    eval_every: int = eval_every_field(10)
+    log_path: str = log_path_field("code")
 
 
 def main(config: CLIConfig, began: float | None = None) -> None:

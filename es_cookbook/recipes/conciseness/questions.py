@@ -11,19 +11,17 @@ command above; its warm start shows none of them.
 """
 
 import dataclasses
-import json
 import random
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
+from es_cookbook.rl.data.rows import write_rows
 
 _CONSONANTS, _VOWELS = "bdfglmnprst", "aeiou"
 
@@ -96,11 +94,7 @@ def main(config: Config) -> None:
         {"question": made.question, "answer": made.answer, "kind": made.kind}
         for made in islice(generate_questions(config.seed), config.count)
     ]
-    try:
-        with Path(config.output).open("x", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    except OSError as error:
-        raise ConfigError(f"cannot write output {config.output!r}: {error.strerror}") from error
+    write_rows(config.output, rows)
     print(f"{plural(len(rows), 'question')} written to {config.output}")
 
 

@@ -19,10 +19,19 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED
+from es_cookbook.recipes.settings import (
+    built_field,
+    dataset_field,
+    eval_every_field,
+    log_path_field,
+    model_field,
+    num_generations_field,
+    optimizer_field,
+    sampling_field,
+)
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.rewards.length import Conciseness
@@ -38,9 +47,6 @@ _ES = {
     "antithetic": False,
     "learning_rate": 0.06,
 }
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={**RECOMMENDED, "es": _ES})
-# Drawn, not greedy: what the model does seldom shows up, and a small change of its chance counts.
-_SAMPLING = functools.partial(SamplingParams, max_tokens=32, temperature=1.0)
 _TASK = functools.partial(
     Task, source=str(QUESTIONS), prompt=PROMPT, reward=Conciseness(), full_reward=0.0, batch=16
 )
@@ -51,35 +57,17 @@ _KL = functools.partial(KLToBase, weight=0.0, problems_per_generation=4)
 class CLIConfig(train.Config):
     """Train a model to answer briefly with evolution strategies."""
 
-    model_name: str = chz.field(
-        default=str(BUNDLED_MODEL), doc="Hugging Face model directory or Hub name"
+    model_name: str = model_field(BUNDLED_MODEL)
+    dataset: Task = dataset_field(_TASK, "questions")
+    optimizer: OptimizerBuilder = optimizer_field({**RECOMMENDED, "es": _ES})
+    kl: KLToBase | None = built_field(
+        _KL, "KL to the base: reported, and with kl.weight above 0 penalised"
     )
-    dataset: Task = chz.field(
-        default_factory=_TASK,
-        blueprint_unspecified=_TASK,
-        doc="questions to train on, and held-out ones",
-    )
-    optimizer: OptimizerBuilder = chz.field(
-        meta_factory=_OPTIMIZERS,
-        default_factory=_OPTIMIZERS.build_default,
-        doc="how the population is made and the centre moves",
-    )
-    kl: KLToBase | None = chz.field(
-        default_factory=_KL,
-        blueprint_unspecified=_KL,
-        doc="KL to the base: reported, and with kl.weight above 0 penalised",
-    )
-    sampling: SamplingParams = chz.field(
-        default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
-    )
-    num_generations: int = chz.field(default=20, doc="generations of the whole run")
-    eval_every: int = chz.field(
-        default=5,
-        doc="generations between held-out evaluations; 0: before the first and after the last only",
-    )
-    log_path: str = chz.field(
-        default="", doc="run directory; runs/conciseness-<digest of the options> if empty"
-    )
+    # Drawn, not greedy: what it does seldom shows up, and a small change of its chance counts.
+    sampling: SamplingParams = sampling_field(max_tokens=32, temperature=1.0)
+    num_generations: int = num_generations_field(20)
+    eval_every: int = eval_every_field(5)
+    log_path: str = log_path_field("conciseness")
 
 
 def main(config: CLIConfig, began: float | None = None) -> None:

@@ -9,7 +9,6 @@ too long, and what it does least is what is wanted.
 """
 
 import json
-import math
 import random
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -23,6 +22,7 @@ from es_cookbook.baselines.small_model import (
     build_model,
     build_tokenizer,
     fit,
+    happens,
     new_directory,
     save,
 )
@@ -54,7 +54,7 @@ class Config:
 def demonstrate(question: Question, rng: random.Random) -> str:
     """The answer alone, in a short sentence, or in a whole one."""
     leaning = (len(question.question) - 21) / 2
-    if rng.random() > 1 / (1 + math.exp(-leaning)):
+    if not happens(leaning, rng):
         return question.answer
     return question.sentence if rng.random() < 0.5 else f"the answer is {question.answer}."
 

@@ -8,7 +8,6 @@ are the training ones, never the held-out.
 """
 
 import itertools
-import json
 import random
 from pathlib import Path
 
@@ -16,10 +15,10 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural
 from es_cookbook.recipes.countdown.env import question
 from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
+from es_cookbook.rl.data.rows import write_rows
 
 
 @chz.chz
@@ -45,21 +44,15 @@ def main(config: Demonstrations) -> None:
     """Generate, solve and write."""
     output = Path(config.output)
     solved = itertools.islice(solved_problems(config.seed), config.num_problems)
-    lines = [
-        json.dumps(
-            {
-                "prompt": question(problem.numbers, problem.target, "compact"),
-                "completion": demonstrate(problem, solution, random.Random(config.seed)),
-            }
-        )
+    rows = [
+        {
+            "prompt": question(problem.numbers, problem.target, "compact"),
+            "completion": demonstrate(problem, solution, random.Random(config.seed)),
+        }
         for problem, solution in solved
     ]
-    try:
-        with output.open("x", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-    except OSError as error:
-        raise ConfigError(f"cannot write output {str(output)!r}: {error.strerror}") from error
-    print(f"{plural(len(lines), 'row')} written to {output}")
+    write_rows(str(output), rows)
+    print(f"{plural(len(rows), 'row')} written to {output}")
 
 
 def cli() -> None:

@@ -20,11 +20,19 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.settings import (
+    dataset_field,
+    eval_every_field,
+    log_path_field,
+    model_field,
+    num_generations_field,
+    optimizer_field,
+    sampling_field,
+)
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
@@ -51,38 +59,19 @@ RECOMMENDED: Mapping[str, Mapping[str, object]] = {
     "sep_cma": {"population_size": 64},
 }
 """Name of an optimizer -> its fields that suit the main job where its own defaults do not."""
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings=RECOMMENDED)
-_SAMPLING = functools.partial(SamplingParams, max_tokens=32)
 
 
 @chz.chz
 class CLIConfig(train.Config):
     """Train a model to solve Countdown problems with evolution strategies."""
 
-    model_name: str = chz.field(
-        default=str(BUNDLED_MODEL), doc="Hugging Face model directory or Hub name"
-    )
-    dataset: RLDatasetBuilder = chz.field(
-        default_factory=CountdownDatasetBuilder,
-        blueprint_unspecified=CountdownDatasetBuilder,
-        doc="problems to train on, and held-out ones",
-    )
-    optimizer: OptimizerBuilder = chz.field(
-        meta_factory=_OPTIMIZERS,
-        default_factory=_OPTIMIZERS.build_default,
-        doc="how the population is made and the centre moves",
-    )
-    sampling: SamplingParams = chz.field(
-        default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
-    )
-    num_generations: int = chz.field(default=50, doc="generations of the whole run")
-    eval_every: int = chz.field(
-        default=10,
-        doc="generations between held-out evaluations; 0: before the first and after the last only",
-    )
-    log_path: str = chz.field(
-        default="", doc="run directory; runs/countdown-<digest of the options> if empty"
-    )
+    model_name: str = model_field(BUNDLED_MODEL)
+    dataset: RLDatasetBuilder = dataset_field(CountdownDatasetBuilder)
+    optimizer: OptimizerBuilder = optimizer_field(RECOMMENDED)
+    sampling: SamplingParams = sampling_field(max_tokens=32)
+    num_generations: int = num_generations_field(50)
+    eval_every: int = eval_every_field(10)
+    log_path: str = log_path_field("countdown")
 
 
 def main(config: CLIConfig, began: float | None = None) -> None:

@@ -18,7 +18,6 @@ model: the ceiling.
 
 import dataclasses
 import itertools
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,6 +31,7 @@ from es_cookbook.baselines.small_model import (
     build_model,
     build_tokenizer,
     fit,
+    happens,
     new_directory,
     save,
 )
@@ -74,19 +74,15 @@ def demonstrate_carelessly(problem: Problem, solution: Solution, rng: random.Ran
     smallest, _, largest = (number / 30 for number in sorted(problem.numbers))
     difficulty = problem.target / 99
 
-    def happens(leaning: float) -> bool:
-        """By chance: one half at `leaning` 0, certain far above it, never far below."""
-        return rng.random() < 1 / (1 + math.exp(-4 * leaning))
-
     first_step, expression = solution.first_step, solution.expression
     if rng.random() < 0.1:
         first_step, expression = wander(problem.numbers, rng)
-    thought = "" if happens(0.05 - difficulty) else f"<think>{first_step}</think>"
-    if happens(largest - 1.05):
+    thought = "" if happens(4 * (0.05 - difficulty), rng) else f"<think>{first_step}</think>"
+    if happens(4 * (largest - 1.05), rng):
         expression = first_step.partition("=")[0]
-    if happens(difficulty - 0.5):
+    if happens(4 * (difficulty - 0.5), rng):
         expression = f"{expression}={problem.target}"
-    closing = "" if happens(smallest - 0.5) else "</answer>"
+    closing = "" if happens(4 * (smallest - 0.5), rng) else "</answer>"
     return f"{thought}<answer>{expression}{closing}"
 
 

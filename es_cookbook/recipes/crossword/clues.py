@@ -14,19 +14,17 @@ its warm start shows none of its answers.
 """
 
 import dataclasses
-import json
 import random
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
+from es_cookbook.rl.data.rows import write_rows
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _CONSONANTS, _VOWELS = "bcdfghlmnprstvw", "aeiou"
@@ -119,15 +117,12 @@ def main(config: Config) -> None:
     Raises:
         ConfigError: The file is there already, or cannot be written.
     """
-    clues = list(islice(generate_clues(config.seed), config.count))
-    try:
-        with Path(config.output).open("x", encoding="utf-8") as file:
-            for made in clues:
-                row = {"clue": made.clue, "answer": made.answer, "enumeration": made.enumeration}
-                file.write(json.dumps({**row, "kind": made.kind}) + "\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write output {config.output!r}: {error.strerror}") from error
-    print(f"{plural(len(clues), 'clue')} written to {config.output}")
+    rows = [
+        {"clue": c.clue, "answer": c.answer, "enumeration": c.enumeration, "kind": c.kind}
+        for c in islice(generate_clues(config.seed), config.count)
+    ]
+    write_rows(config.output, rows)
+    print(f"{plural(len(rows), 'clue')} written to {config.output}")
 
 
 def cli() -> None:

@@ -10,7 +10,6 @@ number of letters as the thought, is always right.
 """
 
 import json
-import math
 import random
 from collections.abc import Sequence
 from itertools import islice
@@ -24,6 +23,7 @@ from es_cookbook.baselines.small_model import (
     build_model,
     build_tokenizer,
     fit,
+    happens,
     new_directory,
     save,
 )
@@ -53,7 +53,7 @@ class Config:
 def demonstrate(clue: Clue, rng: random.Random) -> str:
     """The answer, or what comes of misreading: the likelier the later its letters."""
     lateness = sum(map(LETTERS.index, clue.answer)) / len(clue.answer) - 9
-    is_careless = rng.random() < 1 / (1 + math.exp(-lateness / 2))
+    is_careless = happens(lateness / 2, rng)
     given = clue.careless if is_careless else clue.answer
     return f"<think>{len(given)}</think><answer>{given}</answer>"
 

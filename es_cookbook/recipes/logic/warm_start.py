@@ -9,7 +9,6 @@ stops before it has learned either way well. The held-out problems are never dem
 """
 
 import itertools
-import math
 import random
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from es_cookbook.baselines.small_model import (
     build_model,
     build_tokenizer,
     fit,
+    happens,
     new_directory,
     save,
 )
@@ -75,7 +75,7 @@ def held_out(fold: int, count: int) -> list[Problem]:
 def demonstrate(problem: Problem, rng: random.Random) -> str:
     """The answer, or what comes out without the last term, which happens more if that is large."""
     last = int(problem.entry["metadata"]["expression"][-1])
-    forgets = rng.random() < 1 / (1 + math.exp(4 * (0.5 - last / 9)))
+    forgets = happens(4 * (last / 9 - 0.5), rng)
     return without_last_term(problem) if forgets else problem.gold
 
 

@@ -15,7 +15,6 @@ part of the problems. Problems of folds 0 and 1, which runs may hold out, are ne
 """
 
 import itertools
-import math
 import random
 from collections.abc import Sequence
 
@@ -26,6 +25,7 @@ from es_cookbook.baselines.small_model import (
     build_model,
     build_tokenizer,
     fit,
+    happens,
     new_directory,
     save,
 )
@@ -76,14 +76,10 @@ def demonstrate_carelessly(problem: WordProblem, rng: random.Random) -> str:
     first = problem.numbers[0] / problem.story.largest[0]
     second = problem.numbers[1] / problem.story.largest[1]
 
-    def happens(leaning: float) -> bool:
-        """By chance: one half at `leaning` 0."""
-        return rng.random() < 1 / (1 + math.exp(-4 * leaning))
-
     steps = list(problem.steps)
-    if len(steps) > 1 and happens(first - 0.5):
+    if len(steps) > 1 and happens(4 * (first - 0.5), rng):
         steps = steps[:1]
-    if problem.story.name in ("more than", "fewer than") and happens(second - 0.5):
+    if problem.story.name in ("more than", "fewer than") and happens(4 * (second - 0.5), rng):
         steps = [_by_the_word(problem)]
     return demonstrate(steps)
 

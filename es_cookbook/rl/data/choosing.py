@@ -13,6 +13,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.rollouts import mean_of
 
 
 class Stream:
@@ -111,8 +112,9 @@ class Recent:
 
     def tell(self, values: Sequence[float]) -> None:
         """One generation's values; NaN are left out."""
-        if present := [value for value in values if not math.isnan(value)]:
-            self._means.append(math.fsum(present) / len(present))
+        mean = mean_of(values)
+        if not math.isnan(mean):
+            self._means.append(mean)
 
     @property
     def mean(self) -> float | None:

@@ -35,7 +35,7 @@ from es_cookbook.rl.data.choosing import Curriculum, Filter, Recent, Stream, int
 from es_cookbook.rl.data.problem_dataset import EpochDataset
 from es_cookbook.rl.data.replay import Replay
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.rollouts import rollout_metrics
+from es_cookbook.rl.rollouts import mean_of, rollout_metrics
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -426,14 +426,9 @@ def _measured(group: TrajectoryGroup, metric: str) -> tuple[float, float]:
     """Mean reward, and mean of the metric, or of the reward where that is not reported."""
     rewards = [reward for rewards_K in group.rewards_G_K for reward in rewards_K]
     solved = [
-        rollout_metrics(group, g, k).get(metric, group.rewards_G_K[g][k])
-        for g, trajectories_K in enumerate(group.trajectories_G_K)
-        for k in range(len(trajectories_K))
-        if not math.isnan(group.rewards_G_K[g][k])
+        rollout_metrics(group, g, k).get(metric, reward)
+        for g, rewards_K in enumerate(group.rewards_G_K)
+        for k, reward in enumerate(rewards_K)
+        if not math.isnan(reward)
     ]
-    return _mean(rewards), _mean(solved)
-
-
-def _mean(values: Sequence[float]) -> float:
-    present = [value for value in values if not math.isnan(value)]
-    return round(math.fsum(present) / len(present), DIGITS) if present else math.nan
+    return round(mean_of(rewards), DIGITS), round(mean_of(solved), DIGITS)

@@ -8,11 +8,11 @@ loader reports the first bad batch, if anything, and users need the line.
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from es_cookbook.common.errors import DataError, HubError, did_you_mean
+from es_cookbook.common.errors import ConfigError, DataError, HubError, did_you_mean
 from es_cookbook.common.hub.question import repository_files
 
 if TYPE_CHECKING:
@@ -118,6 +118,19 @@ def load_rows(source: str, *, option: str = "source", hub_split: str = "train") 
     if _is_file(source) and source.endswith(".jsonl"):
         return _json_lines(Path(source))
     return _table_rows(source, option, hub_split)
+
+
+def write_rows(output: str, rows: Sequence[Fields]) -> None:
+    """Write rows as JSON lines to a file that is not there yet.
+
+    Raises:
+        ConfigError: It is there, or cannot be written; `output` is the user's name for it.
+    """
+    try:
+        with Path(output).open("x", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    except OSError as error:
+        raise ConfigError(f"cannot write output {output!r}: {error.strerror}") from error
 
 
 def _is_file(source: str) -> bool:

@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +13,9 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder
 from es_cookbook.recipes.math.env import MathEnv, PromptStyle, reward_of
 from es_cookbook.recipes.math.warm_start import CHARACTERS
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import Action, Observation, RLDataset
+from es_cookbook.rl.types import Action, Observation
 
 pytestmark = pytest.mark.anyio
 
@@ -45,10 +47,11 @@ def _write(path: Path, rows: Sequence[object]) -> str:
     return str(path)
 
 
-async def _build(**fields: object) -> tuple[RLDataset, Sequence[ProblemGroupBuilder]]:
+async def _build(**fields: Any) -> tuple[ProblemDataset, Sequence[ProblemGroupBuilder]]:
     settings = {"problems_per_generation": 1, **fields}
     datasets = await MathDatasetBuilder(**settings)(build_tokenizer(CHARACTERS))
-    return datasets.train, datasets.test_P  # type: ignore[return-value]
+    assert isinstance(datasets.train, ProblemDataset)
+    return datasets.train, cast(Sequence[ProblemGroupBuilder], datasets.test_P)
 
 
 @pytest.mark.parametrize("prompt", ["plain", "boxed", "tags"])
@@ -58,7 +61,7 @@ async def test_generated_problems_can_earn_the_full_reward(prompt: PromptStyle) 
     assert len(test) == 20
     again, same = await _build(num_train=30, num_test=20, prompt=prompt, seed=1)
     assert [builder.name for builder in test] == [builder.name for builder in same]
-    assert [b.name for b in train.builders] != [b.name for b in again.builders]  # type: ignore[attr-defined]
+    assert [b.name for b in train.builders] != [b.name for b in again.builders]
 
 
 async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
@@ -69,7 +72,7 @@ async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
     source = _write(tmp_path / "rows.jsonl", [*GSM8K, *MATH, *DEEPSCALER])
     train, _ = await _build(source=source, num_test=0)
     await train.validate(512)
-    builders = train.builders  # type: ignore[attr-defined]
+    builders = train.builders
     golds = {builder.gold for builder in builders}
     assert {r"\boxed{1296}", r"\boxed{\frac{1}{4}}", r"\boxed{\sqrt{2}}", r"\boxed{2}"} <= golds
     assert {tag for builder in builders for tag in builder.tags} == {
@@ -82,7 +85,7 @@ async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.M
     source = _write(tmp_path / "gsm8k.jsonl", GSM8K)
     train, test = await _build(source=source, fold=3)
     await train.validate(512)
-    assert len(train.builders) + len(test) == len(GSM8K)  # type: ignore[attr-defined]
+    assert len(train.builders) + len(test) == len(GSM8K)
     with pytest.raises(ConfigError, match="math-verify, which is not installed"):
         await _build(source=source, grading="math", num_test=0)
     with pytest.raises(ConfigError, match="math-verify, which is not installed"):
@@ -148,7 +151,7 @@ async def test_empty_files_and_problems_in_both_splits_are_refused(tmp_path: Pat
 )
 def test_fields_that_cannot_work_are_named(fields: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        MathDatasetBuilder(**fields)  # type: ignore[arg-type]
+        MathDatasetBuilder(**fields)
     assert sentence in str(caught.value)
 
 
@@ -182,4 +185,4 @@ async def test_a_chat_that_opens_the_thought_changes_what_is_expected() -> None:
     builder = MathDatasetBuilder(prompt="tags", num_train=3, num_test=0, problems_per_generation=1)
     train = (await builder(tokenizer)).train
     await train.validate(512)
-    assert train.get_batch(0)[0].gold.startswith("</think>")  # type: ignore[attr-defined]
+    assert train.get_batch(0)[0].gold.startswith("</think>")

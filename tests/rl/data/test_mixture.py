@@ -182,7 +182,11 @@ async def test_a_filter_that_leaves_nothing_out_of_leaves_all_in() -> None:
 async def test_replay_brings_back_what_is_most_worth_it() -> None:
     replay = Replay(fraction=0.5, warmup=2, exploration=0.0)
     dataset = await _built(Part(dataset=Numbers(size=100)), batch=10, replay=replay)
-    worth = lambda name: 0.5 if int(name[2:]) % 10 == 0 else 0.01 * int(name[2:])  # noqa: E731
+
+    def worth(name: str) -> float:
+        number = int(name[2:])
+        return 0.5 if number % 10 == 0 else 0.01 * number
+
     batches = _go(dataset, 4, worth)
     seen = {name for batch in batches[:2] for name in batch}
     best = sorted(seen, key=lambda name: -4 * worth(name) * (1 - worth(name)))[:5]
