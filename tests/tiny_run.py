@@ -30,7 +30,8 @@ class TinyConfig(train.Config):
 
 
 def write_tiny_model(path: Path) -> Path:
-    """A model for a tiny run's problems; gives the path."""
+    """A model for a tiny run's problems, the same every time; gives the path."""
+    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = Qwen2Config(
@@ -42,7 +43,9 @@ def write_tiny_model(path: Path) -> Path:
         num_key_value_heads=1,
         max_position_embeddings=32,
     )
-    Qwen2ForCausalLM(shape).save_pretrained(path)
+    with torch.random.fork_rng():  # transformers initialises from torch's global generator
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(shape).save_pretrained(path)
     FakeEngine().tokenizer.save_pretrained(path)
     return path
 

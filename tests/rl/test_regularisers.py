@@ -228,7 +228,7 @@ async def test_the_reward_is_one_that_evolution_can_climb(
     after = await centre()
     await engine.restore([])
     if metric == "kl":
-        assert 0 <= after < 0.7 * before  # The last bits, and so the way, depend on the batches.
+        assert 0 <= after < before / 2
     else:
         assert after > before + 2
 
