@@ -14,7 +14,7 @@ _RECIPES = "es_cookbook.recipes"
 def recipe_names() -> list[str]:
     """All recipes, in alphabetical order."""
     package = importlib.import_module(_RECIPES)
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
 
 
 def recipe_config(recipe: str) -> type[train.Config]:

@@ -1,6 +1,6 @@
-"""How σ and the learning rate change over a run: a factor for each generation.
+"""How a setting changes over a run (σ, learning rate, temperature, a part's weight): by a factor.
 
-An optimizer multiplies its base value by `schedule(generation, num_generations)`, so
+The base value is multiplied by `schedule(generation, num_generations)`, so
 `optimizer.learning_rate=5e-4` stays a number and `optimizer.learning_rate_schedule=cosine` decays
 it. Generation 0 has factor 1; `final` is the factor of generation `num_generations`, just after the
 last one, so a schedule that decays to zero wastes no generation.

@@ -31,6 +31,10 @@ class Scoring:
         run_seed: of the order in which they go through their rows.
         num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
 
+    Attributes:
+        batch_groups_P: what came of each of the batch's problems that were scored last, by the
+            genomes that attempted it.
+
     Raises:
         DataError: A regulariser's row that cannot be used.
     """
@@ -52,6 +56,7 @@ class Scoring:
             regulariser(engine.tokenizer, engine.traits.context_length, run_seed)
             for regulariser in chosen
         ]
+        self.batch_groups_P: Sequence[TrajectoryGroup] = ()
         self._num_pairs = num_pairs
         self._generation = 0
         self._batch_P: Sequence[EnvGroupBuilder] = ()
@@ -93,18 +98,14 @@ class Scoring:
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
         if not self._num_pairs:  # Else genomes also differ by their problems.
             metrics["genomes/reliability"] = reliability(scores_P_G)
-        shown_P = [*self.batch_groups(groups_P), *itertools.chain(*added_R)]
+        self.batch_groups_P = gather(batch_P, self._batch_P) if self._num_pairs else batch_P
+        shown_P = [*self.batch_groups_P, *itertools.chain(*added_R)]
         self._metrics = metrics | env_metrics(shown_P)
         added = [
             Added(weight, mean_rewards(groups))
             for weight, groups in zip(self._weights, added_R, strict=True)
         ]
         return scores_P_G, self._fitness(scores_P_G, added)
-
-    def batch_groups(self, groups_P: Sequence[TrajectoryGroup]) -> Sequence[TrajectoryGroup]:
-        """What came of each of the batch's problems, by the genomes that attempted it."""
-        batch_P = groups_P[: self._sizes[0]]
-        return gather(batch_P, self._batch_P) if self._num_pairs else batch_P
 
     def metrics(self) -> Mapping[str, float]:
         """What was scored last: `reward/...` over the mean rewards of the batch's problems.

@@ -152,7 +152,7 @@ class Config:
                 "set that above 0"
             )
         for generation in range(self.num_generations):
-            if not self.sampling_at(generation).temperature:
+            if not self.temperature_schedule(generation, self.num_generations):
                 raise ConfigError(
                     "temperature_schedule must stay above 0 (which would be greedy), found 0 in "
                     f"generation {generation}"

@@ -42,7 +42,7 @@ async def main(config: Config) -> None:
                 groups_P = await run.sampler.rollout(generation, problems_P, genomes_G)
                 scores_P_G, fitness_G = run.scoring.score(groups_P)
                 step = run.optimizer.tell(generation, genomes_G, scores_P_G, fitness_G)
-                results_P = run.tell_dataset(generation, groups_P)
+                results_P = run.tell_dataset(generation)
                 fingerprint = await run.engine.apply(step)
                 await run.recorder.record(
                     generation,

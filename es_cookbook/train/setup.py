@@ -23,7 +23,7 @@ from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
-from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset, TrajectoryGroup
+from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset
 from es_cookbook.runs.directory import LOG, RunDirectory
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import header_of
@@ -54,11 +54,9 @@ class Run:
         """What the genomes of a generation attempt: its batch and the regularisers' problems."""
         return self.scoring.problems(generation, self.dataset.get_batch(generation))
 
-    def tell_dataset(
-        self, generation: int, groups_P: Sequence[TrajectoryGroup]
-    ) -> Sequence[ProblemResult]:
-        """What came of the batch's problems, told to the dataset; what the history keeps of it."""
-        results_P = self.dataset.results(generation, self.scoring.batch_groups(groups_P))
+    def tell_dataset(self, generation: int) -> Sequence[ProblemResult]:
+        """What was scored last, told to the dataset; what the history keeps of it."""
+        results_P = self.dataset.results(generation, self.scoring.batch_groups_P)
         self.dataset.tell(generation, results_P)
         return results_P
 
