@@ -4,30 +4,20 @@ One of them attacks, one repeats, one keeps silent.
 """
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import chz
-import torch
 
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
 from es_cookbook.engines.requests import check_sample
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.rl.types import Action
 from tests.fakes import FakeEngine
-from tests.tiny_run import write_tiny_model
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-
-
-def write_model(path: Path, seed: int = 0) -> Path:
-    """A tiny run's model, the same for the same seed; gives the path."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return write_tiny_model(path)
 
 
 HOSTILE = "two\nlines \\ \x1b[2J\x1b]0;title\x07\x9b1A \u202egnp.exe\u2028\r\x7f\ud800 end"

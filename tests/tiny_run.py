@@ -29,8 +29,8 @@ class TinyConfig(train.Config):
     eval_every: int = chz.field(default=5, doc="evaluations")
 
 
-def write_tiny_model(path: Path) -> Path:
-    """A model for a tiny run's problems, the same every time; gives the path."""
+def write_tiny_model(path: Path, seed: int = 0) -> Path:
+    """A model for a tiny run's problems, the same for the same seed; gives the path."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -44,7 +44,7 @@ def write_tiny_model(path: Path) -> Path:
         max_position_embeddings=32,
     )
     with torch.random.fork_rng():  # transformers initialises from torch's global generator
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         Qwen2ForCausalLM(shape).save_pretrained(path)
     FakeEngine().tokenizer.save_pretrained(path)
     return path

@@ -31,9 +31,9 @@ from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder
-from tests.play_engines import HOSTILE, write_model
+from tests.play_engines import HOSTILE
 from tests.said import after_start
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of four generations."""
     path = tmp_path_factory.mktemp("play")
-    run(TinyConfig(model_name=str(write_model(path / "model")), log_path=str(path / "run")))
+    run(TinyConfig(model_name=str(write_tiny_model(path / "model")), log_path=str(path / "run")))
     return path / "run"
 
 
@@ -50,7 +50,7 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the engine that answers at once."""
     path = tmp_path_factory.mktemp("play")
-    model = write_model(path / "model")
+    model = write_tiny_model(path / "model")
     config = TinyConfig(
         model_name=str(model), log_path=str(path / "run"), engine=FakeEngineBuilder()
     )
@@ -168,7 +168,7 @@ def test_a_genome_without_a_generation_is_of_the_last_that_has_any(log_path: Pat
 
 
 def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
+    model = write_tiny_model(tmp_path / "model")
     (model / "chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.role[:0] }}B{% endfor %}"
     )
@@ -282,7 +282,7 @@ def test_no_run_and_another_base_are_one_sentence(log_path: Path, tmp_path: Path
     assert none.stderr == (
         f"log_path {tmp_path} holds no config.json, so it is not a run directory\n"
     )
-    model = write_model(tmp_path / "model", seed=1)  # Of the same shape with other weights.
+    model = write_tiny_model(tmp_path / "model", seed=1)  # Of the same shape with other weights.
     other = fed(log_path, "A\n", f"model_name={model}")
     assert (other.returncode, other.stdout) == (1, "")
     assert "model_name" in other.stderr and other.stderr.count("\n") == 1

@@ -31,9 +31,8 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, rebuild
 from tests.blocking import BlockingConfig, DatasetBuilder
 from tests.fakes import FakeEngineBuilder, SmallDataset, SmallDatasetBuilder
-from tests.play_engines import write_model
 from tests.quantised_models import quantise
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +48,7 @@ async def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rebuilt")
     await train.main(
         TinyConfig(
-            model_name=str(write_model(path / "model")),
+            model_name=str(write_tiny_model(path / "model")),
             log_path=str(path / "run"),
             trackers=JsonlTrackerBuilder(rollouts_per_generation=8),
             num_generations=6,
@@ -225,7 +224,7 @@ def test_genomes_come_back_where_the_base_has_moved(log_path: Path, tmp_path: Pa
 
 
 async def test_genomes_over_quantised_parameters_come_back(tmp_path: Path) -> None:
-    quantise(write_model(tmp_path / "plain"), tmp_path / "model", tmp_path / "numbers")
+    quantise(write_tiny_model(tmp_path / "plain"), tmp_path / "model", tmp_path / "numbers")
     await train.main(
         TinyConfig(
             model_name=str(tmp_path / "model"),
@@ -305,7 +304,7 @@ class TournamentBuilder(RLDatasetBuilder):
 async def test_rewards_that_compare_are_left_out_and_lost_rollouts_say_why(tmp_path: Path) -> None:
     await train.main(
         TinyConfig(
-            model_name=str(write_model(tmp_path / "model")),
+            model_name=str(write_tiny_model(tmp_path / "model")),
             log_path=str(tmp_path / "run"),
             engine=FakeEngineBuilder(),
             num_generations=2,

@@ -18,15 +18,14 @@ from es_cookbook import train
 from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
-from tests.play_engines import write_model
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a model and runs: on an engine that answers at once, and on a real one."""
     path = tmp_path_factory.mktemp("evaluate")
-    model = str(write_model(path / "model"))
+    model = str(write_tiny_model(path / "model"))
     with contextlib.chdir(path):
         run(TinyConfig(model_name=model, log_path="real", eval_every=1))
         fake = TinyConfig(model_name=model, log_path="fake", engine=FakeEngineBuilder())
