@@ -6,6 +6,7 @@ keeps the key-value cache of a rollout computes what is new and nothing else.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -63,8 +64,6 @@ class ChatOptions:
 class Chat:
     """What the chats of a data set share: options, tools, and how messages become tokens.
 
-    Make one a data set, not one a rollout: it tries the chat template.
-
     Args:
         tokenizer: with a chat template.
         options: how a chat goes.
@@ -82,13 +81,9 @@ class Chat:
         tools: Sequence[Tool] = (),
     ) -> None:
         self.options = options or ChatOptions()
-        self.tools = tools
-        self.renderer = Renderer(
-            tokenizer,
-            tools,
-            tools_in=self.options.tools_in,
-            keep_history=self.options.keep_history,
-        )
+        self.tools = tuple(tools)
+        how = self.options.tools_in, self.options.keep_history
+        self.renderer = _renderer(tokenizer, str(tokenizer.chat_template), self.tools, *how)
         self.form: Form = self._form() if tools else "hermes"
 
     @property
@@ -119,7 +114,7 @@ class Chat:
             return self.options.form
         if self.options.tools_in != "template":
             return "hermes"  # As the system message asks.
-        found = self.renderer.form()
+        found = self.renderer.form
         if found is None:
             raise ConfigError(
                 "the chat template writes tool calls in a form that is not read: set form=hermes "
@@ -127,6 +122,19 @@ class Chat:
                 "for hermes"
             )
         return found
+
+
+@functools.lru_cache(16)
+def _renderer(
+    tokenizer: Tokenizer,
+    template: str,
+    tools: tuple[Tool, ...],
+    tools_in: ToolsIn,
+    keep_history: bool,
+) -> Renderer:
+    """One for all rows of a data set, whose template is tried once."""
+    del template  # Another one, another renderer.
+    return Renderer(tokenizer, tools, tools_in=tools_in, keep_history=keep_history)
 
 
 @dataclasses.dataclass(slots=True)

@@ -19,6 +19,7 @@ blank line between them.
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -116,6 +117,7 @@ class Renderer:
                 return tokens_T[1:]
         return tokens_T
 
+    @cached_property
     def form(self) -> Form | None:
         """How the template writes calls, if in one of the forms that are read."""
         call = ToolCall("sentinel", {"x": 7})
