@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness import report, row
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.arithmetic.env import ArithmeticEnv
 from es_cookbook.recipes.code.env import extract_code
 from es_cookbook.recipes.code.problems import read_problem as read_code_problem
 from es_cookbook.recipes.math.problems import read_problem as read_math_problem
@@ -48,11 +49,12 @@ from es_cookbook.rl.rewards.crossword import (
 )
 from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.judge import AskAgainError, mark_in
-from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.math_answers import Math, as_latex
 from es_cookbook.rl.rewards.number import Number, last_number
 from es_cookbook.rl.rewards.regex import Regex
+from es_cookbook.rl.types import Observation
 
 CASES = 100_000
 LIMIT = 0.01
@@ -113,6 +115,8 @@ PARSERS: Mapping[str, Parser] = {
     "math": Parser(_math),
     "format tags": Parser(lambda text: Format()(text, {})),
     "format paper": Parser(lambda text: Format(form="paper")(text, {})),
+    "conciseness": Parser(lambda text: Conciseness()(text, {"answer": ["deep", "x"]})),
+    "arithmetic": Parser(ArithmeticEnv(Observation(()), (347, 285), "words").grade),
     "length": Parser(lambda text: Length()(text, {"answer": "deep"})),
     "crossword exact": Parser(partial(exact_reward, solution="deep", enumeration="(4)")),
     "crossword shaped": Parser(partial(shaped_reward, solution="deep", enumeration="(4)")),
