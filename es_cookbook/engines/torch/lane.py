@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.attention import MIN_LENGTH, round_up
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
@@ -28,9 +28,6 @@ from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
 from es_cookbook.rl.types import Action
 
-_SLOT_LENGTH_STEP = 32
-_MIN_SLOT_LENGTH = 64
-"""Room for the shortest cache view of heads of 8 (see `attention`)."""
 _PATIENCE = 8
 """Decode steps after which a waiting request is admitted even if few are."""
 _BATCHES_BEFORE_YIELD = 4
@@ -132,7 +129,7 @@ class Lane:
 
     def _fit_cache(self, longest: int) -> None:
         """Lay the cache out for requests of at most `longest` tokens, while none is running."""
-        length = max(_MIN_SLOT_LENGTH, round_up(longest, _SLOT_LENGTH_STEP))
+        length = round_up(max(1, longest), MIN_LENGTH)  # cache views are as long
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
         slots = min(self._max_rows, self._cache_bytes // self._bytes_of_request(length))
