@@ -101,7 +101,7 @@ class SlotCache:
         """Write a layer's keys and values of these (slot, position)."""
         keys, values = self._layer(index, k_T, v_T.shape[-1])
         keys[slots_T, :, :, positions_T] = k_T
-        values[slots_T, :, positions_T] = v_T
+        values[slots_T, :, positions_T] = torch.nan_to_num(v_T)
 
     def of_slots(self, index: int, slots: torch.Tensor | slice, length: int) -> LayerStates:
         """A layer's first positions: keys (slots, kv heads, d, length), values (…, length, d)."""
@@ -289,7 +289,7 @@ class PrefillRows(AttentionRows):
             padding = rows[:, -1:].expand(-1, group.length - rows.shape[1])
             whole = torch.cat([rows, padding], dim=1)
             keys = k_T[whole].permute(0, 2, 3, 1).contiguous()
-            values = v_T[whole].transpose(1, 2)
+            values = torch.nan_to_num(v_T[whole].transpose(1, 2))
         q = q_T[rows].unflatten(2, (k_T.shape[1], -1)).permute(0, 2, 3, 1, 4)
         hidden = _hidden(group.positions_N_M[part], group.length, layer.window)
         out = _attend(layer, q, keys, values, hidden)

@@ -161,6 +161,23 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
             break
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 3e38])
+def test_what_a_slot_held_before_makes_no_difference(broken: float) -> None:
+    # A genome whose numbers overflow left NaN, and 0 x NaN is NaN in whoever came next.
+    layer = AttentionLayer(0, 0.3)
+    prompt, newest = _rows(5, seed=1), _rows(16, seed=2)
+    outs: list[list[torch.Tensor]] = []
+    for left in (0.0, broken):
+        cache = SlotCache(16, 64)
+        _fill(cache, *(torch.full((16, 64, KV_HEADS, WIDTH), left) for _ in range(2)))
+        outs.append([PrefillRows([0], [5], CPU, cache, [3]).attend(layer, *prompt)])
+        positions = torch.zeros(16, dtype=torch.int64)
+        positions[3] = 5
+        outs[-1].append(DecodeRows(cache, positions).attend(layer, *newest)[3])
+    assert all(map(torch.equal, *outs))
+    assert all(out.isfinite().all() for out in outs[0])
+
+
 def test_kept_slots_move_to_the_front_in_order() -> None:
     cache = SlotCache(4, 64)
     _, k, v = _rows(3, seed=0)
