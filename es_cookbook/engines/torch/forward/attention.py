@@ -13,10 +13,12 @@ contributes exactly nothing. So keys and values may be kept from one turn to the
 """
 
 import dataclasses
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from typing_extensions import override
+
+from es_cookbook.engines.torch.forward.prefix_cache import LayerStates, States
 
 LENGTH_STEP = 8
 """Tokens to which the new part of a prompt is padded, and cache views are lengthened."""
@@ -71,10 +73,6 @@ class AttentionRows(Protocol):
         ...
 
 
-LayerStates: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Keys (kv heads, d, tokens) and values (kv heads, tokens, d) of one request in one layer."""
-
-
 class SlotCache:
     """Keys and values of `num_slots` requests of at most `slot_length` tokens, for every layer.
 
@@ -115,6 +113,20 @@ class SlotCache:
             values = like.new_zeros(self.num_slots, kv_heads, self.slot_length, value_width)
             self._layers[index] = (keys, values)
         return self._layers[index]
+
+    def copy(self, slot: int, length: int) -> States:
+        """A copy of a slot's first tokens."""
+        return {
+            index: (keys[slot, :, :, :length].clone(), values[slot, :, :length].clone())
+            for index, (keys, values) in self._layers.items()
+        }
+
+    def paste(self, slot: int, length: int, states: States) -> None:
+        """Fill a slot's first tokens with those of a copy, which may have more of them."""
+        for index, (k, v) in states.items():
+            keys, values = self._layer(index, k.permute(2, 0, 1), v.shape[-1])
+            keys[slot, :, :, :length] = k[:, :, :length]
+            values[slot, :, :length] = v[:, :length]
 
     def keep(self, slots: torch.Tensor) -> None:
         """Move these slots to the front, in this order."""
