@@ -64,12 +64,15 @@ class Observation:
         stop: strings that end the action; the action's text and tokens include them.
         stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
         max_tokens: most tokens of the action, where that is fewer than the sampling parameters say.
+        is_last: the action ends the rollout, whatever it is, so that engines need keep nothing for
+            a next turn.
     """
 
     tokens_T: tuple[int, ...]
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
+    is_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
