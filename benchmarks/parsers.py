@@ -35,6 +35,7 @@ from es_cookbook.recipes.code.problems import read_problem as read_code_problem
 from es_cookbook.recipes.math.problems import read_problem as read_math_problem
 from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hour
+from es_cookbook.recipes.tic_tac_toe.game import read_move
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.messages.tool_calls import parse_tool_calls
@@ -121,6 +122,7 @@ PARSERS: Mapping[str, Parser] = {
     "crossword exact": Parser(partial(exact_reward, solution="deep", enumeration="(4)")),
     "crossword shaped": Parser(partial(shaped_reward, solution="deep", enumeration="(4)")),
     "moves": Parser(parse_moves),
+    "move of tic-tac-toe": Parser(read_move),
     "grade_rush_hour": Parser(
         partial(grade_rush_hour, board=_BOARD, optimal=2, reward=RushHourReward())
     ),

@@ -35,6 +35,10 @@ RECIPES = {
         "train a model to solve cryptic clues",
     ),
     "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "tic_tac_toe": (
+        "es_cookbook.recipes.tic_tac_toe.train_cli",
+        "train a model by games of its genomes with each other",
+    ),
     "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 

@@ -55,6 +55,8 @@ from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.mixture import train_cli as mixture
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
+from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
+from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from tests.adapters import make_adapter
 
@@ -192,6 +194,8 @@ COVERED = {
     "crossword": "a batch has another name; the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "tic_tac_toe": "takes minutes; the recipe's own test runs it",
+    "es_cookbook.recipes.tic_tac_toe.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
     "es_cookbook.recipes.logic.warm_start": "the same",
     "es_cookbook.recipes.logic.errors": "the same",
@@ -298,6 +302,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
+    "tic_tac_toe": plain(tic_tac_toe.CLIConfig),
+    "es_cookbook.recipes.tic_tac_toe.warm_start": plain(tic_tac_toe_warm_start.Config, "output=x"),
     "math": plain(math.CLIConfig),
     "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,

@@ -71,6 +71,10 @@ class Player(Policy):
         raise NotImplementedError
 
     @property
+    def context_length(self) -> int:
+        return 4096
+
+    @property
     def centre(self) -> Policy:
         return Player("careless")
 
