@@ -36,6 +36,7 @@ from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hour
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.messages.tool_calls import parse_tool_calls
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.rl.rewards.crossword import (
@@ -120,6 +121,8 @@ PARSERS: Mapping[str, Parser] = {
         partial(grade_rush_hour, board=_BOARD, optimal=2, reward=RushHourReward())
     ),
     "code": Parser(extract_code),
+    "calls of hermes": Parser(partial(parse_tool_calls, form="hermes")),
+    "calls of llama": Parser(partial(parse_tool_calls, form="llama")),
     "board": Parser(parse_board, (ValueError,), 10_000),
     "crossword": Parser(lambda text: Crossword()(text, {"answer": "deep", "enumeration": "(4)"})),
     "crossword solution": Parser(lambda text: (canonical(text), letters(text)), (), 2000),
@@ -152,6 +155,7 @@ _PIECES = st.sampled_from(
             "```py\n",
         ),
         *("<answer>", "</answer>", "<think>", "</think>", "deep", "A>1,", "Bv2", "AABo", "o", "x"),
+        *("<tool_call>", "</tool_call>", '{"name": "f", "parameters": {', "<|python_tag|>", "};"),
         *('{"', '"}', "{question}", "{{", "}}", '"choices"', "\\u00e9", "null", "e9", "**"),
         *("\ud800", "\N{SUPERSCRIPT TWO}", "\N{VULGAR FRACTION ONE HALF}", "\ufdfa", "e\u0301"),
         *(
@@ -165,7 +169,15 @@ _PIECES = st.sampled_from(
 )
 _SHORT = st.one_of(st.lists(_PIECES, max_size=30).map("".join), st.text(max_size=40))
 _AROUND = st.sampled_from(
-    [("", ""), ("<answer>", "</answer>"), ("\\boxed{", "}"), ("<think>", ""), ("```\n", "\n```")]
+    [
+        ("", ""),
+        ("<answer>", "</answer>"),
+        ("\\boxed{", "}"),
+        ("<think>", ""),
+        ("```\n", "\n```"),
+        ("<tool_call>", "</tool_call>"),
+        ('{"name": "', '", "parameters": {}}'),
+    ]
 )
 _TIMES = st.sampled_from([*[1] * 24, 10, 100, 1000, 10_000, 100_000, 1_000_000])
 

@@ -126,6 +126,11 @@ class Policy(ABC):
 
     @property
     @abstractmethod
+    def context_length(self) -> int:
+        """Most tokens of an observation and its action together."""
+
+    @property
+    @abstractmethod
     def centre(self) -> "Policy":
         """The centre of the population, with the same sampling parameters."""
 
@@ -199,6 +204,23 @@ class Trajectory:
     def reward(self) -> float:
         """Sum of the rewards of its steps."""
         return math.fsum(transition.reward for transition in self.transitions)
+
+    @property
+    def seen(self) -> Sequence[tuple[Literal["prompt", "added"], tuple[int, ...]]]:
+        """What the policy saw that was new, step by step.
+
+        A whole prompt, or what was added to the step before and its action.
+        """
+        seen: list[tuple[Literal["prompt", "added"], tuple[int, ...]]] = []
+        before_T: tuple[int, ...] | None = None
+        for transition in self.transitions:
+            tokens_T = transition.observation.tokens_T
+            if before_T is not None and tokens_T[: len(before_T)] == before_T:
+                seen.append(("added", tokens_T[len(before_T) :]))
+            else:
+                seen.append(("prompt", tokens_T))
+            before_T = tokens_T + transition.action.tokens_T
+        return seen
 
     @property
     def num_tokens(self) -> int:
