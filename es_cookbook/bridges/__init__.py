@@ -1,0 +1,1 @@
+"""Other people's environments and evaluations, played by a policy of ours."""
