@@ -18,7 +18,6 @@ where `my_taskset` is an installed package with a taskset of the verifiers libra
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import chz
 
@@ -26,7 +25,6 @@ from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.types import RLDatasetBuilder
 
 SHORT = {
@@ -46,16 +44,14 @@ _DATASETS = Names(
     default="rows",
 )
 _ENVIRONMENTS = {"verifiers": "taskset"}
-"""Data sets of others' environments -> the option that says which. The first is meant by default."""
+"""Data sets of others' environments -> the option that says which; the first is the default."""
 
 
 @chz.chz
 class TrainConfig(train.Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
-    dataset: RLDatasetBuilder = chz.field(
-        meta_factory=_DATASETS, doc="problems, and held-out ones"
-    )
+    dataset: RLDatasetBuilder = chz.field(meta_factory=_DATASETS, doc="problems, and held-out ones")
     log_path: str = chz.field(
         default="", doc="run directory; runs/<name of the data>-<digest of the options> if empty"
     )
@@ -63,9 +59,7 @@ class TrainConfig(train.Config):
 
 def main(config: TrainConfig) -> None:
     """Train, and say in one line what it brought."""
-    dataset = config.dataset
-    name = Path(dataset.source).stem if isinstance(dataset, Task) else "environment"
-    train.train_and_tell(config, name, BEGAN)
+    train.train_and_tell(config, config.dataset.label, BEGAN)
 
 
 def cli() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import chz
 import chz.factories
@@ -24,7 +24,6 @@ from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 
 if TYPE_CHECKING:
     from es_cookbook.bridges.verifiers.env import TaskBuilder
-    from es_cookbook.rl.messages.tools import Tool
 
 
 class _Package(chz.factories.MetaFactory):
@@ -80,18 +79,29 @@ class TasksetProblems(RLDatasetBuilder):
         check_range(self, "num_test", at_least=0)
         check_range(self, "test_fraction", above=0, at_most=0.5)
 
+    @property
+    @override
+    def label(self) -> str:
+        from es_cookbook.bridges.verifiers.library import Source
+
+        return Source(self.taskset, self.options).package
+
+    @override
+    def check(self) -> None:
+        from es_cookbook.bridges.verifiers.library import Source, load_tasks
+
+        load_tasks(Source(self.taskset, self.options), 1)
+
     @override
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        from es_cookbook.bridges.chats import chat_with
         from es_cookbook.bridges.verifiers.env import TaskBuilder
         from es_cookbook.bridges.verifiers.library import Source, load_tasks
         from es_cookbook.bridges.verifiers.tools import described_tools
-        from es_cookbook.rl.messages.chat import Chat
 
         source = Source(self.taskset, self.options)
         tasks = load_tasks(source, self.num_train + self.num_test)
-        # A renderer reads the names and schemas of tools, and no more.
-        tools = await described_tools(source.env, tasks[0])
-        chat = Chat(tokenizer, self.chat, cast("list[Tool]", tools))
+        chat = chat_with(tokenizer, self.chat, await described_tools(source.env, tasks[0]))
         builders = [
             TaskBuilder(source, task, f"{source.package}, task {task.data.idx}", chat)
             for task in tasks

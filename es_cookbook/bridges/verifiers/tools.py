@@ -13,7 +13,6 @@ import contextvars
 import json
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
@@ -25,20 +24,13 @@ from verifiers.v1.harnesses.utils.compaction import truncate_tool_output
 from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
 from verifiers.v1.state import state_cls
 
+from es_cookbook.bridges.chats import Described
 from es_cookbook.bridges.verifiers.library import Task, Toolset
 from es_cookbook.common.errors import EnvError
-from es_cookbook.rl.messages.tools import Result, Schema
+from es_cookbook.rl.messages.tools import Result
 
 _STATE: contextvars.ContextVar[vf.Trace[Any, Any, Any]] = contextvars.ContextVar("trace")
 """Whose state the call that is running has: a shared toolset serves many rollouts at once."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)  # Hashable, unlike its schema.
-class Described:
-    """A tool as a chat template is told of it."""
-
-    name: str
-    schema: Schema
 
 
 class _Server:

@@ -68,7 +68,9 @@ async def test_a_task_of_one_turn_is_asked_and_scored() -> None:
 async def test_an_environment_answers_turn_by_turn_and_tokens_stay_as_they_were_sampled() -> None:
     trajectory, script = await played(await loaded("es_guess"), 3, ["9", "2", "4"])
     asked = [str(TOKENIZER.decode(seen.tokens_T)) for seen in script.seen]
-    assert asked[1].endswith("9<|im_end|>\n<|im_start|>user\nless<|im_end|>\n<|im_start|>assistant\n")
+    assert asked[1].endswith(
+        "9<|im_end|>\n<|im_start|>user\nless<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert "user\nmore" in asked[2]
     kinds = [kind for kind, _ in trajectory.seen]
     assert kinds == ["prompt", "added", "added"]

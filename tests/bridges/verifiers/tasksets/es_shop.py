@@ -1,6 +1,7 @@
 """A taskset with tools: buy things; what is in the basket is the rollout's state."""
 
 import verifiers.v1 as vf
+from pydantic import Field
 
 __all__ = ["ShopTaskset"]
 
@@ -8,7 +9,7 @@ PRICES = {"tea": 2, "cake": 3}
 
 
 class Basket(vf.State):
-    items: list[str] = []
+    items: list[str] = Field(default_factory=list)
 
 
 class Till(vf.Toolset[vf.ToolsetConfig, Basket]):
