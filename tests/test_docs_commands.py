@@ -31,7 +31,7 @@ from es_cookbook.commands.prepare.generate import GenerateConfig
 from es_cookbook.commands.prepare.quantise import QuantiseConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
-from es_cookbook.commands.train import TrainConfig, whole_name
+from es_cookbook.commands.train import TrainConfig, whole_names
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
@@ -279,7 +279,7 @@ def parse_train(options: Sequence[str]) -> None:
     function = "es_cookbook.rl.rewards.format:tag_format_reward"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
-    run_cli(lambda _: None, TrainConfig, [*needed, *map(whole_name, given)])
+    run_cli(lambda _: None, TrainConfig, [*needed, *whole_names(given)])
 
 
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {

@@ -1,1 +1,1 @@
-"""Tasks and harnesses of other libraries, as datasets and Envs of this one."""
+"""Environments and evaluations of other libraries, played by a policy of this one."""

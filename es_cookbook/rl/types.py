@@ -419,6 +419,11 @@ class Datasets:
 class RLDatasetBuilder(ABC):
     """Builds the training and the held-out problems."""
 
+    @property
+    def label(self) -> str:
+        """What a run on these problems is called where it has no name of its own."""
+        return "run"
+
     def check(self) -> None:
         """Refuse, before a model is loaded, sources that are not there; by default nothing.
 

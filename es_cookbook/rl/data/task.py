@@ -12,6 +12,7 @@ the shared rewards (`es_cookbook.rl.rewards`): `Task(..., reward=Number())`.
 """
 
 import functools
+from pathlib import Path
 
 import chz
 from typing_extensions import override
@@ -55,6 +56,11 @@ class Task(RowDatasetBuilder):
     @chz.validate
     def _template(self) -> None:
         check_template(self.prompt)
+
+    @property
+    @override
+    def label(self) -> str:
+        return Path(self.source).stem
 
     @override
     def check(self) -> None:
