@@ -36,6 +36,8 @@ from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hour
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.judging.judges import verdict_in
+from es_cookbook.rl.judging.server import AskAgainError, text_of
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.rl.rewards.crossword import (
@@ -46,7 +48,7 @@ from es_cookbook.rl.rewards.crossword import (
     shaped_reward,
 )
 from es_cookbook.rl.rewards.format import Format, extract_answer
-from es_cookbook.rl.rewards.judge import AskAgainError, mark_in
+from es_cookbook.rl.rewards.judge import mark_in
 from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.math_answers import Math, as_latex
@@ -77,11 +79,11 @@ def _task(template: str) -> Task:
 
 
 def _mark(text: str) -> float:
-    return mark_in(_completion(json.dumps(text)).encode(), 10)
+    return mark_in(text_of(_completion(json.dumps(text)).encode()), 10)
 
 
 def _reply(text: str) -> float:
-    return mark_in(text.encode("utf-8", "replace"), 10)
+    return mark_in(text_of(text.encode("utf-8", "replace")), 10)
 
 
 def _math(text: str) -> list[str]:
@@ -125,6 +127,7 @@ PARSERS: Mapping[str, Parser] = {
     "crossword solution": Parser(lambda text: (canonical(text), letters(text)), (), 2000),
     "template": Parser(_task, (ConfigError,), 2000),
     "judge's mark": Parser(_mark, (AskAgainError,), 10_000),
+    "judge's verdict": Parser(partial(verdict_in, verdicts=("A", "B")), (AskAgainError,)),
     "judge's reply": Parser(_reply, (AskAgainError,), 10_000),
     "number in a row": Parser(lambda text: Number()("1", {"answer": text}), (DataError,), 10_000),
     "math row": Parser(

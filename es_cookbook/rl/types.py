@@ -273,7 +273,7 @@ class EnvGroupBuilder(ABC):
 
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         """Rewards that need the whole group: comparisons, tournaments, preferences.
 
         None, the default, adds nothing.
@@ -283,7 +283,8 @@ class EnvGroupBuilder(ABC):
             policies: the policy that ran each.
 
         Returns:
-            One `GroupReward` for each trajectory, in the same order.
+            One `GroupReward` for each trajectory, in the same order; a `LostRollout` in its place
+            loses that rollout.
         """
         del trajectories, policies
         return None
