@@ -411,7 +411,7 @@ async def test_a_group_reward_can_lose_its_own_rollout() -> None:
     expected[2] = [math.nan]
     assert np.array(shown(group)) == pytest.approx(np.array(expected), nan_ok=True)
     assert [lost.reason for lost in lost_rollouts([group])] == ["no verdict"]
-    with pytest.raises(TooManyLostError, match="1 of the 6 rollouts .*: no verdict"):
+    with pytest.raises(TooManyLostError, match=r"1 of the 6 rollouts .*: no verdict"):
         await sampler(FakeEngine(), max_failed_fraction=0).rollout(0, [Judged(0)], GENOMES)
 
 
