@@ -17,7 +17,8 @@ failed. The time-out counts only the time for which the Env has had control, wai
 left out: a large population is slow, not hung.
 
 Left out: retrying a lost rollout. The generation goes on without it, and the next one is fresh
-anyway.
+anyway. And blocks of a population that plays itself: genomes that are asked for group rewards
+(`EnvGroupBuilder.asks_genomes`) have to be resident together.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from es_cookbook.common.errors import TooManyLostError
+from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
@@ -95,12 +96,13 @@ class PopulationSampler:
         """Every genome's K attempts at every problem; one group a problem.
 
         Raises:
+            ConfigError: Group rewards ask genomes, and an engine cannot host all of them.
             TooManyLostError: More than `max_failed_fraction` of the rollouts were lost.
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
         num_genomes = len(genomes_G)
-        size = min(self.engine.traits.capacity, math.ceil(num_genomes / self.engine.num_engines))
+        size = self._block_size(env_group_builders_P, num_genomes)
         blocks = [
             Residents(range(num_genomes)[first : first + size], genomes_G[first : first + size])
             for first in range(0, num_genomes, size)
@@ -113,6 +115,21 @@ class PopulationSampler:
             self.attempts,
             functools.partial(derive_seed, self.run_seed, "sampling", generation),
         )
+
+    def _block_size(self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int) -> int:
+        """How many genomes are resident together."""
+        capacity = self.engine.traits.capacity
+        asking = [builder for builder in env_group_builders_P if builder.asks_genomes]
+        if not asking:
+            return min(capacity, math.ceil(num_genomes / self.engine.num_engines))
+        if num_genomes > capacity:
+            raise ConfigError(
+                f"group rewards of {type(asking[0]).__qualname__} ask genomes, so all "
+                f"{num_genomes} have to be resident on one engine, which hosts {capacity}: lower "
+                "optimizer.population_size, or raise engine.memory_gib of torch or "
+                "engine.max_genomes of vllm"
+            )
+        return num_genomes
 
     async def rollout_centre(
         self,

@@ -22,6 +22,7 @@ from es_cookbook.rl.types import (
     Action,
     Env,
     GroupReward,
+    Logs,
     LostRollout,
     Metrics,
     Observation,
@@ -103,11 +104,8 @@ def _checked_result(env: Env, found: object) -> StepResult:
         )
     if found.metrics:
         _check_metrics(f"{_name(env)}.step", found.metrics)
-    for key, text in cast(Mapping[object, object], found.logs).items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise EnvError(
-                f"{_name(env)}.step must give texts as logs, found {_shown(text)} for {key!r}"
-            )
+    if found.logs:
+        _check_logs(f"{_name(env)}.step", found.logs)
     return found
 
 
@@ -122,6 +120,12 @@ def _check_metrics(who: str, metrics: Metrics) -> None:
             raise EnvError(
                 f"{who} must give finite numbers as metrics, found {_shown(value)} for {key!r}"
             )
+
+
+def _check_logs(who: str, logs: Logs) -> None:
+    for key, text in cast(Mapping[object, object], logs).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise EnvError(f"{who} must give texts as logs, found {_shown(text)} for {key!r}")
 
 
 def checked_group_rewards(
@@ -154,6 +158,7 @@ def checked_group_rewards(
         if isinstance(given, GroupReward):
             _check_reward(f"{who}.compute_group_rewards", given.reward)
             _check_metrics(f"{who}.compute_group_rewards", given.metrics)
+            _check_logs(f"{who}.compute_group_rewards", given.logs)
         checked.append(given)
     return checked
 

@@ -228,12 +228,14 @@ class TrajectoryGroup:
         group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or
             None for nothing.
         group_metrics_G_K: metrics that go with them.
+        group_logs_G_K: text that goes with them.
         tags: the builder's tags, for metrics.
     """
 
     trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
     group_rewards_G_K: Sequence[Sequence[float]] | None = None
     group_metrics_G_K: Sequence[Sequence[Metrics]] | None = None
+    group_logs_G_K: Sequence[Sequence[Logs]] | None = None
     tags: tuple[str, ...] = ()
 
     @property
@@ -258,10 +260,12 @@ class GroupReward:
     Attributes:
         reward: finite, added to the rollout's own reward.
         metrics: numbers reported in addition to the Env's own.
+        logs: text shown with the rollout where that is shown, for example the games it played.
     """
 
     reward: float
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
+    logs: Logs = dataclasses.field(default_factory=dict[str, str])
 
 
 class EnvGroupBuilder(ABC):
@@ -276,7 +280,9 @@ class EnvGroupBuilder(ABC):
     ) -> Sequence[GroupReward | LostRollout] | None:
         """Rewards that need the whole group: comparisons, tournaments, preferences.
 
-        None, the default, adds nothing.
+        None, the default, adds nothing. Where genomes are asked here, as games between them ask,
+        `asks_genomes` has to say so: this is called once all rollouts of the group have ended, so
+        no rollout ever waits for a genome that is not resident yet.
 
         Args:
             trajectories: one for each Env of the group, genome by genome, attempt by attempt.
@@ -288,6 +294,15 @@ class EnvGroupBuilder(ABC):
         """
         del trajectories, policies
         return None
+
+    @property
+    def asks_genomes(self) -> bool:
+        """Whether `compute_group_rewards` asks `policies`, not only their `centre` or `base`.
+
+        Then the population is resident as a whole, on one engine, and a run is refused whose
+        population does not fit.
+        """
+        return False
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -11,10 +11,11 @@ import anyio
 import numpy as np
 import pytest
 
-from es_cookbook.common.errors import EngineError, RequestError, TooManyLostError
+from es_cookbook.common.errors import ConfigError, EngineError, RequestError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.data.pairs import Row
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
     Action,
@@ -419,6 +420,44 @@ async def test_group_rewards_may_ask_genomes_that_are_still_there() -> None:
     await sampler(FakeEngine(capacity=6)).rollout(0, [Duel(9)], GENOMES)
     with pytest.raises(RequestError, match="genome 0 was asked after the engine had gone on"):
         await sampler(FakeEngine(capacity=4)).rollout(0, [Duel(9)], GENOMES)
+
+
+class Match(Duel):
+    """Every genome is asked again, and what it says is its reward."""
+
+    @property
+    def asks_genomes(self) -> bool:
+        return True
+
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward]:
+        texts = [(await policy.sample(Observation((1,)))).text for policy in policies]
+        return [GroupReward(float(text), logs={"said": text}) for text in texts]
+
+
+async def test_genomes_that_group_rewards_ask_are_resident_together() -> None:
+    one = FakeEngine(capacity=6)
+    groups = await sampler(one).rollout(0, [Match(0), Problem(1)], GENOMES)
+    assert groups[0].group_logs_G_K is not None
+    assert groups[0].group_rewards_G_K == [
+        [float(logs["said"]) for logs in logs_K] for logs_K in groups[0].group_logs_G_K
+    ]
+    pool = FakePool([FakeEngine(capacity=6) for _ in range(3)])
+    assert await sampler(pool).rollout(0, [Match(0), Problem(1)], GENOMES) == groups
+
+
+@pytest.mark.parametrize("num_engines", [1, 3])
+async def test_a_population_that_is_asked_and_does_not_fit_is_refused(num_engines: int) -> None:
+    engine = FakeEngine(capacity=4)
+    if num_engines > 1:
+        engine = FakePool([FakeEngine(capacity=4) for _ in range(num_engines)])
+    for asking in (Match(1), Row([Problem(0), Match(1)])):
+        with pytest.raises(
+            ConfigError, match="all 6 have to be resident on one engine, which hosts 4: lower"
+        ):
+            await sampler(engine).rollout(0, [Problem(0), asking], GENOMES)
+    assert engine.loads == []
 
 
 async def test_group_rewards_see_the_whole_group_over_engines() -> None:

@@ -1,8 +1,8 @@
-"""Preference pairs: a right answer is preferred to a wrong one of the same form.
+r"""Preference pairs: a right answer is preferred to a wrong one of the same form.
 
     python -m es_cookbook.recipes.alignment.pairs output=pairs.jsonl
 
-    {"prompt": "what comes after 419?\\n", "chosen": "420", "rejected": "430"}
+    {"prompt": "what comes after 419?\n", "chosen": "420", "rejected": "430"}
 
 The questions are of the same kinds as those of the recipe conciseness and none of them, so nothing
 held out is shown. Both answers are brief, and differ in one character: a pair says what is right,

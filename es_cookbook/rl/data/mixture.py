@@ -232,6 +232,11 @@ class _InPart(EnvGroupBuilder):
     def tags(self) -> tuple[str, ...]:
         return (*((self.tag,) if self.tag else ()), *self.builder.tags)
 
+    @property
+    @override
+    def asks_genomes(self) -> bool:
+        return self.builder.asks_genomes
+
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """The problem's Envs, limited where the part is."""
         group = await self.builder.make_envs(num_envs)
