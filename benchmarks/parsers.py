@@ -36,8 +36,8 @@ from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hour
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.judge_server import AskAgainError, text_of
 from es_cookbook.rl.judging.judges import verdict_in
-from es_cookbook.rl.judging.server import AskAgainError, text_of
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.rl.rewards.crossword import (

@@ -1,1 +1,1 @@
-"""Language models as judges: of one answer, or of two, and tournaments among a group's answers."""
+"""Language models as judges of two answers, and tournaments among the answers of a group."""

@@ -5,7 +5,7 @@ mark: the last number of its text.
 
     reward=judge reward.url=http://127.0.0.1:8000/v1 reward.model=my-judge
 
-Without a mark in the end (`es_cookbook.rl.judging.server`) the score is lost, not 0. The exception
+Without a mark in the end (`es_cookbook.rl.judge_server`) the score is lost, not 0. The exception
 loses the rollout, whose reward is then NaN.
 
 Pitfall: the time that the judge takes is the Env's, so `rollout_timeout` must allow for it. And a
@@ -13,6 +13,8 @@ policy learns to please its judge, not to be right: look at samples.
 """
 
 import functools
+import re
+from collections.abc import Mapping
 
 import anyio
 import chz
@@ -20,7 +22,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.judging.server import AskAgainError, JudgeServer, filled_message
+from es_cookbook.rl.judge_server import AskAgainError, JudgeServer
+from es_cookbook.rl.rewards.answers import field_of
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.rewards.number import last_number
 
@@ -75,6 +78,22 @@ class Judge(JudgeServer, Reward):
     @override
     def check_row(self, row: Fields) -> None:
         filled_message(self.template, {TEXT: ""}, row)
+
+
+def filled_message(template: str, answers: Mapping[str, str], row: Fields) -> str:
+    """The template with answers by name and fields of the row, in one pass: names in them stay.
+
+    >>> filled_message("{question} {text}", {"text": "{question}"}, {"question": "6 * 7?"})
+    '6 * 7? {question}'
+
+    Raises:
+        DataError: The row lacks a field.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        return answers[found[1]] if found[1] in answers else str(field_of(row, found[1]))
+
+    return re.sub(r"\{([A-Za-z_]\w*)\}", value, template)
 
 
 def mark_in(said: str, best: float) -> float:

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, RequestError
+from es_cookbook.rl.judge_server import AskAgainError
 from es_cookbook.rl.judging.judges import BaseJudge, PairJudge, ServerJudge, verdict_in
-from es_cookbook.rl.judging.server import AskAgainError
 from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams, Tokenizer
 from tests.chat_server import chat_server
 

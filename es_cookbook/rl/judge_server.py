@@ -14,7 +14,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import anyio
@@ -25,8 +25,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.rl.rewards.answers import field_of
-from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.timeouts import nobody_has_control
 
 KEY = "ES_COOKBOOK_JUDGE_KEY"
@@ -151,22 +149,6 @@ class JudgeServer:
         limiters = _limiters.get({})
         _limiters.set(limiters)
         return limiters.setdefault(self.max_concurrent, anyio.CapacityLimiter(self.max_concurrent))
-
-
-def filled_message(template: str, answers: Mapping[str, str], row: Fields) -> str:
-    """The template with answers by name and fields of the row, in one pass: names in them stay.
-
-    >>> filled_message("{question} {text}", {"text": "{question}"}, {"question": "6 * 7?"})
-    '6 * 7? {question}'
-
-    Raises:
-        DataError: The row lacks a field.
-    """
-
-    def value(found: re.Match[str]) -> str:
-        return answers[found[1]] if found[1] in answers else str(field_of(row, found[1]))
-
-    return re.sub(r"\{([A-Za-z_]\w*)\}", value, template)
 
 
 def text_of(reply: bytes) -> str:
