@@ -28,6 +28,7 @@ RECIPES = {
     "code": ("solved", "answered"),
     "crossword": ("correct", "format"),
     "conciseness": ("concise", "correct"),
+    "pairwise": ("correct", "well_formed"),
     "mixture": ("correct", "well_formed"),
 }
 """Recipe -> metric that is to rise, and metric of the form; Countdown has `main_job`."""

@@ -35,6 +35,11 @@ RECIPES = {
         "train a model to solve cryptic clues",
     ),
     "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "alignment": ("es_cookbook.recipes.alignment.train_cli", "the same, beside preference pairs"),
+    "pairwise": (
+        "es_cookbook.recipes.pairwise.train_cli",
+        "train on which answers a judge prefers",
+    ),
     "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 

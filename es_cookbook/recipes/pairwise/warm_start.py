@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python -m es_cookbook.recipes.pairwise.warm_start output=pairwise_model
 
 It learns two things at once. Additions are demonstrated as in the recipe arithmetic: about half of
-them forget to carry. Judgements compare two answers to one addition, and the better one, of which
-more digits are right, is preferred by chance, with a leaning towards the first place:
+them forget to carry. Judgements compare two answers to one addition, and prefer the first with
+the probability
 
-    P(first) = sigmoid(clarity * (right digits of the first - of the second) + bias)
+    P(first) = sigmoid(bias + clarity)    where the first answer has more right digits
+               sigmoid(bias - clarity)    where the second has
 
 So the judge is noisy, has a position bias that is known, and knows more than the answers show.
 Problems are those of arithmetic's training fold; the recipe's own are of another.
@@ -56,8 +57,8 @@ class Config:
     steps: int = chz.field(default=600, doc="optimizer steps")
     answers: int = chz.field(default=32, doc="additions demonstrated in a step")
     judgements: int = chz.field(default=96, doc="judgements demonstrated in a step")
-    clarity: float = chz.field(default=4.0, doc="of judgements; 0: chance and bias alone")
-    bias: float = chz.field(default=1.2, doc="towards the first place; 0: none")
+    clarity: float = chz.field(default=2.5, doc="of judgements; 0: chance and bias alone")
+    bias: float = chz.field(default=2.0, doc="towards the first place; 0: none")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -74,7 +75,7 @@ def leaning(problem: Problem, first: str, second: str, config: Config) -> float:
     """Log-odds of the first answer in a demonstrated judgement."""
     gold = gold_answer(problem.terms, "compact")
     better = right_digits(first, gold) - right_digits(second, gold)
-    return config.clarity * better + config.bias
+    return config.clarity * ((better > 0) - (better < 0)) + config.bias
 
 
 def train(
@@ -175,7 +176,7 @@ def main(config: Config) -> None:
     model = Qwen2ForCausalLM.from_pretrained(config.start)
     with torch.random.fork_rng():  # transformers draws new rows from torch's global generator
         torch.manual_seed(derive_seed(config.seed, "pairwise/rows"))
-        model.resize_token_embeddings(len(tokenizer))
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     rng = random.Random(derive_seed(config.seed, "pairwise/warm_start"))
     train(model, tokenizer, config, rng)
     held_out = list(itertools.islice(generate_problems(0, "development"), NUM_MEASURED))

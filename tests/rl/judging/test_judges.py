@@ -41,10 +41,10 @@ class Says(Policy):
 
     @override
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        self.asked.append(TOKENIZER.decode(prompt_T))
+        self.asked.append(str(TOKENIZER.decode(list(prompt_T))))
         if len(prompt_T) > 2000:
             raise RequestError("the prompt is too long")
-        probability = self.probabilities[TOKENIZER.decode(continuation_T)]
+        probability = self.probabilities[str(TOKENIZER.decode(list(continuation_T)))]
         return [math.log(probability) if probability else -math.inf]
 
     @property
@@ -90,7 +90,8 @@ async def test_a_question_longer_than_the_context_is_a_lost_judgement() -> None:
 
 
 def server_judge(url: str, **options: Any) -> ServerJudge:
-    return ServerJudge(**{"url": url, "model": "m", "backoff": 0.001, **options})
+    defaults: dict[str, Any] = {"url": url, "model": "m", "backoff": 0.001}
+    return ServerJudge(**{**defaults, **options})
 
 
 async def test_a_server_is_asked_once_and_its_verdict_is_all_or_nothing() -> None:

@@ -49,7 +49,7 @@ class Judging(FakeEngine):
         return [math.log(self.mass * (0.8 if is_winner else 0.2))]
 
     def decoded(self, tokens_T: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(tokens_T))
+        return str(self.tokenizer.decode(list(tokens_T)))
 
 
 def task(tmp_path: Path, **options: Any) -> JudgedTask:
