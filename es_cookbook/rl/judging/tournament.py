@@ -7,9 +7,10 @@
     centre     2 n: each against the centre's own answer
 
 Answers that are the same text are one player: what one of them wins, all win, and against each
-other they draw. A greedy population of hundreds often has a handful of different answers, so that
-even `all` costs little. A win rate is the expected result against another answer of the group,
-drawn at random; against the centre's with `centre`.
+other they draw. A greedy population of hundreds often has a handful of different answers, and then
+`ring` is the same as `all`; where every answer is different, `all` costs a square. A win rate is
+the expected result against another answer of the group, drawn at random; against the centre's with
+`centre`.
 
 A judge may prefer a place. With `orders=both` each pair is asked twice, once in each order, and the
 result is the mean: whatever the place adds is taken off again. `orders=one` asks once, in an order
@@ -79,7 +80,7 @@ class Tournament:
     """Who is compared with whom, and how often."""
 
     pattern: Literal["all", "ring", "swiss", "centre"] = chz.field(
-        default="all",
+        default="ring",
         doc="each against all others, some on a ring, some by Swiss rounds, the centre's answer",
     )
     opponents: int = chz.field(default=4, doc="of each answer, for ring and swiss")

@@ -38,7 +38,7 @@ async def test_all_meet_all_in_both_orders_and_the_win_rate_is_the_mean() -> Non
     async def table(first: str, second: str) -> float:
         return {"ab": 0.9, "ba": 0.3, "ac": 1.0, "ca": 0.0, "bc": 0.5, "cb": 0.5}[first + second]
 
-    found, tally = await Tournament().win_rates(["a", "b", "c"], table, 0)
+    found, tally = await Tournament(pattern="all").win_rates(["a", "b", "c"], table, 0)
     assert found == pytest.approx([(0.8 + 1) / 2, (0.2 + 0.5) / 2, (0 + 0.5) / 2])
     assert tally.metrics == {
         "judgements": 6.0,
@@ -50,17 +50,17 @@ async def test_all_meet_all_in_both_orders_and_the_win_rate_is_the_mean() -> Non
 
 async def test_a_preference_for_the_first_place_cancels_and_is_measured() -> None:
     biased = Judge(bias=0.3)
-    found, tally = await Tournament().win_rates(["1", "2"], biased, 0)
+    found, tally = await Tournament(pattern="all").win_rates(["1", "2"], biased, 0)
     assert found == pytest.approx([0.4, 0.6])
     assert tally.metrics["first_wins"] == tally.metrics["swap_changes"] == 1.0
-    one, tally = await Tournament(orders="one").win_rates(["1", "2"], biased, 0)
+    one, tally = await Tournament(pattern="all", orders="one").win_rates(["1", "2"], biased, 0)
     assert sorted(one) == pytest.approx([0.1, 0.9]) or sorted(one) == pytest.approx([0.3, 0.7])
     assert "swap_changes" not in tally.metrics
 
 
 async def test_one_order_costs_half_and_is_drawn_by_the_seed() -> None:
     judge = Judge()
-    tournament = Tournament(orders="one")
+    tournament = Tournament(pattern="all", orders="one")
     for _ in range(2):
         await tournament.win_rates(NUMBERS, judge, 3)
     half = len(judge.asked) // 2
@@ -116,7 +116,7 @@ async def test_the_same_text_is_one_player_and_counts_as_often_as_it_stands_ther
 
 async def test_an_answer_without_a_judgement_has_no_win_rate_and_the_others_keep_theirs() -> None:
     judge = Judge(speechless="2")
-    found, tally = await Tournament().win_rates(["1", "2", "3", "2"], judge, 0)
+    found, tally = await Tournament(pattern="all").win_rates(["1", "2", "3", "2"], judge, 0)
     assert math.isnan(found[1]) and math.isnan(found[3])
     assert [found[0], found[2]] == pytest.approx([0.4, 0.6])
     assert tally.metrics["lost_judgements"] == pytest.approx(4 / 6)
