@@ -54,9 +54,9 @@ class Config:
     output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
     seed: int = chz.field(default=0, doc="seed of the demonstrations and their order")
     start: str = chz.field(default=str(BUNDLED_MODEL), doc="model that it begins with")
-    steps: int = chz.field(default=600, doc="optimizer steps")
-    answers: int = chz.field(default=32, doc="additions demonstrated in a step")
-    judgements: int = chz.field(default=96, doc="judgements demonstrated in a step")
+    steps: int = chz.field(default=500, doc="optimizer steps")
+    answers: int = chz.field(default=24, doc="additions demonstrated in a step")
+    judgements: int = chz.field(default=72, doc="judgements demonstrated in a step")
     clarity: float = chz.field(default=2.5, doc="of judgements; 0: chance and bias alone")
     bias: float = chz.field(default=2.0, doc="towards the first place; 0: none")
 
