@@ -38,6 +38,8 @@ from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hou
 from es_cookbook.recipes.tic_tac_toe.game import read_move
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.judge_server import AskAgainError, text_of
+from es_cookbook.rl.judging.judges import verdict_in
 from es_cookbook.rl.messages.tool_calls import parse_tool_calls
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
@@ -49,7 +51,7 @@ from es_cookbook.rl.rewards.crossword import (
     shaped_reward,
 )
 from es_cookbook.rl.rewards.format import Format, extract_answer
-from es_cookbook.rl.rewards.judge import AskAgainError, mark_in
+from es_cookbook.rl.rewards.judge import mark_in
 from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.math_answers import Math, as_latex
@@ -81,11 +83,11 @@ def _task(template: str) -> Task:
 
 
 def _mark(text: str) -> float:
-    return mark_in(_completion(json.dumps(text)).encode(), 10)
+    return mark_in(text_of(_completion(json.dumps(text)).encode()), 10)
 
 
 def _reply(text: str) -> float:
-    return mark_in(text.encode("utf-8", "replace"), 10)
+    return mark_in(text_of(text.encode("utf-8", "replace")), 10)
 
 
 def _math(text: str) -> list[str]:
@@ -134,6 +136,7 @@ PARSERS: Mapping[str, Parser] = {
     "crossword solution": Parser(lambda text: (canonical(text), letters(text)), (), 2000),
     "template": Parser(_task, (ConfigError,), 2000),
     "judge's mark": Parser(_mark, (AskAgainError,), 10_000),
+    "judge's verdict": Parser(partial(verdict_in, verdicts=("A", "B")), (AskAgainError,)),
     "judge's reply": Parser(_reply, (AskAgainError,), 10_000),
     "number in a row": Parser(lambda text: Number()("1", {"answer": text}), (DataError,), 10_000),
     "math row": Parser(

@@ -26,6 +26,7 @@ RECIPES = {
     "code": ("solved", "answered"),
     "crossword": ("correct", "format"),
     "conciseness": ("concise", "correct"),
+    "pairwise": ("correct", "well_formed"),
     "mixture": ("correct", "well_formed"),
     "tic_tac_toe": ("loses_to_random", "illegal"),
 }

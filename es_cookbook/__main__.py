@@ -36,6 +36,11 @@ RECIPES = {
         "train a model to solve cryptic clues",
     ),
     "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "alignment": ("es_cookbook.recipes.alignment.train_cli", "the same, beside preference pairs"),
+    "pairwise": (
+        "es_cookbook.recipes.pairwise.train_cli",
+        "train on which answers a judge prefers",
+    ),
     "tic_tac_toe": (
         "es_cookbook.recipes.tic_tac_toe.train_cli",
         "train a model by games of its genomes with each other",

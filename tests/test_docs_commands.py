@@ -36,6 +36,8 @@ from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes.alignment import pairs as alignment_pairs
+from es_cookbook.recipes.alignment import train_cli as alignment
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
 from es_cookbook.recipes.code import train_cli as code
@@ -53,6 +55,9 @@ from es_cookbook.recipes.logic import warm_start as logic_warm_start
 from es_cookbook.recipes.math import train_cli as math
 from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.mixture import train_cli as mixture
+from es_cookbook.recipes.pairwise import additions as pairwise_additions
+from es_cookbook.recipes.pairwise import train_cli as pairwise
+from es_cookbook.recipes.pairwise import warm_start as pairwise_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
@@ -192,6 +197,11 @@ COVERED = {
     "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
     "rush_hour": "20 generations of 128 genomes; the recipe's own test runs it",
     "crossword": "a batch has another name; the recipe's own test runs it",
+    "alignment": "the same",
+    "es_cookbook.recipes.alignment.pairs": "the recipe's own test runs it",
+    "pairwise": "a batch has another name; the recipe's own test runs it",
+    "es_cookbook.recipes.pairwise.additions": "the recipe's own test runs it",
+    "es_cookbook.recipes.pairwise.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
     "tic_tac_toe": "takes minutes; the recipe's own test runs it",
@@ -299,6 +309,11 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "conciseness": plain(conciseness.CLIConfig),
     "es_cookbook.recipes.conciseness.questions": plain(conciseness_questions.Config, "output=x"),
     "es_cookbook.recipes.conciseness.warm_start": plain(conciseness_warm_start.Config, "output=x"),
+    "alignment": plain(alignment.CLIConfig),
+    "es_cookbook.recipes.alignment.pairs": plain(alignment_pairs.Config, "output=x"),
+    "pairwise": plain(pairwise.CLIConfig),
+    "es_cookbook.recipes.pairwise.additions": plain(pairwise_additions.Config, "output=x"),
+    "es_cookbook.recipes.pairwise.warm_start": plain(pairwise_warm_start.Config, "output=x"),
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),

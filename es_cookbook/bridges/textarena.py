@@ -305,8 +305,8 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
         check_range(self, "num_test", at_least=0)
 
     @property
-    def name(self) -> str:
-        """Of what is trained, in a run's directory."""
+    @override
+    def label(self) -> str:
         return self.game
 
     @override

@@ -130,33 +130,35 @@ def _check_logs(who: str, logs: Logs) -> None:
 
 def checked_group_rewards(
     who: str, found: object, trajectories: Sequence[Trajectory | LostRollout]
-) -> Sequence[GroupReward] | None:
+) -> Sequence[GroupReward | LostRollout] | None:
     """Check what `compute_group_rewards` of the class `who` returned.
 
     Returns:
-        The group rewards, 0 for rollouts that were lost; None if there are none.
+        The group rewards, 0 for rollouts that were lost before; None if there are none.
 
     Raises:
-        EnvError: Neither None nor a finite `GroupReward` for each trajectory.
+        EnvError: Neither None nor a finite `GroupReward` or a `LostRollout` for each trajectory.
     """
     if found is None:
         return None
     rewards = list(cast(Iterable[object], found)) if isinstance(found, Sequence) else [found]
-    wrong = [reward for reward in rewards if not isinstance(reward, GroupReward)]
+    wrong = [reward for reward in rewards if not isinstance(reward, GroupReward | LostRollout)]
     if wrong or len(rewards) != len(trajectories):
         what = _shown(wrong[0]) if wrong else f"{len(rewards)}"
         raise EnvError(
             f"{who}.compute_group_rewards must give None or {len(trajectories)} GroupRewards, "
             f"one a trajectory, found {what}"
         )
-    checked: list[GroupReward] = []
-    for given, trajectory in zip(cast(list[GroupReward], rewards), trajectories, strict=True):
+    checked: list[GroupReward | LostRollout] = []
+    given_G = cast(list[GroupReward | LostRollout], rewards)
+    for given, trajectory in zip(given_G, trajectories, strict=True):
         if isinstance(trajectory, LostRollout):
             checked.append(GroupReward(0.0))
             continue
-        _check_reward(f"{who}.compute_group_rewards", given.reward)
-        _check_metrics(f"{who}.compute_group_rewards", given.metrics)
-        _check_logs(f"{who}.compute_group_rewards", given.logs)
+        if isinstance(given, GroupReward):
+            _check_reward(f"{who}.compute_group_rewards", given.reward)
+            _check_metrics(f"{who}.compute_group_rewards", given.metrics)
+            _check_logs(f"{who}.compute_group_rewards", given.logs)
         checked.append(given)
     return checked
 

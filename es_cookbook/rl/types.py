@@ -302,7 +302,7 @@ class EnvGroupBuilder(ABC):
 
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         """Rewards that need the whole group: comparisons, tournaments, preferences.
 
         None, the default, adds nothing. Where genomes are asked here, as games between them ask,
@@ -314,7 +314,8 @@ class EnvGroupBuilder(ABC):
             policies: the policy that ran each.
 
         Returns:
-            One `GroupReward` for each trajectory, in the same order.
+            One `GroupReward` for each trajectory, in the same order; a `LostRollout` in its place
+            loses that rollout.
         """
         del trajectories, policies
         return None

@@ -395,6 +395,27 @@ async def test_group_rewards_see_the_whole_group_over_blocks() -> None:
     ]
 
 
+class Judged(Problem):
+    """One answer of the group could not be judged."""
+
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward | LostRollout]:
+        judged = [GroupReward(1.0, {"judged": 1.0}) for _ in trajectories]
+        return [*judged[:2], LostRollout("no verdict", ""), *judged[3:]]
+
+
+async def test_a_group_reward_can_lose_its_own_rollout() -> None:
+    (plain,) = await sampler(FakeEngine()).rollout(0, [Problem(0)], GENOMES)
+    (group,) = await sampler(FakeEngine(), max_failed_fraction=0.5).rollout(0, [Judged(0)], GENOMES)
+    expected = [[reward + 1.0 for reward in rewards_K] for rewards_K in shown(plain)]
+    expected[2] = [math.nan]
+    assert np.array(shown(group)) == pytest.approx(np.array(expected), nan_ok=True)
+    assert [lost.reason for lost in lost_rollouts([group])] == ["no verdict"]
+    with pytest.raises(TooManyLostError, match=r"1 of the 6 rollouts .*: no verdict"):
+        await sampler(FakeEngine(), max_failed_fraction=0).rollout(0, [Judged(0)], GENOMES)
+
+
 async def test_group_rewards_may_ask_genomes_that_are_still_there() -> None:
     await sampler(FakeEngine(capacity=6)).rollout(0, [Duel(9)], GENOMES)
     with pytest.raises(RequestError, match="genome 0 was asked after the engine had gone on"):

@@ -247,7 +247,7 @@ class _InPart(EnvGroupBuilder):
     @override
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         return await self.builder.compute_group_rewards(trajectories, policies)
 
 

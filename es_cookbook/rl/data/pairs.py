@@ -54,9 +54,9 @@ class Row(EnvGroupBuilder):
     @override
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         size = len(trajectories) // len(self.problems)
-        rewards: list[GroupReward] = []
+        rewards: list[GroupReward | LostRollout] = []
         is_none = True
         for j, problem in enumerate(self.problems):
             part = slice(j * size, (j + 1) * size)
