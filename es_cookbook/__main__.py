@@ -35,6 +35,15 @@ RECIPES = {
         "train a model to solve cryptic clues",
     ),
     "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "guess_number": (
+        "es_cookbook.recipes.guess_number.train_cli",
+        "train a model to guess numbers by hints",
+    ),
+    "calculator": (
+        "es_cookbook.recipes.calculator.train_cli",
+        "train a model to use a calculator",
+    ),
+    "search": ("es_cookbook.recipes.search.train_cli", "train a model to search a corpus"),
     "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 

@@ -9,8 +9,6 @@ more often the larger the first number. The form is always right.
 import random
 from collections.abc import Sequence
 
-import chz
-
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.calculator.env import (
@@ -20,8 +18,7 @@ from es_cookbook.recipes.calculator.env import (
     chat_of,
     draw_problem,
 )
-from es_cookbook.recipes.chat_warm_start import Config as ChatConfig
-from es_cookbook.recipes.chat_warm_start import chat_tokenizer, make
+from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer, make
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import ToolCall
 from es_cookbook.rl.messages.message_env import MessageEnv
@@ -30,13 +27,6 @@ from es_cookbook.rl.messages.tool_calls import call_text
 CHARACTERS = "0123456789+-*="
 CALL = call_text(ToolCall("calculate", {"expression": "|"}), "hermes").split("|")
 """What stands before and behind an expression: a token each."""
-
-
-@chz.chz
-class Config(ChatConfig):
-    """How the bundled model is made; the defaults made it."""
-
-    steps: int = chz.field(default=1500, doc="optimizer steps")
 
 
 def texts(problem: Problem, rng: random.Random) -> Sequence[str]:

@@ -9,9 +9,12 @@ that is; the others are in the middle. The form is always right.
 import random
 from collections.abc import Sequence
 
+import chz
+
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer, make
+from es_cookbook.recipes.chat_warm_start import Config as ChatConfig
+from es_cookbook.recipes.chat_warm_start import chat_tokenizer, make
 from es_cookbook.recipes.guess_number.env import (
     HIGHEST,
     GuessEnv,
@@ -23,6 +26,16 @@ from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message_env import MessageEnv
 
 CHARACTERS = "0123456789.=+-?"
+
+
+@chz.chz
+class Config(ChatConfig):
+    """How the bundled model is made; the defaults made it."""
+
+    chats: int = chz.field(default=20_000, doc="demonstrations of training problems")
+    steps: int = chz.field(default=800, doc="optimizer steps")
+    batch_size: int = chz.field(default=128, doc="turns a step")
+    depth: int = chz.field(default=3, doc="layers")
 
 
 def guesses(problem: Problem, rng: random.Random) -> Sequence[str]:

@@ -50,7 +50,7 @@ def chat_of(person: Person, form: Form, *, asks_for_river: bool = True) -> tuple
     """What the model says, turn by turn: two searches, and the last word that it has found."""
     queries = person.name, f"river {person.town}" if asks_for_river else person.town
     calls = [call_text(ToolCall("search", {"query": query}), form) for query in queries]
-    return (*calls, terms(search.function(queries[-1]))[-1])
+    return (*calls, terms(index().search(queries[-1], 1)[0])[-1])
 
 
 class SearchEnv(ToolEnv):
