@@ -62,6 +62,8 @@ class PopulationSampler:
         attempts: K, rollouts of one genome at one problem.
         rollout_timeout: seconds for which one rollout's Env may have control, and a group be made,
             scored or closed.
+        turn_timeout: seconds for which it may have control in one turn, from `initial_observation`
+            or a `step` to the next; None for as long as in all of them.
         max_failed_fraction: stop when more than this fraction of a generation's rollouts is lost.
         run_seed: the run's seed, from which sampling seeds are derived.
     """
@@ -74,6 +76,7 @@ class PopulationSampler:
         sampling_at: Callable[[int], SamplingParams] | None = None,
         attempts: int = 1,
         rollout_timeout: float = 600.0,
+        turn_timeout: float | None = None,
         max_failed_fraction: float = 0.1,
         run_seed: int = 0,
     ) -> None:
@@ -82,6 +85,7 @@ class PopulationSampler:
         self._sampling_at = sampling_at
         self.attempts = attempts
         self.rollout_timeout = rollout_timeout
+        self.turn_timeout = turn_timeout
         self.max_failed_fraction = max_failed_fraction
         self.run_seed = run_seed
         self.seconds = Seconds()
@@ -164,7 +168,7 @@ class PopulationSampler:
     ) -> list[TrajectoryGroup]:
         began = time.perf_counter()
         load_time = _LoadTime()
-        watch = Watch(self.rollout_timeout, warned=self._warned)
+        watch = Watch(self.rollout_timeout, warned=self._warned, turn_timeout=self.turn_timeout)
         num_genomes = blocks[-1].range_G.stop
         groups_P = [
             RolloutGroup(

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
+from es_cookbook.rl.timeouts import turn_begins
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -48,10 +49,12 @@ async def run_rollout(env: Env, policy: Policy) -> Trajectory:
     if not isinstance(cast(object, env), Env):
         raise EnvError(f"make_envs must give Envs, found {_shown(env)}")
     env.policy = policy
+    turn_begins()
     observation = _checked_observation(env, "initial_observation", await env.initial_observation())
     transitions: list[Transition] = []
     while len(transitions) < MAX_STEPS:
         action = _checked_action(env, await env.act(observation))
+        turn_begins()
         result = _checked_result(env, await env.step(action))
         transitions.append(
             Transition(observation, action, float(result.reward), result.metrics, result.logs)

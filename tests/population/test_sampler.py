@@ -270,6 +270,28 @@ async def test_the_time_out_does_not_count_waiting_for_the_engine() -> None:
     assert sample.seconds.score < 0.1 < sample.seconds.sample
 
 
+async def test_a_turn_has_a_deadline_of_its_own_which_reaches_what_the_env_awaits() -> None:
+    cancelled: list[int] = []
+
+    async def tool(index: int) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.append(index)
+
+    async def hang(env: DigitEnv, action: Action) -> None:
+        if env.index == 1:
+            async with anyio.create_task_group() as tools:
+                tools.start_soon(tool, env.index)
+
+    sample = sampler(FakeEngine(), turn_timeout=0.1, max_failed_fraction=0.4)
+    groups = await sample.rollout(0, [Problem(0, misbehave=hang)], GENOMES)
+    assert [lost.reason for lost in lost_rollouts(groups)] == [
+        "TimeoutError: a turn not done after 0.1 s (turn_timeout)"
+    ]
+    assert cancelled == [1]
+
+
 async def test_an_env_that_is_cancelled_by_itself_is_lost_alone() -> None:
     async def cancel(env: DigitEnv, action: Action) -> None:
         if env.index == 0:

@@ -13,8 +13,10 @@ contributes exactly nothing. So keys and values may be kept from one turn to the
 """
 
 import dataclasses
+import math
 from typing import Protocol
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -30,6 +32,8 @@ _MIN_QUERIES = 4
 _PIECE = 256
 """Positions of one piece of the weighted sum of values. The BLAS divides longer ones (from 385 on)
 in the middle, so that a row's bits would depend on the longest row beside it."""
+_ALIGNMENT = 64
+"""Bytes to which torch aligns its own memory."""
 _MAX_ELEMENTS = 1 << 24
 """Most attention scores, or keys and values, held at once while prefilling prompts of one padded
 length."""
@@ -109,8 +113,8 @@ class SlotCache:
     def _layer(self, index: int, like: torch.Tensor, value_width: int) -> LayerStates:
         if index not in self._layers:
             kv_heads, width = like.shape[1:]
-            keys = like.new_zeros(self.num_slots, kv_heads, width, self.slot_length)
-            values = like.new_zeros(self.num_slots, kv_heads, self.slot_length, value_width)
+            keys = _zeros(like, self.num_slots, kv_heads, width, self.slot_length)
+            values = _zeros(like, self.num_slots, kv_heads, self.slot_length, value_width)
             self._layers[index] = (keys, values)
         return self._layers[index]
 
@@ -133,6 +137,16 @@ class SlotCache:
         for pair in self._layers.values():
             for by_slot in pair:
                 by_slot[: len(slots)] = by_slot[slots]
+
+
+def _zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    """As `like.new_zeros`, but on the CPU memory that is never used is not touched either."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    num_bytes = math.prod(shape) * like.element_size()
+    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[first : first + num_bytes]).view(like.dtype).view(shape)
 
 
 def _attend(
