@@ -25,6 +25,7 @@ from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.hub import HubCommand
+from es_cookbook.commands.inspect import InspectConfig
 from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.prepare.generate import GenerateConfig
@@ -33,6 +34,7 @@ from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
 from es_cookbook.commands.train import TrainConfig, whole_names
 from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
@@ -63,6 +65,7 @@ from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
 from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
+from es_cookbook.rl.types import RLDatasetBuilder
 from tests.adapters import make_adapter
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +127,7 @@ PLACEHOLDERS = {
     "search_space.start=…": "search_space.start=adapter",
     "model_name=…": "model_name=elsewhere",
     "data=…": "data=rows.jsonl",
+    "environment=…": "environment=my_taskset",
     "test_data=…": "test_data=rows.jsonl",
     "prompt=…": "prompt={question}",
     "reward=…": "reward=my_rewards:score",
@@ -149,6 +153,8 @@ NOT_LINES = {
     "es-cookbook[math]",
     "es-cookbook[generate]",
     "es-cookbook[quantise]",
+    "es-cookbook[verifiers]",
+    "es-cookbook[inspect]",
 }
 """Beginnings of lines, and what is none."""
 PARSED_ONLY = {
@@ -156,7 +162,8 @@ PARSED_ONLY = {
     r"countdown hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
-    r"resume .*trust=my_package": "a package of the reader's",
+    r"resume .*trust=my_(package|taskset)": "a package of the reader's",
+    r"inspect .*": "a task of the reader's; tests/bridges/test_inspect_models.py has one",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
@@ -284,8 +291,27 @@ def plain(own: type, *needed: str) -> Callable[[Sequence[str]], None]:
     return lambda options: run_cli(build, own, [*needed, *options])
 
 
+@chz.chz
+class InstalledConfig(TrainConfig):
+    """Trains on a taskset, that of the reader's package."""
+
+    dataset: RLDatasetBuilder = chz.field(
+        meta_factory=Names(
+            {"verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems"},
+            default="verifiers",
+            settings={"verifiers": {"taskset": object}},
+        ),
+        doc="problems",
+    )
+
+
 def parse_train(options: Sequence[str]) -> None:
-    """With a function that is there in place of the reader's."""
+    """With a function or a package that is there in place of the reader's."""
+    own = ("environment=", "dataset.chat.", "dataset.options=")
+    if any(option.startswith(own) for option in options):
+        others = [option for option in options if not option.startswith("environment=")]
+        run_cli(lambda _: None, InstalledConfig, ["model_name=x", *whole_names(others)])
+        return
     function = "es_cookbook.rl.rewards.format:tag_format_reward"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
@@ -328,6 +354,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": parse_evaluate,
     "export": plain(ExportConfig, "log_path=x", "output=y"),
     "play": plain(PlayConfig, "log_path=x"),
+    "inspect": plain(InspectConfig, "log_path=x", "task=x"),
     "plan": plain(PlanConfig, "model_name=x"),
     "generate": plain(GenerateConfig, "source=x", "output=x.jsonl", "model=x"),
     "quantise": plain(QuantiseConfig, "model_name=x", "output=y"),

@@ -51,8 +51,7 @@ from es_cookbook.rl.messages.chat import Chat, ChatOptions, TokenStream
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.tool_calls import Parsed, parse_tool_calls
 from es_cookbook.rl.problem_env import render_prompt
-from es_cookbook.rl.types import Action, Observation, SamplingParams, Tokenizer
-from es_cookbook.train.recorded import Answer
+from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
 _KEPT = 4096
 """Chats that may go on from their tokens."""

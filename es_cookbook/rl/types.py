@@ -12,7 +12,7 @@ preferences, Markovian scoring) through `Env.policy`.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
@@ -112,6 +112,10 @@ class StepResult:
     next_observation: Observation | None = None
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
     logs: Logs = dataclasses.field(default_factory=dict[str, str])
+
+
+Answer: TypeAlias = Callable[[Observation, SamplingParams, int], Awaitable[Action]]
+"""One action at an observation, with these sampling parameters and this seed."""
 
 
 class Policy(ABC):

@@ -7,7 +7,7 @@ going on, on this machine or another that shares its disk.
 """
 
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
+    Answer,
     Datasets,
     EnvGroup,
     EnvGroupBuilder,
@@ -45,8 +46,6 @@ from es_cookbook.train.retelling import restore, retell, retell_dataset
 
 Split: TypeAlias = Literal["test", "train"]
 """The held-out problems, or the batch with which the generation trained."""
-Answer: TypeAlias = Callable[[Observation, SamplingParams, int], Awaitable[Action]]
-"""One action at an observation, with these sampling parameters and this seed."""
 
 
 class RecordedRun:
