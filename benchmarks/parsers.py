@@ -29,15 +29,18 @@ from hypothesis import strategies as st
 
 from benchmarks.harness import report, row
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.arithmetic.env import ArithmeticEnv
 from es_cookbook.recipes.code.env import extract_code
 from es_cookbook.recipes.code.problems import read_problem as read_code_problem
 from es_cookbook.recipes.math.problems import read_problem as read_math_problem
 from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hour
+from es_cookbook.recipes.tic_tac_toe.game import read_move
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.judge_server import AskAgainError, text_of
 from es_cookbook.rl.judging.judges import verdict_in
+from es_cookbook.rl.messages.tool_calls import parse_tool_calls
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.rl.rewards.crossword import (
@@ -49,11 +52,12 @@ from es_cookbook.rl.rewards.crossword import (
 )
 from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.judge import mark_in
-from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.math_answers import Math, as_latex
 from es_cookbook.rl.rewards.number import Number, last_number
 from es_cookbook.rl.rewards.regex import Regex
+from es_cookbook.rl.types import Observation
 
 CASES = 100_000
 LIMIT = 0.01
@@ -114,14 +118,19 @@ PARSERS: Mapping[str, Parser] = {
     "math": Parser(_math),
     "format tags": Parser(lambda text: Format()(text, {})),
     "format paper": Parser(lambda text: Format(form="paper")(text, {})),
+    "conciseness": Parser(lambda text: Conciseness()(text, {"answer": ["deep", "x"]})),
+    "arithmetic": Parser(ArithmeticEnv(Observation(()), (347, 285), "words").grade),
     "length": Parser(lambda text: Length()(text, {"answer": "deep"})),
     "crossword exact": Parser(partial(exact_reward, solution="deep", enumeration="(4)")),
     "crossword shaped": Parser(partial(shaped_reward, solution="deep", enumeration="(4)")),
     "moves": Parser(parse_moves),
+    "move of tic-tac-toe": Parser(read_move),
     "grade_rush_hour": Parser(
         partial(grade_rush_hour, board=_BOARD, optimal=2, reward=RushHourReward())
     ),
     "code": Parser(extract_code),
+    "calls of hermes": Parser(partial(parse_tool_calls, form="hermes")),
+    "calls of llama": Parser(partial(parse_tool_calls, form="llama")),
     "board": Parser(parse_board, (ValueError,), 10_000),
     "crossword": Parser(lambda text: Crossword()(text, {"answer": "deep", "enumeration": "(4)"})),
     "crossword solution": Parser(lambda text: (canonical(text), letters(text)), (), 2000),
@@ -155,6 +164,7 @@ _PIECES = st.sampled_from(
             "```py\n",
         ),
         *("<answer>", "</answer>", "<think>", "</think>", "deep", "A>1,", "Bv2", "AABo", "o", "x"),
+        *("<tool_call>", "</tool_call>", '{"name": "f", "parameters": {', "<|python_tag|>", "};"),
         *('{"', '"}', "{question}", "{{", "}}", '"choices"', "\\u00e9", "null", "e9", "**"),
         *("\ud800", "\N{SUPERSCRIPT TWO}", "\N{VULGAR FRACTION ONE HALF}", "\ufdfa", "e\u0301"),
         *(
@@ -168,7 +178,15 @@ _PIECES = st.sampled_from(
 )
 _SHORT = st.one_of(st.lists(_PIECES, max_size=30).map("".join), st.text(max_size=40))
 _AROUND = st.sampled_from(
-    [("", ""), ("<answer>", "</answer>"), ("\\boxed{", "}"), ("<think>", ""), ("```\n", "\n```")]
+    [
+        ("", ""),
+        ("<answer>", "</answer>"),
+        ("\\boxed{", "}"),
+        ("<think>", ""),
+        ("```\n", "\n```"),
+        ("<tool_call>", "</tool_call>"),
+        ('{"name": "', '", "parameters": {}}'),
+    ]
 )
 _TIMES = st.sampled_from([*[1] * 24, 10, 100, 1000, 10_000, 100_000, 1_000_000])
 

@@ -5,6 +5,7 @@ import re
 import runpy
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import chz
 import pytest
@@ -13,8 +14,13 @@ from benchmarks.model_families import PAGE, counts, documented, said_of
 from es_cookbook import train
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.data.problem_dataset import check_problem
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.runs.history.store import read_history
 from tests.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
+from tests.chat_templates import CHATML, tokenizer_with
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "es_cookbook"
@@ -75,6 +81,22 @@ def test_the_page_of_models_shows_how_to_see_a_path(
     runpy.run_path(str(script))
     (said,) = re.findall(r"print\(path\)  # (.*)", example)
     assert capsys.readouterr().out == f"{said}\n"
+
+
+@pytest.mark.anyio
+async def test_the_page_of_tasks_has_chats_that_run() -> None:
+    page = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+    chats = page.partition("## Chats of many turns")[2].partition("## Several data sets")[0]
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", chats, flags=re.DOTALL)), names)
+    tokenizer = tokenizer_with(CHATML)
+    row = Row("row 1", {"question": "Which fruit?", "answer": "pear"})
+    builder = names["HintsData"](source="rows.jsonl").problem(row, tokenizer)
+    await check_problem(builder, 4096)
+    script = Script(['<tool_call>{"name": "search"}</tool_call>', "nobody"], tokenizer)
+    found = await run_rollout(names["question"](tokenizer), script)
+    assert found.reward == 1.0
+    assert found.transitions[-1].metrics["tool_errors"] == 1.0
 
 
 def test_every_file_that_the_pages_link_to_exists() -> None:

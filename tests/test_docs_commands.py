@@ -31,7 +31,7 @@ from es_cookbook.commands.prepare.generate import GenerateConfig
 from es_cookbook.commands.prepare.quantise import QuantiseConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
-from es_cookbook.commands.train import TrainConfig, whole_name
+from es_cookbook.commands.train import TrainConfig, whole_names
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
@@ -60,6 +60,8 @@ from es_cookbook.recipes.pairwise import train_cli as pairwise
 from es_cookbook.recipes.pairwise import warm_start as pairwise_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
+from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
+from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from tests.adapters import make_adapter
 
@@ -193,6 +195,7 @@ COVERED = {
     "conciseness": "a batch has another name; the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
+    "rush_hour": "20 generations of 128 genomes; the recipe's own test runs it",
     "crossword": "a batch has another name; the recipe's own test runs it",
     "alignment": "the same",
     "es_cookbook.recipes.alignment.pairs": "the recipe's own test runs it",
@@ -201,6 +204,8 @@ COVERED = {
     "es_cookbook.recipes.pairwise.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "tic_tac_toe": "takes minutes; the recipe's own test runs it",
+    "es_cookbook.recipes.tic_tac_toe.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
     "es_cookbook.recipes.logic.warm_start": "the same",
     "es_cookbook.recipes.logic.errors": "the same",
@@ -284,7 +289,7 @@ def parse_train(options: Sequence[str]) -> None:
     function = "es_cookbook.rl.rewards.format:tag_format_reward"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
-    run_cli(lambda _: None, TrainConfig, [*needed, *map(whole_name, given)])
+    run_cli(lambda _: None, TrainConfig, [*needed, *whole_names(given)])
 
 
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -312,6 +317,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
+    "tic_tac_toe": plain(tic_tac_toe.CLIConfig),
+    "es_cookbook.recipes.tic_tac_toe.warm_start": plain(tic_tac_toe_warm_start.Config, "output=x"),
     "math": plain(math.CLIConfig),
     "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,

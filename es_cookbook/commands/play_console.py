@@ -72,18 +72,19 @@ class Terminal:
         """Show an attempt at a problem; `which` has its generation, genome, split and number."""
         name = f" ({played.problem})" if played.problem else ""
         lines = [f"{which['split']} problem {which['problem']}{name}"]
-        if isinstance(played.rollout, LostRollout):
-            lines.append(f"lost: {played.rollout.reason}")
+        rollout = played.rollout
+        if isinstance(rollout, LostRollout):
+            lines.append(f"lost: {rollout.reason}")
         else:
-            for turn in played.rollout.transitions:
+            for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True):
                 cut = ", cut" if turn.action.stop_reason == "length" else ""
-                lines += ["prompt:", _indented(decode(turn.observation.tokens_T))]
+                lines += [f"{kind}:", _indented(decode(new_T))]
                 lines += [f"answer ({plural(len(turn.action.tokens_T), 'token')}{cut}):"]
                 lines += [_indented(turn.action.text)]
                 lines += [f"{name}: {text}" for name, text in turn.logs.items()]
                 metrics = {"reward": turn.reward, **turn.metrics}
                 lines.append("  ".join(f"{name} {value:g}" for name, value in metrics.items()))
-            if len(played.rollout.transitions) > 1:
+            if len(rollout.transitions) > 1:
                 lines.append(f"reward of all turns {played.reward:g}")
         if played.without_group_reward:
             lines.append("without the reward that compares genomes: nobody else attempted it")
@@ -122,19 +123,20 @@ class Pipe:
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
         """A line of JSON."""
         what = {**which, "name": played.problem, "reward": played.reward}
-        if isinstance(played.rollout, LostRollout):
-            what |= {"lost": played.rollout.reason, "reward": None}
+        rollout = played.rollout
+        if isinstance(rollout, LostRollout):
+            what |= {"lost": rollout.reason, "reward": None}
         else:
             what["turns"] = [
                 {
-                    "prompt": decode(turn.observation.tokens_T),
+                    kind: decode(new_T),
                     "action": turn.action.text,
                     "stop_reason": turn.action.stop_reason,
                     "reward": turn.reward,
                     "metrics": dict(turn.metrics),
                     "logs": dict(turn.logs),
                 }
-                for turn in played.rollout.transitions
+                for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True)
             ]
         # In ASCII JSON escapes all that could be a command, except for DEL.
         print(json.dumps(what).replace("\x7f", r"\u007f"), flush=True)

@@ -109,6 +109,11 @@ class EnginePolicy(Policy):
             attempt.clock.go_on(waiting)
 
     @property
+    def context_length(self) -> int:
+        """The engine's."""
+        return self.attempt.engine.traits.context_length
+
+    @property
     def centre(self) -> "EnginePolicy":
         """The centre of the population."""
         return EnginePolicy(self.attempt, "centre")

@@ -57,8 +57,8 @@ class ProblemEnv(Env):
         return self.grade(text)
 
     async def initial_observation(self) -> Observation:
-        """The question."""
-        return self.observation
+        """The question, of which nothing need be kept once it is answered."""
+        return dataclasses.replace(self.observation, is_last=True)
 
     async def step(self, action: Action) -> StepResult:
         """Grade the answer and end the rollout."""
@@ -74,13 +74,14 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         make_env: makes one fresh Env, of one turn or of many; a `functools.partial` of an
             importable class, so that the builder pickles.
         name: what error messages call the problem, for example "train.jsonl, line 3".
-        gold: an answer that must earn a `ProblemEnv`'s full reward, where one is known.
+        gold: an answer that must earn the Env's full reward, where one is known; for a
+            `MessageEnv` of several turns a text for each.
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
     """
 
     make_env: Callable[[], Env]
     name: str
-    gold: str | None = None
+    gold: str | tuple[str, ...] | None = None
     problem_tags: tuple[str, ...] = ()
 
     async def make_envs(self, num_envs: int) -> EnvGroup:

@@ -64,12 +64,15 @@ class Observation:
         stop: strings that end the action; the action's text and tokens include them.
         stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
         max_tokens: most tokens of the action, where that is fewer than the sampling parameters say.
+        is_last: the action ends the rollout, whatever it is, so that engines need keep nothing for
+            a next turn.
     """
 
     tokens_T: tuple[int, ...]
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
+    is_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +126,11 @@ class Policy(ABC):
     @abstractmethod
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
         """Log-probability (natural log) of each continuation token, given all before it."""
+
+    @property
+    @abstractmethod
+    def context_length(self) -> int:
+        """Most tokens of an observation and its action together."""
 
     @property
     @abstractmethod
@@ -199,6 +207,23 @@ class Trajectory:
     def reward(self) -> float:
         """Sum of the rewards of its steps."""
         return math.fsum(transition.reward for transition in self.transitions)
+
+    @property
+    def seen(self) -> Sequence[tuple[Literal["prompt", "added"], tuple[int, ...]]]:
+        """What the policy saw that was new, step by step.
+
+        A whole prompt, or what was added to the step before and its action.
+        """
+        seen: list[tuple[Literal["prompt", "added"], tuple[int, ...]]] = []
+        before_T: tuple[int, ...] | None = None
+        for transition in self.transitions:
+            tokens_T = transition.observation.tokens_T
+            if before_T is not None and tokens_T[: len(before_T)] == before_T:
+                seen.append(("added", tokens_T[len(before_T) :]))
+            else:
+                seen.append(("prompt", tokens_T))
+            before_T = tokens_T + transition.action.tokens_T
+        return seen
 
     @property
     def num_tokens(self) -> int:
@@ -394,6 +419,11 @@ class Datasets:
 @chz.chz
 class RLDatasetBuilder(ABC):
     """Builds the training and the held-out problems."""
+
+    @property
+    def label(self) -> str:
+        """What a run on these problems is called where it has no name of its own."""
+        return "run"
 
     def check(self) -> None:
         """Refuse, before a model is loaded, sources that are not there; by default nothing.

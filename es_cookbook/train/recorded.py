@@ -7,7 +7,7 @@ going on, on this machine or another that shares its disk.
 """
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ from es_cookbook.train.retelling import restore, retell, retell_dataset
 
 Split: TypeAlias = Literal["test", "train"]
 """The held-out problems, or the batch with which the generation trained."""
+Answer: TypeAlias = Callable[[Observation, SamplingParams, int], Awaitable[Action]]
+"""One action at an observation, with these sampling parameters and this seed."""
 
 
 class RecordedRun:
@@ -105,6 +107,20 @@ class RecordedRun:
                 f"there is no generation {generation}: the run has recorded {len(self.records)} of "
                 f"{self.config.num_generations}, so 0 (the base) to {len(self.records)} are there"
             )
+
+    def meant(self, generation: int | None, who: Target) -> int:
+        """The generation that is asked for, or the latest in which there is `who`.
+
+        Raises:
+            ConfigError: It has not been reached, or there is no such genome.
+            HistoryError: As `genomes`.
+        """
+        if isinstance(who, int):
+            generation = self.last_with_genomes if generation is None else generation
+            self.genome(generation, who)
+        elif generation is not None:
+            self.check_generation(generation)
+        return len(self.records) if generation is None else generation
 
     def genomes(self, generation: int) -> Sequence[Genome]:
         """The population that attempted the problems of a generation, `genomes_G`.
@@ -237,10 +253,23 @@ class RebuiltRun:
             ConfigError: There is no such genome.
             RequestError: The engine can never serve it: too long a prompt, say.
         """
+        async with self.answering(who) as answer:
+            return await answer(observation, params, seed)
+
+    @asynccontextmanager
+    async def answering(self, who: Target) -> AsyncGenerator[Answer]:
+        """Inside, the same for as many actions as wanted, of one who stays where they are.
+
+        Raises:
+            ConfigError: There is no such genome.
+        """
         async with self._hosted(who) as residents:
-            target = 0 if isinstance(who, int) else who
-            host = residents.host or self.engine
-            return await host.sample(SampleRequest(target, observation, params, seed))
+            target, host = 0 if isinstance(who, int) else who, residents.host or self.engine
+
+            async def answer(observation: Observation, params: SamplingParams, seed: int) -> Action:
+                return await host.sample(SampleRequest(target, observation, params, seed))
+
+            yield answer
 
     async def play(
         self,

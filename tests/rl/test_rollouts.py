@@ -50,6 +50,10 @@ class Echo(Policy):
         return [0.0] * len(continuation_T)
 
     @property
+    def context_length(self) -> int:
+        return 64
+
+    @property
     def centre(self) -> Policy:
         return self
 

@@ -7,7 +7,10 @@ from typing import Generic, TypeVar
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.epochs import EpochOrder
+from es_cookbook.rl.messages.message_env import MessageEnv
+from es_cookbook.rl.messages.script import Script
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 _Builder = TypeVar("_Builder", bound=EnvGroupBuilder)
@@ -92,19 +95,28 @@ async def check_problem(builder: ProblemGroupBuilder, context_length: int) -> No
     Raises:
         DataError: Names the problem.
     """
-    env = builder.make_env()
-    prompt_T = (await env.initial_observation()).tokens_T
-    check_prompt(builder.name, len(prompt_T), context_length)
-    if builder.gold is not None and isinstance(env, ProblemEnv):
-        await _check_gold(builder.name, builder.gold, env)
-
-
-async def _check_gold(name: str, gold: str, env: ProblemEnv) -> None:
     try:
-        earned = (await env.graded(gold)).reward
+        env = builder.make_env()
+        if isinstance(env, MessageEnv):
+            env.policy = Script((), env.chat.tokenizer, context_length)
+        prompt_T = (await env.initial_observation()).tokens_T
+        check_prompt(builder.name, len(prompt_T), context_length)
+        if builder.gold is not None and isinstance(env, ProblemEnv | MessageEnv):
+            await _check_gold(builder, context_length)
     except EnvError as error:
-        raise DataError(str(error)) from error
-    if not math.isclose(earned, env.full_reward):
+        raise DataError(f"{builder.name}: {error}") from error
+
+
+async def _check_gold(builder: ProblemGroupBuilder, context_length: int) -> None:
+    env, gold = builder.make_env(), builder.gold
+    if isinstance(env, MessageEnv):
+        texts = (gold,) if isinstance(gold, str) else gold or ()
+        script = Script(texts, env.chat.tokenizer, context_length)
+        earned, full_reward = (await run_rollout(env, script)).reward, env.full_reward
+    else:
+        assert isinstance(env, ProblemEnv)
+        earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward
+    if not math.isclose(earned, full_reward):
         raise DataError(
-            f"{name}: its own solution earns {earned:g} of {env.full_reward:g}: {gold!r:.200}"
+            f"{builder.name}: its own solution earns {earned:g} of {full_reward:g}: {gold!r:.200}"
         )

@@ -13,6 +13,7 @@ the shared rewards (`es_cookbook.rl.rewards`): `Task(..., reward=Number())`.
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import chz
 from typing_extensions import override
@@ -56,6 +57,11 @@ class Task(RowDatasetBuilder):
     @chz.validate
     def _template(self) -> None:
         check_template(self.prompt)
+
+    @property
+    @override
+    def label(self) -> str:
+        return Path(self.source).stem
 
     @override
     def check(self) -> None:

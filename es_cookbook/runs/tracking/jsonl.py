@@ -96,18 +96,19 @@ class _JsonlTracker(Tracker):
         }
         if sampled.logs:
             which["group_logs"] = self._cut_all(sampled.logs)
-        if isinstance(sampled.rollout, LostRollout):
-            return which | {"lost": self._cut(sampled.rollout.reason)}
+        rollout = sampled.rollout
+        if isinstance(rollout, LostRollout):
+            return which | {"lost": self._cut(rollout.reason)}
         turns = [
             {
-                "prompt": self._cut(decode(transition.observation.tokens_T)),
+                kind: self._cut(decode(new_T)),
                 "action": self._cut(transition.action.text),
                 "stop_reason": transition.action.stop_reason,
                 "reward": transition.reward,
                 "metrics": dict(transition.metrics),
                 "logs": self._cut_all(transition.logs),
             }
-            for transition in sampled.rollout.transitions
+            for transition, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True)
         ]
         return which | {"turns": turns}
 

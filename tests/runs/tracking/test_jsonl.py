@@ -90,6 +90,20 @@ def test_rollouts_are_kept_in_full_with_every_turn(tmp_path: Path) -> None:
     }
 
 
+def test_a_later_turn_shows_what_was_added(tmp_path: Path) -> None:
+    prompts = (1,), (1, 7, 8, 2), (3,)
+    turns = tuple(
+        Transition(Observation(prompt), Action((7, 8), "", "stop"), 0.0, {}, {})
+        for prompt in prompts
+    )
+    tracker = JsonlTrackerBuilder()(info(tmp_path))
+    tracker.log_rollouts(0, [TrajectoryGroup([[Trajectory(turns)]])], decode)
+    tracker.close()
+    shown = json.loads((tmp_path / "rollouts.jsonl").read_text())["turns"]
+    assert [turn.get("prompt") for turn in shown] == ["decoded (1,)", None, "decoded (3,)"]
+    assert [turn.get("added") for turn in shown] == [None, "decoded (2,)", None]
+
+
 def test_rollouts_are_bounded_in_number_and_length(tmp_path: Path) -> None:
     transition = Transition(
         Observation((1,)), Action((2,), "y" * 1_000, "length"), 0.0, {}, {"log": "z" * 11}

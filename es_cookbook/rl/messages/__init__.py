@@ -1,0 +1,1 @@
+"""Chats of many turns: messages, tools and the token stream of a rollout."""

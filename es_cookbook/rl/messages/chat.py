@@ -1,0 +1,179 @@
+"""How a chat goes, and the tokens of one: the prompt, sampled turns, and what stands between.
+
+`Chat` is what the rollouts of a problem share, `TokenStream` is one rollout's. The stream only
+grows: an observation's tokens begin with all that was seen and sampled before, so an engine that
+keeps the key-value cache of a rollout computes what is new and nothing else.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.renderer import Renderer, ToolsIn
+from es_cookbook.rl.messages.tool_calls import Form
+from es_cookbook.rl.messages.tools import Tool
+from es_cookbook.rl.types import Action, Observation, Tokenizer
+
+Limit: TypeAlias = Literal["turns", "context"]
+"""What ended a chat that was not over."""
+
+
+@chz.chz
+class ChatOptions:
+    """How a chat of many turns goes."""
+
+    system: str = chz.field(default="", doc="system message before the first; empty: none")
+    max_turns: int = chz.field(default=8, doc="most turns of the model in a rollout")
+    max_tokens: int | None = chz.field(
+        default=None, doc="most tokens of a turn; None: as many as sampling allows"
+    )
+    max_context: int | None = chz.field(
+        default=None, doc="most tokens of the whole chat; None: the engine's context"
+    )
+    stop: tuple[str, ...] = chz.field(default=(), doc="strings that end a turn")
+    tools_in: ToolsIn = chz.field(
+        default="template",
+        doc="where the model is told of tools: by the chat template, in the system message, "
+        "or nowhere",
+    )
+    form: Form | None = chz.field(
+        default=None, doc="how the model writes calls: hermes or llama; None: as its template"
+    )
+    keep_history: bool = chz.field(
+        default=False,
+        doc="accept a chat template that rewrites earlier turns; all stay as they were sampled",
+    )
+
+    @chz.validate
+    def _valid(self) -> None:
+        check_range(self, "max_turns", at_least=1)
+        for name in ("max_tokens", "max_context"):
+            if getattr(self, name) is not None:
+                check_range(self, name, at_least=1)
+        if not all(self.stop):
+            raise ConfigError("stop must be strings with at least a character")
+
+
+class Chat:
+    """What the chats of a data set share: options, tools, and how messages become tokens.
+
+    Args:
+        tokenizer: with a chat template.
+        options: how a chat goes.
+        tools: that the model may call.
+
+    Raises:
+        ModelError: The tokenizer's chat template cannot be used so.
+        ConfigError: It cannot be seen how the model writes calls.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        options: ChatOptions | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> None:
+        self.options = options or ChatOptions()
+        self.tools = tuple(tools)
+        how = self.options.tools_in, self.options.keep_history
+        self.renderer = _renderer(tokenizer, str(tokenizer.chat_template), self.tools, *how)
+        self.form: Form = self._form() if tools else "hermes"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.renderer.tokenizer
+
+    def begin(self, messages: Sequence[Message], context_length: int) -> "TokenStream":
+        """The tokens of a new rollout, whose prompt is these messages and the system message.
+
+        Raises:
+            ModelError: The chat template refuses the messages.
+            EnvError: They leave no room for a turn in `max_context`.
+        """
+        if self.options.system and not any(message.role == "system" for message in messages):
+            messages = [Message("system", self.options.system), *messages]
+        tokens_T = self.renderer.prompt(messages)
+        most = self.options.max_context
+        if most is not None and len(tokens_T) >= most:
+            raise EnvError(
+                f"a prompt of {plural(len(tokens_T), 'token')} leaves no room in "
+                f"max_context={most}; shorten the prompt or raise max_context"
+            )
+        return TokenStream(self, tokens_T, min(context_length, most or context_length))
+
+    def _form(self) -> Form:
+        if self.options.form is not None:
+            return self.options.form
+        if self.options.tools_in != "template":
+            return "hermes"  # As the system message asks.
+        found = self.renderer.form
+        if found is None:
+            raise ConfigError(
+                "the chat template writes tool calls in a form that is not read: set form=hermes "
+                "or form=llama if the model writes one of these, or tools_in=system, which asks "
+                "for hermes"
+            )
+        return found
+
+
+@functools.lru_cache(16)
+def _renderer(
+    tokenizer: Tokenizer,
+    template: str,
+    tools: tuple[Tool, ...],
+    tools_in: ToolsIn,
+    keep_history: bool,
+) -> Renderer:
+    """One for all rows of a data set, whose template is tried once."""
+    del template  # Another one, another renderer.
+    return Renderer(tokenizer, tools, tools_in=tools_in, keep_history=keep_history)
+
+
+@dataclasses.dataclass(slots=True)
+class TokenStream:
+    """The tokens of one rollout, which only grow.
+
+    Attributes:
+        tokens_T: all up to now.
+        num_turns: that the model has taken.
+    """
+
+    chat: Chat
+    tokens_T: tuple[int, ...]
+    most: int
+    num_turns: int = 0
+
+    @property
+    def observation(self) -> Observation:
+        """What the model sees next."""
+        options, end = self.chat.options, self.chat.renderer.end_of_turn
+        room = max(self.most - len(self.tokens_T), 1)
+        return Observation(
+            self.tokens_T,
+            stop=options.stop,
+            stop_token_ids=() if end is None else (end,),
+            max_tokens=min(options.max_tokens or room, room),
+        )
+
+    def take(self, action: Action) -> None:
+        """The model's turn, with the tokens that it sampled."""
+        self.tokens_T += action.tokens_T
+        self.num_turns += 1
+
+    def add(self, action: Action, messages: Sequence[Message]) -> Limit | None:
+        """What follows the model's last turn, `action`; or why nothing more fits."""
+        if self.num_turns >= self.chat.options.max_turns:
+            return "turns"
+        tokens_T = self.tokens_T + self.chat.renderer.added(action, messages)
+        if len(tokens_T) >= self.most:
+            return "context"
+        self.tokens_T = tokens_T
+        return None

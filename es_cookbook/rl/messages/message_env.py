@@ -1,0 +1,159 @@
+"""Envs that talk: subclass `MessageEnv`, or `ToolEnv` where the model may call tools.
+
+    class Guess(MessageEnv):
+        async def initial_messages(self):
+            return [Message("user", "Guess a number from 1 to 9.")]
+
+        async def reply(self, message):
+            right = message.content.strip() == self.answer
+            return Reply(float(right), done=right, messages=[Message("user", "No. Again!")])
+
+A rollout ends when a reply is `done`, after `ChatOptions.max_turns` turns, or when the next message
+would leave no room in the context. Metrics of every rollout: `turns`, and as 0 or 1 `turn_limit`
+and `context_limit`; of a `ToolEnv` also the counts `tool_calls`, `tool_errors` (calls that failed)
+and `malformed_calls` (that could not be read).
+"""
+
+import dataclasses
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import cast
+
+from typing_extensions import override
+
+from es_cookbook.common.errors import EnvError
+from es_cookbook.rl.messages.chat import Chat, Limit
+from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.tool_calls import parse_tool_calls
+from es_cookbook.rl.messages.tools import Result, run_call
+from es_cookbook.rl.types import Action, Env, Logs, Metrics, Observation, StepResult
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reply:
+    """An Env's answer to a turn.
+
+    Attributes:
+        reward: finite; a rollout's reward is the sum over its turns.
+        done: True ends the rollout; then there are no messages.
+        messages: what the model sees before its next turn.
+        metrics: numbers, averaged over the turns that report them.
+        logs: text shown with sampled rollouts.
+    """
+
+    reward: float = 0.0
+    done: bool = False
+    messages: Sequence[Message] = ()
+    metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
+    logs: Logs = dataclasses.field(default_factory=dict[str, str])
+
+
+class MessageEnv(Env):
+    """One attempt at a problem, as a chat.
+
+    Attributes:
+        chat: how it goes; the same for all Envs of a data set.
+        counts: reported as metrics at the end of the rollout.
+    """
+
+    full_reward: float = 1.0
+    """What a perfect rollout earns; `RLDataset.validate` compares gold answers with it."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+        self.counts: Counter[str] = Counter()
+
+    @abstractmethod
+    async def initial_messages(self) -> Sequence[Message]:
+        """The messages before the model's first turn."""
+
+    @abstractmethod
+    async def reply(self, message: Message) -> Reply:
+        """Answer a turn of the model."""
+
+    def out_of_room(self, limit: Limit) -> Reply:
+        """What a rollout gets that reached a limit; by default no reward and no metrics.
+
+        Report here the metrics that a rollout has at its end, such as `correct`: their means are
+        over the rollouts that report them.
+        """
+        del limit
+        return Reply(done=True)
+
+    @override
+    async def initial_observation(self) -> Observation:
+        messages = await self.initial_messages()
+        self._stream = self.chat.begin(messages, self.policy.context_length)
+        return self._stream.observation
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        self._stream.take(action)
+        reply = self._checked(await self.reply(Message("assistant", action.text)))
+        limit = None if reply.done else self._stream.add(action, reply.messages)
+        if not reply.done and limit is None:
+            observation = self._stream.observation
+            return StepResult(reply.reward, False, observation, reply.metrics, reply.logs)
+        ended = Reply() if limit is None else self.out_of_room(limit)
+        counts = {
+            "turns": float(self._stream.num_turns),
+            "turn_limit": float(limit == "turns"),
+            "context_limit": float(limit == "context"),
+            **{name: float(count) for name, count in self.counts.items()},
+        }
+        return StepResult(
+            reply.reward + ended.reward,
+            done=True,
+            metrics={**reply.metrics, **ended.metrics, **counts},
+            logs={**reply.logs, **ended.logs},
+        )
+
+    def _checked(self, found: object) -> Reply:
+        where = f"{type(self).__qualname__}.reply"
+        if not isinstance(found, Reply):
+            raise EnvError(f"{where} must give a Reply, found {type(found).__name__}")
+        messages = cast("Sequence[object]", found.messages)
+        if not found.done and not messages:
+            raise EnvError(f"{where} must give at least one message, or done=True")
+        for message in messages:
+            if not isinstance(message, Message):
+                raise EnvError(f"{where} must give Messages, found {type(message).__name__}")
+        return found
+
+
+class ToolEnv(MessageEnv):
+    """A chat in which the model may call the tools of its `Chat`.
+
+    A turn with calls is answered with their results; those of one turn run one after the other, in
+    the order written. A turn without any goes to `answer`. Calls that cannot be read, and those
+    that fail, are told to the model.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        super().__init__(chat)
+        self.counts.update(dict.fromkeys(("tool_calls", "tool_errors", "malformed_calls"), 0))
+
+    @abstractmethod
+    async def answer(self, text: str) -> Reply:
+        """Answer a turn without calls: most often grade it, and end."""
+
+    async def run(self, call: ToolCall) -> Result:
+        """Run a call; override where what a tool does depends on the rollout."""
+        return await run_call(call, self.chat.tools)
+
+    @override
+    async def reply(self, message: Message) -> Reply:
+        parsed = parse_tool_calls(message.content, self.chat.form)
+        if not parsed.calls and not parsed.problems:
+            return await self.answer(parsed.content)
+        results: list[Message] = []
+        for call in parsed.calls:
+            result = await self.run(call)
+            self.counts["tool_calls"] += 1
+            self.counts["tool_errors"] += result.failed
+            results.append(Message("tool", result.text, name=call.name))
+        for problem in parsed.problems:
+            self.counts["malformed_calls"] += 1
+            results.append(Message("tool", f"error: {problem}", name="error"))
+        return Reply(messages=results)

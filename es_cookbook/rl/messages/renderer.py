@@ -1,0 +1,274 @@
+"""Messages as tokens, by the tokenizer's own chat template; what the model wrote stays as it was.
+
+A chat template turns a whole chat into text. To use it after every turn would tokenize again what
+the model wrote, and other tokens may come out than were sampled: the model would see a past that
+never was. So the template is asked for two things alone: the prompt before the first turn, and what
+is added after a turn, from its end to where the next begins. For the latter a chat is rendered in
+which a sentinel stands for the turn, and the text behind the sentinel is taken. The chat's tokens
+are then the prompt, the sampled tokens, what was added, the sampled tokens, and so on.
+
+This equals what the template makes of the whole chat only where the template is prefix-extending: a
+later message changes nothing before it. Some are not. Templates of thinking models drop what was
+thought in earlier turns, others open a thought in the prompt that they do not show in the past. A
+`Renderer` compares both once, when it is made, and refuses such a template, or with `keep_history`
+takes what it adds after a turn and keeps all that the model wrote.
+
+A template that knows no system role gets the system message before the first user message, with a
+blank line between them.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+from es_cookbook.common.errors import ModelError
+from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.tool_calls import Form, parse_tool_calls
+from es_cookbook.rl.types import Action, Tokenizer
+
+if TYPE_CHECKING:
+    from es_cookbook.rl.messages.tools import Tool
+
+ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
+"""Where a model is told of its tools: by the chat template, in the system message, or nowhere."""
+
+SENTINEL = "Turn7Sentinel"
+_QUESTION = Message("user", "Question7Sentinel")
+_RESULT = Message("tool", "Result7Sentinel", name="sentinel")
+_MOST_CACHED = 4096
+"""Of prompts, and of additions: a group's Envs begin alike, and many answer alike."""
+_Cache: TypeAlias = dict[tuple[Message, ...], tuple[int, ...]]
+_SPOKEN = SENTINEL, f"<think>\nThought7Sentinel\n</think>\n\n{SENTINEL}"
+"""What a template is tried on: a plain turn, and one with a thought."""
+
+
+class Renderer:
+    """Renders chats for one tokenizer and a set of tools.
+
+    Args:
+        tokenizer: with a chat template.
+        tools: that the model may call.
+        tools_in: where it is told of them. Not in the template: results are user messages.
+        keep_history: accept a template that rewrites earlier turns; the tokens keep them.
+
+    Raises:
+        ModelError: There is no chat template, or it cannot be used so; says why.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: "Sequence[Tool]" = (),
+        *,
+        tools_in: ToolsIn = "template",
+        keep_history: bool = False,
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ModelError(
+                f"the tokenizer of {_name(tokenizer)} has no chat template, which chats need: use "
+                "a model that was made for chats, or set the tokenizer's chat_template"
+            )
+        self.tokenizer = tokenizer
+        self._schemas: list[dict[str, object] | Callable[..., object]] = []
+        if tools_in == "template":
+            self._schemas = [dict(tool.schema) for tool in tools]
+        self._described = _described(tools) if tools_in == "system" else ""
+        self._results_as_user = tools_in != "template"
+        self._has_system = self._try_system()
+        self._check_tools(tools)
+        self._check_history(bool(tools), keep_history)
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
+        self.end_of_turn = self._find_end_of_turn()
+        self._additions: _Cache = {}
+        self._prompts: _Cache = {}
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a chat up to the model's first turn.
+
+        Raises:
+            ModelError: The template refuses it.
+        """
+
+        def made() -> tuple[int, ...]:
+            return self._encoded(self._rendered(self._adapted(messages)))
+
+        return _cached(self._prompts, messages, made)
+
+    def added(self, action: Action, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between the model's turn and its next: its end, messages, the next's opening.
+
+        The token by which the model ended its turn itself is not repeated.
+
+        Raises:
+            ModelError: The template refuses the messages.
+        """
+
+        def made() -> tuple[int, ...]:
+            return self._encoded(self._text_added(messages))
+
+        tokens_T = _cached(self._additions, messages, made)
+        ended = action.stop_reason == "stop" and action.tokens_T[-1:]
+        if ended and tokens_T and ended[0] in self._special:
+            first = tokens_T[0]
+            if ended[0] == first or first == self.end_of_turn:
+                return tokens_T[1:]
+        return tokens_T
+
+    @cached_property
+    def form(self) -> Form | None:
+        """How the template writes calls, if in one of the forms that are read."""
+        call = ToolCall("sentinel", {"x": 7})
+        turn = Message("assistant", "", (call,))
+        try:
+            before = self._rendered([_QUESTION])
+            text = self._rendered([_QUESTION, turn], open_turn=False)
+        except ModelError:
+            return None
+        # As an action's text is: without special tokens.
+        tokens = self._encoded(text.removeprefix(before))
+        written = cast(str, self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        forms: tuple[Form, ...] = ("hermes", "llama")
+        return next((form for form in forms if call in parse_tool_calls(written, form).calls), None)
+
+    def _adapted(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages in the roles that the template knows."""
+        adapted = self._in_roles(messages)
+        system = [self._described] if self._described else []
+        if adapted and adapted[0].role == "system":
+            system.insert(0, adapted.pop(0).content)
+        text = "\n\n".join(system)
+        if not text:
+            return adapted
+        if self._has_system:
+            return [Message("system", text), *adapted]
+        for i, message in enumerate(adapted):
+            if message.role == "user":
+                adapted[i] = Message("user", f"{text}\n\n{message.content}")
+                return adapted
+        return [Message("user", text), *adapted]
+
+    def _in_roles(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, results of tools as one user message where the template has no such."""
+        if not self._results_as_user:
+            return list(messages)
+        in_roles: list[Message] = []
+        for is_result, run in groupby(messages, lambda message: message.role == "tool"):
+            if is_result:
+                in_roles.append(Message("user", "\n".join(result.content for result in run)))
+            else:
+                in_roles.extend(run)
+        return in_roles
+
+    def _text_added(self, messages: Sequence[Message]) -> str:
+        chat = [_QUESTION, Message("assistant", SENTINEL), *self._in_roles(messages)]
+        return self._rendered(chat).partition(SENTINEL)[2]
+
+    def _rendered(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
+        # Not `TemplateError` alone: templates also add and index what is not there.
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [cast("dict[str, str]", message.as_dict()) for message in messages],
+                tools=self._schemas or None,
+                tokenize=False,
+                add_generation_prompt=open_turn,
+            )
+        except Exception as error:
+            roles = ", ".join(message.role for message in messages)
+            raise ModelError(
+                f"the chat template of {_name(self.tokenizer)} cannot render messages of the "
+                f"roles {roles} ({type(error).__name__}: {str(error)[:200]})"
+            ) from error
+        assert isinstance(text, str)
+        return text
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        # Half of a surrogate pair, which JSON can name, is no text for tokenizers.
+        text = text.encode("utf-8", "replace").decode()
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _try_system(self) -> bool:
+        text = "System7Sentinel"
+        try:
+            return text in self._rendered([Message("system", text), _QUESTION])
+        except ModelError:
+            return False
+
+    def _check_tools(self, tools: "Sequence[Tool]") -> None:
+        if not self._schemas:
+            return
+        rendered = self._rendered([_QUESTION])
+        unseen = [tool.name for tool in tools if tool.name not in rendered]
+        why = f"does not show the tool {unseen[0]!r}" if unseen else ""
+        try:
+            if not why and _RESULT.content not in self._text_added([_RESULT]):
+                why = "leaves out results of tools"
+        except ModelError:
+            why = "refuses results of tools"
+        if why:
+            raise ModelError(
+                f"the chat template of {_name(self.tokenizer)} {why}: set tools_in=system, which "
+                "describes the tools in the system message and gives results as user messages"
+            )
+
+    def _check_history(self, with_results: bool, keep_history: bool) -> None:
+        """Compare what is added turn by turn with what the template makes of the whole chat."""
+        opening, question = self._rendered([_QUESTION]), self._text_added([_QUESTION])
+        if _QUESTION.content not in question:
+            raise ModelError(
+                f"the chat template of {_name(self.tokenizer)} leaves out messages after a turn, "
+                "or what a message says: it cannot be used for chats of text"
+            )
+        replies = [_QUESTION, *(self._in_roles([_RESULT]) if with_results else [])]
+        for turn in () if keep_history else _SPOKEN:
+            said = Message("assistant", turn)
+            # Where the template has a blank before a turn, the model writes it.
+            blank = self._rendered([_QUESTION, said]).removeprefix(opening).partition(turn)[0]
+            written = turn if blank.strip() else blank + turn
+            for reply in replies:
+                whole = self._rendered([_QUESTION, said, reply, said, _QUESTION])
+                if whole != written.join((opening, self._text_added([reply]), question)):
+                    self._refuse_history(turn)
+
+    def _refuse_history(self, turn: str) -> None:
+        what = "a thought of an earlier turn" if turn != SENTINEL else "an earlier turn"
+        raise ModelError(
+            f"the chat template of {_name(self.tokenizer)} rewrites {what} when messages follow, "
+            "so the model would see other tokens than it sampled: set keep_history=True, which "
+            "keeps all turns as they were sampled, or use a template that rewrites none"
+        )
+
+    def _find_end_of_turn(self) -> int | None:
+        chat = [_QUESTION, Message("assistant", SENTINEL)]
+        closing = self._encoded(self._rendered(chat, open_turn=False).partition(SENTINEL)[2])
+        return closing[0] if closing and closing[0] in self._special else None
+
+
+def _name(tokenizer: Tokenizer) -> str:
+    return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+
+
+def _cached(
+    cache: _Cache, messages: Sequence[Message], made: Callable[[], tuple[int, ...]]
+) -> tuple[int, ...]:
+    key = tuple(messages)
+    if key not in cache:
+        if len(cache) >= _MOST_CACHED:
+            cache.clear()
+        cache[key] = made()
+    return cache[key]
+
+
+def _described(tools: "Sequence[Tool]") -> str:
+    """A system message about tools, in the words of Hermes and Qwen."""
+    if not tools:
+        return ""
+    lines = "\n".join(json.dumps(tool.schema) for tool in tools)
+    return (
+        "You may call these functions:\n"
+        f"<tools>\n{lines}\n</tools>\n"
+        "To call one, write a JSON object with its name and arguments:\n"
+        '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
+    )

@@ -1,0 +1,193 @@
+r"""Tool calls in what models write: the form of Hermes and Qwen, and that of Llama.
+
+    hermes  <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>, any number, text between
+    llama   {"name": "add", "parameters": {"a": 1}}, nothing before it but `<|python_tag|>`;
+            further calls after a semicolon or a blank
+
+Reading takes time linear in the text and raises nothing. A call that cannot be read becomes a
+sentence for the model, which says what is wrong with it.
+
+Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`).
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeAlias, cast
+
+from es_cookbook.rl.messages.message import ToolCall
+
+Form: TypeAlias = Literal["hermes", "llama"]
+"""How a model writes calls."""
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+MOST_CALLS = 32
+"""Calls in one message."""
+LONGEST_CALL = 20_000
+"""Characters of one call."""
+
+_ARGUMENTS = {"hermes": "arguments", "llama": "parameters"}
+_DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(f"{name} is no JSON"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parsed:
+    """A model's text, read.
+
+    Attributes:
+        content: the text without its calls, stripped.
+        calls: those that could be read, in order.
+        problems: for each that could not, a sentence for the model.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def parse_tool_calls(text: str, form: Form) -> Parsed:
+    """Read the calls in a model's text.
+
+    >>> parse_tool_calls('{"name": "add", "parameters": {"a": 1}}', "llama").calls
+    (ToolCall(name='add', arguments={'a': 1}),)
+    >>> parse_tool_calls("<tool_call>add(1)</tool_call>", "hermes").problems
+    ('a tool call is no JSON: Expecting value at character 0',)
+    """
+    return _hermes(text) if form == "hermes" else _llama(text)
+
+
+def call_text(call: ToolCall, form: Form) -> str:
+    """A call as a model writes it; `parse_tool_calls` reads it back."""
+    body = json.dumps({"name": call.name, _ARGUMENTS[form]: dict(call.arguments)})
+    return f"{OPEN}\n{body}\n{CLOSE}" if form == "hermes" else body
+
+
+def _hermes(text: str) -> Parsed:
+    content: list[str] = []
+    found = _Found("hermes")
+    at = 0
+    while (start := text.find(OPEN, at)) >= 0 and found.has_room():
+        content.append(text[at:start])
+        start += len(OPEN)
+        end = text.find(CLOSE, start)
+        if end < 0:
+            found.problems.append(f"a tool call is not closed: {CLOSE} is missing")
+            at = len(text)
+            break
+        found.read(text[start:end])
+        at = end + len(CLOSE)
+    else:
+        content.append(text[at:])
+    return found.parsed("".join(content).strip())
+
+
+def _llama(text: str) -> Parsed:
+    body = text.strip().removeprefix(PYTHON_TAG).strip()
+    if not body.startswith("{"):
+        return Parsed(text.strip())
+    found = _Found("llama")
+    if len(body) > LONGEST_CALL:
+        found.read(body)
+        return found.parsed("")
+    for start, end in _objects(body):
+        if not found.has_room():
+            break
+        found.read(body[start:end])
+    return found.parsed("")
+
+
+def _objects(body: str) -> Iterator[tuple[int, int]]:
+    """Where JSON values stand that semicolons or blanks separate; the last may be damaged."""
+    at = 0
+    while at < len(body):
+        try:
+            _, end = _DECODER.raw_decode(body, at)
+        except (ValueError, RecursionError):
+            end = len(body)
+        yield at, end
+        at = end
+        while at < len(body) and (body[at] == ";" or body[at].isspace()):
+            at += 1
+
+
+class _Found:
+    """The calls and problems of one message."""
+
+    def __init__(self, form: Form) -> None:
+        self.form: Form = form
+        self.calls: list[ToolCall] = []
+        self.problems: list[str] = []
+
+    def has_room(self) -> bool:
+        """Whether one more may be read; says once that no more are."""
+        if len(self.calls) + len(self.problems) < MOST_CALLS:
+            return True
+        self.problems.append(f"only the first {MOST_CALLS} tool calls of a message are read")
+        return False
+
+    def read(self, body: str) -> None:
+        """Add the call in some JSON, or what is wrong with it."""
+        try:
+            self.calls.append(_call(body, _ARGUMENTS[self.form]))
+        except (ValueError, RecursionError) as error:
+            self.problems.append(f"a tool call {_reason(error)}")
+
+    def parsed(self, content: str) -> Parsed:
+        """All of it."""
+        return Parsed(content, tuple(self.calls), tuple(self.problems))
+
+
+class _WrongError(ValueError):
+    """What is wrong with a call, after "a tool call"."""
+
+
+def _refuse(what: str) -> None:
+    raise _WrongError(f"is damaged: {what}")
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case _WrongError():
+            return str(error)
+        case json.JSONDecodeError():
+            return f"is no JSON: {error.msg} at character {error.pos}"
+        case RecursionError():
+            return "is nested too deeply"
+        case _:  # A number with thousands of digits.
+            return "has a number with too many digits"
+
+
+def _call(body: str, arguments_key: str) -> ToolCall:
+    if len(body) > LONGEST_CALL:
+        raise _WrongError(f"has {len(body)} characters; at most {LONGEST_CALL} are read")
+    found = _DECODER.decode(body.strip())
+    if not isinstance(found, dict):
+        raise _WrongError("must be a JSON object")
+    fields = cast("dict[str, object]", found)
+    name = fields.get("name")
+    if not isinstance(name, str) or not name:
+        raise _WrongError('has no "name", which must be the name of a tool')
+    arguments = fields.get(arguments_key, {})
+    if isinstance(arguments, str):  # Some models quote the object.
+        arguments = _DECODER.decode(arguments.strip() or "{}")
+    if not isinstance(arguments, dict):
+        raise _WrongError(f'must have a JSON object as "{arguments_key}"')
+    _check_numbers(cast("Mapping[str, object]", arguments))
+    return ToolCall(name, cast("Mapping[str, object]", arguments))
+
+
+def _check_numbers(arguments: Mapping[str, object]) -> None:
+    """JSON's 1e999 is read as infinity, which no tool expects."""
+    stack: list[object] = [arguments]
+    while stack:
+        match stack.pop():
+            case dict() as inner:
+                stack.extend(cast("dict[str, object]", inner).values())
+            case list() as inner:
+                stack.extend(cast("list[object]", inner))
+            case float() as number if not math.isfinite(number):
+                raise _WrongError("has a number that is too large")
+            case _:
+                pass

@@ -1,0 +1,264 @@
+"""Tools: functions that a model may call in the middle of a rollout.
+
+    @tool
+    def people(city: str, year: int = 2024) -> int: ...
+
+with a docstring that describes the function and, under `Args`, each argument.
+
+Name, description and the arguments' JSON schema come from the signature and the docstring, by
+`get_json_schema` of transformers. A plain function runs in a worker process
+(`es_cookbook.rl.grading.workers`), a coroutine function on the event loop; so does a plain one with
+`quick=True`, which must be done in microseconds. A call that is not done in time ends there, and
+one whose rollout is cancelled is cancelled with it: a worker process is killed.
+
+What goes wrong with a call is told to the model as text that begins with "error:": an unknown tool,
+arguments that do not fit, an exception, a time-out. With `errors="lose"` an exception or time-out
+of the tool loses the rollout instead, whose reward is then NaN: right for a tool whose failure is
+no evidence about the genome, such as a server that is down.
+
+Left out: results that are not text or JSON, such as images.
+"""
+
+import dataclasses
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, TypeAlias, cast, overload
+
+import anyio
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, did_you_mean
+from es_cookbook.rl.grading.workers import in_worker
+from es_cookbook.rl.messages.message import ToolCall
+
+Function: TypeAlias = Callable[..., object] | Callable[..., Awaitable[object]]
+Schema: TypeAlias = Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        function: has type hints, and a docstring that describes it and every argument.
+        timeout: seconds for one call.
+        quick: a plain function that runs on the event loop, in microseconds.
+        errors: whether an exception or time-out is told to the model, or loses the rollout.
+        max_chars: longer results are cut, and say so.
+    """
+
+    function: Function
+    timeout: float = 10.0
+    quick: bool = False
+    errors: Literal["tell", "lose"] = "tell"
+    max_chars: int = 4000
+
+    def __post_init__(self) -> None:
+        check_range(self, "timeout", above=0)
+        check_range(self, "max_chars", at_least=1)
+        # By which pickle finds a decorated function; a frozen dataclass takes it only so.
+        self.__dict__["__module__"] = self.function.__module__
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """A decorated function is found under its name; any other tool is pickled as it is."""
+        module = sys.modules.get(self.function.__module__)
+        if getattr(module, self.name, None) is self:
+            return self.name
+        return Tool, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the function itself."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def name(self) -> str:
+        """How the model calls it."""
+        return self.function.__name__
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """What chat templates expect of a tool.
+
+        Raises:
+            ConfigError: A type hint or a description is missing.
+        """
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        try:
+            return cast(Schema, get_json_schema(self.function))
+        except Exception as error:
+            raise ConfigError(
+                f"the tool {self.name!r} cannot be described to a model: it needs type hints and a "
+                f"docstring with every argument under Args ({str(error)[:200]})"
+            ) from error
+
+    @property
+    def parameters(self) -> Schema:
+        """JSON schema of its arguments."""
+        return cast(Mapping[str, Schema], self.schema["function"])["parameters"]
+
+
+@overload
+def tool(function: Function) -> Tool: ...
+@overload
+def tool(
+    *,
+    timeout: float = 10.0,
+    quick: bool = False,
+    errors: Literal["tell", "lose"] = "tell",
+    max_chars: int = 4000,
+) -> Callable[[Function], Tool]: ...
+def tool(
+    function: Function | None = None,
+    *,
+    timeout: float = 10.0,
+    quick: bool = False,
+    errors: Literal["tell", "lose"] = "tell",
+    max_chars: int = 4000,
+) -> Tool | Callable[[Function], Tool]:
+    """Make a tool of a function; alone or with the fields of `Tool`.
+
+    >>> @tool(quick=True)
+    ... def add(a: int, b: int = 1) -> int:
+    ...     '''Add two numbers.
+    ...
+    ...     Args:
+    ...         a: the first
+    ...         b: the second
+    ...     '''
+    ...     return a + b
+    >>> add.name, add.parameters["required"], add(1)
+    ('add', ['a'], 2)
+    """
+    if function is not None:
+        return Tool(function)
+    return functools.partial(Tool, timeout=timeout, quick=quick, errors=errors, max_chars=max_chars)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What a call brought: text for the model, and whether something went wrong."""
+
+    text: str
+    failed: bool = False
+
+
+async def run_call(call: ToolCall, tools: Sequence[Tool]) -> Result:
+    """Run one call.
+
+    Raises:
+        Exception: What the tool raised, where its `errors` is "lose".
+    """
+    by_name = {tool.name: tool for tool in tools}
+    tool = by_name.get(call.name)
+    if tool is None:
+        hint = did_you_mean(call.name[:60], by_name)
+        names = ", ".join(by_name)
+        return _error(f"there is no tool {call.name!r:.60}{hint}; there are: {names}")
+    if wrong := wrong_arguments(call.arguments, tool.parameters):
+        return _error(f"{call.name}: {wrong}")
+    try:
+        value = await _returned(tool, call.arguments)
+        return Result(_cut(_as_text(value), tool.max_chars))
+    except Exception as error:
+        if tool.errors == "lose":
+            raise
+        first_line = str(error).partition("\n")[0]
+        said = f"{type(error).__name__}: {first_line}".removesuffix(": ")
+        return _error(_cut(f"{call.name}: {said}", tool.max_chars))
+
+
+async def _returned(tool: Tool, arguments: Mapping[str, object]) -> object:
+    if inspect.iscoroutinefunction(tool.function):
+        with anyio.move_on_after(tool.timeout):
+            return await cast(Awaitable[object], tool(**arguments))
+        raise TimeoutError(f"not done after {tool.timeout:g} s")
+    if tool.quick:
+        return tool(**arguments)
+    return await in_worker(_call_in_worker, tool, dict(arguments), timeout=tool.timeout)
+
+
+def _call_in_worker(tool: Tool, arguments: dict[str, object]) -> object:
+    return tool(**arguments)
+
+
+def _error(what: str) -> Result:
+    return Result(f"error: {what}", failed=True)
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]} [{len(text) - limit} more characters]"
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str | None:
+    """What is wrong with a call's arguments, by their JSON schema; None if nothing is.
+
+    >>> wrong_arguments({"a": "1"}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    "argument 'a' must be integer, found '1'"
+    """
+    properties = cast(Mapping[str, Schema], parameters.get("properties") or {})
+    for name in cast("Sequence[str]", parameters.get("required") or ()):
+        if name not in arguments:
+            return f"argument {name!r} is missing"
+    for name, value in arguments.items():
+        if name not in properties:
+            accepted = ", ".join(properties) or "none"
+            return f"unknown argument {name!r:.60}; accepted: {accepted}"
+        if not _fits(value, properties[name]):
+            return f"argument {name!r} must be {_wanted(properties[name])}, found {value!r:.60}"
+    return None
+
+
+def _fits(value: object, schema: Schema) -> bool:
+    """Whether a value is of a JSON schema, of the kinds that `get_json_schema` writes."""
+    if value is None and schema.get("nullable"):
+        return True
+    if "enum" in schema:
+        return value in cast("Sequence[object]", schema["enum"])
+    if "anyOf" in schema:
+        return any(_fits(value, each) for each in cast("Sequence[Schema]", schema["anyOf"]))
+    if "type" in schema and not any(_is_type(value, name) for name in _types(schema)):
+        return False
+    if isinstance(value, list) and "items" in schema:
+        items = cast(Schema, schema["items"])
+        return all(_fits(item, items) for item in cast("list[object]", value))
+    return True
+
+
+def _types(schema: Schema) -> Sequence[str]:
+    named = schema["type"]
+    return [named] if isinstance(named, str) else cast("Sequence[str]", named)
+
+
+def _is_type(value: object, name: str) -> bool:
+    if isinstance(value, bool):  # An int in Python, not in JSON.
+        return name == "boolean"
+    return isinstance(value, _TYPES.get(name, (object,)))
+
+
+def _wanted(schema: Schema) -> str:
+    if "enum" in schema:
+        return f"one of {', '.join(map(repr, cast('Sequence[object]', schema['enum'])))}"
+    if "type" in schema:
+        return " or ".join(_types(schema))
+    return f"as {json.dumps(schema)}"

@@ -1,0 +1,233 @@
+"""Rollouts of Envs that talk: turns, limits, tools, and what a subclass gets wrong."""
+
+import functools
+from collections.abc import Sequence
+
+import anyio
+import pytest
+from typing_extensions import override
+
+from es_cookbook.common.errors import DataError, EnvError
+from es_cookbook.rl.data.problem_dataset import check_problem
+from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.message_env import MessageEnv, Reply, ToolEnv
+from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.tools import Tool, tool
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rollouts import run_rollout
+from es_cookbook.rl.types import Trajectory
+from tests.chat_templates import CHATML, LLAMA, tokenizer_with
+
+pytestmark = pytest.mark.anyio
+
+TOKENIZER = tokenizer_with(CHATML)
+
+
+class Guess(MessageEnv):
+    """Asks until it hears 7."""
+
+    @override
+    async def initial_messages(self) -> Sequence[Message]:
+        return [Message("user", "Guess.")]
+
+    @override
+    async def reply(self, message: Message) -> Reply:
+        right = message.content == "7"
+        return Reply(
+            reward=float(right),
+            done=right,
+            messages=[] if right else [Message("user", f"Not {message.content}.")],
+            metrics={"correct": 1.0} if right else {},
+        )
+
+    @override
+    def out_of_room(self, limit: Limit) -> Reply:
+        return Reply(reward=-0.5, metrics={"correct": 0.0}, logs={"limit": limit})
+
+
+@tool(quick=True)
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+
+class Sum(ToolEnv):
+    """Wants 5, however it is found."""
+
+    @override
+    async def initial_messages(self) -> Sequence[Message]:
+        return [Message("user", "2 + 3 = ?")]
+
+    @override
+    async def answer(self, text: str) -> Reply:
+        return Reply(float(text == "5"), done=True)
+
+
+async def rollout(env: MessageEnv, *texts: str, context_length: int = 4096) -> Trajectory:
+    return await run_rollout(env, Script(texts, env.chat.tokenizer, context_length))
+
+
+def guess(**options: object) -> Guess:
+    return Guess(Chat(TOKENIZER, ChatOptions(**options)))  # type: ignore[arg-type]
+
+
+async def test_a_rollout_goes_on_until_the_reply_is_done() -> None:
+    trajectory = await rollout(guess(), "1", "2", "7")
+    assert trajectory.reward == 1.0
+    assert [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen] == [
+        "<|im_start|>user\nGuess.<|im_end|>\n<|im_start|>assistant\n",
+        "\n<|im_start|>user\nNot 1.<|im_end|>\n<|im_start|>assistant\n",
+        "\n<|im_start|>user\nNot 2.<|im_end|>\n<|im_start|>assistant\n",
+    ]
+    assert [kind for kind, _ in trajectory.seen] == ["prompt", "added", "added"]
+    assert trajectory.transitions[-1].metrics == {
+        "correct": 1.0,
+        "turns": 3.0,
+        "turn_limit": 0.0,
+        "context_limit": 0.0,
+    }
+
+
+async def test_a_rollout_ends_at_the_most_turns() -> None:
+    trajectory = await rollout(guess(max_turns=2), "1", "2", "7")
+    assert trajectory.reward == -0.5
+    last = trajectory.transitions[-1]
+    assert last.metrics == {"correct": 0.0, "turns": 2.0, "turn_limit": 1.0, "context_limit": 0.0}
+    assert last.logs == {"limit": "turns"}
+
+
+@pytest.mark.parametrize(("budget", "context_length"), [(60, 4096), (None, 60)])
+async def test_a_rollout_ends_where_the_next_message_would_not_fit(
+    budget: int | None, context_length: int
+) -> None:
+    env = guess(max_context=budget, max_turns=50)
+    trajectory = await rollout(env, *"123456" * 9, context_length=context_length)
+    last = trajectory.transitions[-1]
+    assert last.metrics["context_limit"] == 1.0
+    assert 1 < len(trajectory.transitions) < 10
+    assert len(last.observation.tokens_T) + len(last.action.tokens_T) <= 60
+
+
+async def test_a_turn_is_limited_by_its_tokens_and_by_what_is_left() -> None:
+    env = guess(max_tokens=9, max_context=40)
+    trajectory = await rollout(env, *["1 2 3 4 5 6 7 8"] * 9)
+    limits = [transition.observation.max_tokens for transition in trajectory.transitions]
+    lengths = [len(transition.observation.tokens_T) for transition in trajectory.transitions]
+    assert limits == [min(9, 40 - length) for length in lengths]
+    assert trajectory.transitions[0].action.stop_reason == "length"
+
+
+async def test_stop_strings_and_the_end_of_a_turn_are_asked_of_the_engine() -> None:
+    trajectory = await rollout(guess(stop=("!",)), "7")
+    observation = trajectory.transitions[0].observation
+    assert observation.stop == ("!",)
+    assert observation.stop_token_ids == (TOKENIZER.convert_tokens_to_ids("<|im_end|>"),)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA])
+async def test_calls_are_answered_with_their_results(template: str) -> None:
+    chat = Chat(tokenizer_with(template), tools=[add])
+    call = {
+        "hermes": '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>',
+        "llama": '{"name": "add", "parameters": {"a": 2, "b": 3}}',
+    }[chat.form]
+    trajectory = await rollout(Sum(chat), call, "5")
+    assert trajectory.reward == 1.0
+    added = str(chat.tokenizer.decode(trajectory.seen[1][1]))
+    assert "\n5" in added
+    counts = {name: trajectory.transitions[-1].metrics[name] for name in ("turns", "tool_calls")}
+    assert counts == {"turns": 2.0, "tool_calls": 1.0}
+
+
+async def test_calls_that_cannot_be_read_or_fail_are_told_to_the_model_and_counted() -> None:
+    chat = Chat(TOKENIZER, tools=[add])
+    calls = "<tool_call>add</tool_call>", '<tool_call>{"name": "sub"}</tool_call>'
+    trajectory = await rollout(Sum(chat), calls[0], f"{calls[0]}{calls[1]}", "4")
+    added = [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen]
+    assert "error: a tool call is no JSON: Expecting value at character 0" in added[1]
+    assert "error: there is no tool 'sub'; there are: add" in added[2]
+    metrics = trajectory.transitions[-1].metrics
+    assert metrics["malformed_calls"] == 2.0
+    assert metrics["tool_calls"] == 1.0
+    assert metrics["tool_errors"] == 1.0
+
+
+async def test_cancelling_a_rollout_reaches_its_tool() -> None:
+    cancelled = anyio.Event()
+
+    async def wait() -> str:
+        """Wait."""
+        try:
+            await anyio.sleep(60)
+        finally:
+            cancelled.set()
+        return ""
+
+    env = Sum(Chat(TOKENIZER, tools=[Tool(wait, timeout=60)]))
+    with anyio.move_on_after(0.1):
+        await rollout(env, '<tool_call>{"name": "wait"}</tool_call>')
+    assert cancelled.is_set()
+
+
+class Wrong(Guess):
+    """Gives whatever it is told to."""
+
+    def __init__(self, given: object) -> None:
+        super().__init__(Chat(TOKENIZER))
+        self.given = given
+
+    @override
+    async def reply(self, message: Message) -> Reply:
+        return self.given  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, "Wrong.reply must give a Reply, found NoneType"),
+        (Reply(), "Wrong.reply must give at least one message, or done=True"),
+        (Reply(messages=["No."]), "Wrong.reply must give Messages, found str"),  # type: ignore[list-item]
+        (Reply(reward=float("nan"), done=True), "finite number as reward, found float nan"),
+    ],
+)
+async def test_what_a_reply_gets_wrong_is_a_sentence(given: object, sentence: str) -> None:
+    with pytest.raises(EnvError, match=sentence):
+        await rollout(Wrong(given), "1")
+
+
+def test_a_message_of_an_unknown_role_or_without_text_is_refused() -> None:
+    with pytest.raises(EnvError, match="unknown role 'sytem'; did you mean 'system'"):
+        Message("sytem", "Be brief.")
+    with pytest.raises(EnvError, match="must be text, found int in the role 'user'"):
+        Message("user", 3)  # type: ignore[arg-type]
+
+
+def builder(gold: str | tuple[str, ...], **options: object) -> ProblemGroupBuilder:
+    chat = Chat(TOKENIZER, ChatOptions(**options))  # type: ignore[arg-type]
+    return ProblemGroupBuilder(functools.partial(Guess, chat), "problem 3", gold)
+
+
+async def test_gold_of_many_turns_is_proven_before_the_run() -> None:
+    await check_problem(builder(("1", "2", "7")), 4096)
+    await check_problem(builder("7"), 4096)
+
+
+@pytest.mark.parametrize(
+    ("gold", "options", "sentence"),
+    [
+        (("1", "2"), {}, "problem 3: the rollout was not done after all 2 turns of a script"),
+        (("1", "7"), {"max_turns": 1}, "problem 3: its own solution earns -0.5 of 1: "),
+        (("7",), {"max_context": 5}, "problem 3: a prompt of 1. tokens leaves no room in max_cont"),
+    ],
+)
+async def test_gold_that_does_not_earn_its_reward_is_refused(
+    gold: tuple[str, ...], options: dict[str, int], sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        await check_problem(builder(gold, **options), 4096)

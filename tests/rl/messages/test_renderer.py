@@ -1,0 +1,242 @@
+"""The tokens of a chat: the template's own, and the model's as they were sampled."""
+
+import pickle
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.renderer import Renderer
+from es_cookbook.rl.messages.tools import tool
+from es_cookbook.rl.types import Action, Tokenizer
+from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, tokenizer_with
+
+FAITHFUL = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
+SILENT = CHATML.replace("message.role == 'tool'", "false").replace(
+    "message.role != 'system'", "message.role in ('user', 'assistant')"
+)
+"""Leaves out results of tools."""
+
+
+@tool(quick=True)
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def sampled(tokenizer: Tokenizer, text: str, end: str | None = None) -> Action:
+    """A turn of one-letter tokens, which the tokenizer itself would never write."""
+    tokens_T = tuple(token for letter in text for token in tokenizer.encode(letter))
+    assert len(tokens_T) > len(tokenizer.encode(text))
+    if end is None:
+        return Action(tokens_T, text, "length")
+    return Action((*tokens_T, int(tokenizer.convert_tokens_to_ids(end))), text, "stop")  # type: ignore[arg-type]
+
+
+def rendered(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+    return str(
+        tokenizer.apply_chat_template(
+            [message.as_dict() for message in messages],  # type: ignore[misc]
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("name", FAITHFUL)
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "cut"])
+def test_over_five_turns_the_tokens_are_those_sampled_and_the_text_the_templates(
+    name: str, ends: bool
+) -> None:
+    tokenizer = tokenizer_with(FAITHFUL[name])
+    stream = Chat(tokenizer).begin([user("What is the message?")], 4096)
+    messages = [user("What is the message?")]
+    assert list(stream.tokens_T) == tokenizer.encode(
+        rendered(tokenizer, messages), add_special_tokens=False
+    )
+    for turn in range(5):
+        before_T = stream.observation.tokens_T
+        # Mistral's template has the blank before a turn in the turn.
+        text = f"{' ' * (name == 'mistral')}template content {turn}"
+        end = tokenizer.eos_token if ends else None
+        action = sampled(tokenizer, text, str(end) if end else None)
+        reply = user(f"message {turn}")
+        stream.take(action)
+        assert stream.add(action, [reply]) is None
+        after_T = stream.observation.tokens_T
+        assert after_T[: len(before_T) + len(action.tokens_T)] == before_T + action.tokens_T
+        messages += [Message("assistant", text.strip()), reply]
+        whole = rendered(tokenizer, messages)
+        assert tokenizer.decode(after_T) == whole
+        assert list(after_T) != tokenizer.encode(whole, add_special_tokens=False)
+
+
+def test_another_end_of_turn_stands_for_the_templates() -> None:
+    tokenizer = tokenizer_with(LLAMA)
+    renderer = Renderer(tokenizer)
+    cut = renderer.added(sampled(tokenizer, "content"), [user("x")])
+    assert tokenizer.decode(cut[:1]) == "<|eot_id|>"
+    assert renderer.added(sampled(tokenizer, "content", "<|eom_id|>"), [user("x")]) == cut[1:]
+
+
+def test_a_turn_that_a_stop_string_ends_gets_the_templates_end() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    stopped = Action(tuple(tokenizer.encode("so</tool_call>")), "so</tool_call>", "stop")
+    added = Renderer(tokenizer).added(stopped, [user("x")])
+    assert str(tokenizer.decode(added)).startswith("<|im_end|>\n<|im_start|>user\nx<|im_end|>")
+
+
+@pytest.mark.parametrize(("template", "has_role"), [(CHATML, True), (GEMMA, False)])
+def test_a_system_message_is_in_the_prompt_by_its_role_or_before_the_user(
+    template: str, has_role: bool
+) -> None:
+    tokenizer = tokenizer_with(template)
+    stream = Chat(tokenizer, ChatOptions(system="Be brief.")).begin([user("Hi.")], 4096)
+    text = tokenizer.decode(stream.tokens_T)
+    if has_role:
+        assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi.<|im_end|>" in text
+    else:
+        assert "<start_of_turn>user\nBe brief.\n\nHi.<end_of_turn>" in text
+
+
+def test_a_template_that_drops_thoughts_is_refused_or_what_was_sampled_is_kept() -> None:
+    tokenizer = tokenizer_with(THINKING)
+    with pytest.raises(ModelError, match="rewrites a thought of an earlier turn when messages"):
+        Chat(tokenizer)
+    stream = Chat(tokenizer, ChatOptions(keep_history=True)).begin([user("Hi.")], 4096)
+    action = sampled(tokenizer, "<think>\ncontent\n</think>\n\n7", "<|im_end|>")
+    stream.take(action)
+    stream.add(action, [user("Again.")])
+    assert "<think>\ncontent\n</think>\n\n7<|im_end|>\n<|im_start|>user\nAgain." in str(
+        tokenizer.decode(stream.tokens_T)
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "with_tools", "sentence"),
+    [
+        (None, False, "has no chat template, which chats need"),
+        ("hello", False, "leaves out messages after a turn"),
+        ("{{ messages[0].content + 1 }}", False, "cannot render messages of the roles user"),
+        (CHATML.replace("{{ tool | tojson }}", ""), True, "does not show the tool 'add': set"),
+        (GEMMA, True, "does not show the tool 'add': set tools_in=system"),
+        (SILENT, True, "leaves out results of tools: set tools_in=system"),
+        (CHATML + "{{ messages | length }}", False, "rewrites an earlier turn"),
+    ],
+)
+def test_templates_that_cannot_be_used_are_refused_in_a_sentence(
+    template: str | None, with_tools: bool, sentence: str
+) -> None:
+    tokenizer = tokenizer_with(CHATML)
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match=sentence):
+        Renderer(tokenizer, [add] if with_tools else [])
+
+
+@pytest.mark.parametrize("template", [GEMMA, MISTRAL])
+def test_tools_that_a_template_does_not_know_are_told_in_the_system_message(template: str) -> None:
+    tokenizer = tokenizer_with(template)
+    chat = Chat(tokenizer, ChatOptions(tools_in="system", system="Be brief."), [add])
+    stream = chat.begin([user("Hi.")], 4096)
+    prompt = str(tokenizer.decode(stream.tokens_T))
+    assert "Be brief.\n\nYou may call these functions:" in prompt
+    assert '"name": "add"' in prompt
+    action = sampled(tokenizer, " content", str(tokenizer.eos_token))
+    stream.take(action)
+    stream.add(action, [Message("tool", "3"), Message("tool", "4")])
+    added = str(tokenizer.decode(stream.tokens_T)).removeprefix(prompt)
+    assert "3\n4" in added
+
+
+def test_half_a_surrogate_pair_in_a_message_is_a_question_mark() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    assert "user\na?b<" in str(tokenizer.decode(Renderer(tokenizer).prompt([user("a\ud800b")])))
+
+
+def test_a_chat_survives_pickling() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    chat = Chat(tokenizer, tools=[add])
+    again: Chat = pickle.loads(pickle.dumps(chat))
+    assert again.begin([user("x")], 99).tokens_T == chat.begin([user("x")], 99).tokens_T
+
+
+FOLLOWED = (
+    *("cohere", "gemma", "gemma3", "llama3", "llama3_1", "llama3_2", "phi3", "qwen2_5"),
+    *("qwen3_instruct_2507", "lfm2"),
+)
+REFUSED = {
+    "qwen3": "rewrites a thought",
+    "qwen3_5_think": "rewrites an earlier turn",
+    "deepseekv3": "rewrites an earlier turn",
+    "glm4moe": "rewrites an earlier turn",
+    "gptoss": "rewrites an earlier turn",
+    "llava_next": "cannot render messages of the roles user, assistant, user",
+    "smolvlm": "leaves out messages after a turn",
+}
+
+
+def real_template(name: str) -> str:
+    """TRL has the templates of real models."""
+    spec = find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_templates_of_real_models_are_followed(name: str) -> None:
+    tokenizer = tokenizer_with(real_template(name))
+    messages = [user("What is the message?")]
+    stream = Chat(tokenizer).begin(messages, 4096)
+    for turn in range(5):
+        action = sampled(tokenizer, f"template content {turn}")
+        stream.take(action)
+        assert stream.add(action, [user("Again.")]) is None
+        messages += [Message("assistant", action.text), user("Again.")]
+    assert tokenizer.decode(stream.tokens_T) == rendered(tokenizer, messages)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_templates_of_real_models_that_rewrite_are_refused_unless_history_is_kept(
+    name: str,
+) -> None:
+    tokenizer = tokenizer_with(real_template(name))
+    with pytest.raises(ModelError, match=REFUSED[name]):
+        Chat(tokenizer)
+    if "rewrites" in REFUSED[name]:
+        stream = Chat(tokenizer, ChatOptions(keep_history=True)).begin([user("Hi.")], 4096)
+        action = sampled(tokenizer, "template content")
+        stream.take(action)
+        before = str(tokenizer.decode(stream.tokens_T))
+        assert stream.add(action, [user("Again.")]) is None
+        added = str(tokenizer.decode(stream.tokens_T)).removeprefix(before)
+        assert "Again." in added
+        assert "Hi." not in added
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("qwen2_5", "hermes"), ("qwen3_instruct_2507", "hermes"), ("llama3_1", "llama")],
+)
+def test_the_form_of_calls_is_read_off_the_template(name: str, form: str) -> None:
+    assert Chat(tokenizer_with(real_template(name)), tools=[add]).form == form
+
+
+def test_a_template_that_writes_calls_in_another_form_is_refused() -> None:
+    tokenizer = tokenizer_with(real_template("lfm2_2_5"))
+    options = ChatOptions(keep_history=True)
+    with pytest.raises(ConfigError, match="in a form that is not read: set form=hermes or"):
+        Chat(tokenizer, options, [add])
+    assert Chat(tokenizer, ChatOptions(keep_history=True, form="llama"), [add]).form == "llama"

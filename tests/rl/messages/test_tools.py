@@ -1,0 +1,173 @@
+"""Tools: what the model is told of them, how they run, and what goes wrong."""
+
+import os
+import pickle
+import time
+from typing import Literal
+
+import anyio
+import pytest
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.messages.message import ToolCall
+from es_cookbook.rl.messages.tools import Result, Tool, run_call, tool, wrong_arguments
+
+pytestmark = pytest.mark.anyio
+
+
+@tool
+def process(text: str) -> str:
+    """In which process it runs.
+
+    Args:
+        text: comes back
+    """
+    return f"{text} {os.getpid()}"
+
+
+@tool(timeout=0.5)
+def hang(seconds: float) -> str:
+    """Take long.
+
+    Args:
+        seconds: how long
+    """
+    time.sleep(seconds)
+    return "done"
+
+
+@tool(timeout=60)
+def forever() -> None:
+    """Take very long."""
+    time.sleep(60)
+
+
+@tool(quick=True, max_chars=10)
+def megabyte() -> str:
+    """Return much."""
+    return "x" * 1_000_000
+
+
+@tool(quick=True)
+def convert(
+    unit: Literal["m", "km"], values: list[int], exact: bool = False, note: str | None = None
+) -> dict[str, object]:
+    """Convert.
+
+    Args:
+        unit: of the values
+        values: whole numbers
+        exact: or not
+        note: kept
+    """
+    if note == "raise":
+        raise ValueError("no such\nnote")
+    return {"unit": unit, "values": values, "exact": exact}
+
+
+@tool(quick=True, errors="lose")
+def server() -> str:
+    """Fail."""
+    raise ConnectionError("down")
+
+
+TOOLS = (process, hang, megabyte, convert, server)
+
+
+async def run(name: str, **arguments: object) -> Result:
+    return await run_call(ToolCall(name, arguments), TOOLS)
+
+
+async def test_a_plain_function_runs_in_another_process_unless_it_is_quick() -> None:
+    result = await run("process", text="pid")
+    assert not result.failed
+    assert result.text.startswith("pid ")
+    assert result.text != f"pid {os.getpid()}"
+    assert await run("convert", unit="m", values=[1]) == Result(
+        '{"unit": "m", "values": [1], "exact": false}'
+    )
+
+
+async def test_a_call_that_takes_too_long_ends_and_the_model_is_told() -> None:
+    result = await run("hang", seconds=60)
+    assert result.failed
+    assert "was not done after 0.5 s" in result.text
+
+    async def wait() -> str:
+        """Wait."""
+        await anyio.sleep(60)
+        return "done"
+
+    result = await run_call(ToolCall("wait", {}), [Tool(wait, timeout=0.01)])
+    assert result == Result("error: wait: TimeoutError: not done after 0.01 s", True)
+
+
+async def test_a_long_result_is_cut_and_says_so() -> None:
+    assert await run("megabyte") == Result("x" * 10 + " [999990 more characters]")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("convart", {}, "there is no tool 'convart'; did you mean 'convert'?; there are: process,"),
+        ("convert", {"unit": "m"}, "convert: argument 'values' is missing"),
+        ("convert", {"unit": "m", "values": [], "x": 1}, "unknown argument 'x'; accepted: unit,"),
+        ("convert", {"unit": "x", "values": []}, "'unit' must be one of 'm', 'km', found 'x'"),
+        ("convert", {"unit": "m", "values": ["a"]}, "'values' must be array, found ['a']"),
+        ("convert", {"unit": "m", "values": [True]}, "'values' must be array, found [True]"),
+        ("convert", {"unit": "m", "values": [], "exact": 1}, "'exact' must be boolean, found 1"),
+        ("convert", {"unit": "m", "values": [], "note": 1}, "'note' must be string, found 1"),
+        ("convert", {"unit": "m", "values": [], "note": "raise"}, "convert: ValueError: no such"),
+    ],
+)
+async def test_what_is_wrong_with_a_call_is_told(
+    name: str, arguments: dict[str, object], told: str
+) -> None:
+    result = await run(name, **arguments)
+    assert result.failed
+    assert result.text.startswith("error: ")
+    assert told in result.text
+    assert "\n" not in result.text
+
+
+async def test_a_tool_may_lose_the_rollout_instead() -> None:
+    with pytest.raises(ConnectionError, match="down"):
+        await run("server")
+
+
+async def test_cancelling_a_rollout_cancels_its_tool() -> None:
+    events: list[str] = []
+
+    async def wait() -> str:
+        """Wait."""
+        events.append("began")
+        try:
+            await anyio.sleep(60)
+        finally:
+            events.append("cancelled")
+        return "done"
+
+    with anyio.move_on_after(0.05) as scope:
+        await run_call(ToolCall("wait", {}), [Tool(wait)])
+    assert scope.cancelled_caught
+    assert events == ["began", "cancelled"]
+    with anyio.move_on_after(0.2) as scope:
+        await run_call(ToolCall("forever", {}), [forever])
+    assert scope.cancelled_caught
+
+
+def test_a_tool_that_cannot_be_described_is_refused() -> None:
+    def bare(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return x
+
+    with pytest.raises(ConfigError, match="the tool 'bare' cannot be described to a model: it ne"):
+        _ = Tool(bare).schema
+
+
+def test_a_decorated_function_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(process)) is process
+
+
+def test_none_is_accepted_where_the_type_says_so() -> None:
+    arguments = {"unit": "m", "values": [1], "note": None}
+    assert wrong_arguments(arguments, convert.parameters) is None
