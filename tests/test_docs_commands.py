@@ -278,7 +278,8 @@ def parse_evaluate(options: Sequence[str]) -> None:
     """Its own options, and those of a recipe or of rows."""
     own, others = split_options(EvaluateConfig, options)
     run_cli(lambda _: None, EvaluateConfig, ["log_path=x", *own])
-    parse = parse_train if "data" in others else plain(CLIConfig)
+    (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or ["countdown"]
+    parse = PARSERS["train" if "data" in others else recipe]
     parse([f"{name}={value}" for name, value in others.items()])
 
 
