@@ -34,7 +34,7 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
-_ES = {**HALF_KNOWN, "population_size": 128}
+_ES = {**HALF_KNOWN, "population_size": 128, "sigma": 0.005}
 
 
 @chz.chz
@@ -45,8 +45,8 @@ class CLIConfig(train.Config):
     dataset: RLDatasetBuilder = dataset_field(RushHourDatasetBuilder, "boards")
     optimizer: OptimizerBuilder = optimizer_field({**RECOMMENDED, "es": _ES})
     sampling: SamplingParams = sampling_field(max_tokens=32)
-    num_generations: int = num_generations_field(20)
-    eval_every: int = eval_every_field(5)
+    num_generations: int = num_generations_field(12)
+    eval_every: int = eval_every_field(4)
     log_path: str = log_path_field("rush_hour")
 
 
