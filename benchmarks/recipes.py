@@ -29,6 +29,9 @@ RECIPES = {
     "crossword": ("correct", "format"),
     "conciseness": ("concise", "correct"),
     "mixture": ("correct", "well_formed"),
+    "guess_number": ("correct", "well_formed"),
+    "calculator": ("correct", "well_formed"),
+    "search": ("correct", "well_formed"),
 }
 """Recipe -> metric that is to rise, and metric of the form; Countdown has `main_job`."""
 

@@ -36,8 +36,10 @@ from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes import chat_warm_start
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
+from es_cookbook.recipes.calculator import train_cli as calculator
 from es_cookbook.recipes.code import train_cli as code
 from es_cookbook.recipes.conciseness import questions as conciseness_questions
 from es_cookbook.recipes.conciseness import train_cli as conciseness
@@ -47,6 +49,7 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.recipes.crossword import clues as crossword_clues
 from es_cookbook.recipes.crossword import train_cli as crossword
 from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
+from es_cookbook.recipes.guess_number import train_cli as guess_number
 from es_cookbook.recipes.logic import errors as logic_errors
 from es_cookbook.recipes.logic import train_cli as logic
 from es_cookbook.recipes.logic import warm_start as logic_warm_start
@@ -55,6 +58,7 @@ from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.mixture import train_cli as mixture
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
+from es_cookbook.recipes.search import train_cli as search
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from tests.adapters import make_adapter
 
@@ -191,6 +195,12 @@ COVERED = {
     "crossword": "a batch has another name; the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "guess_number": "the recipe's own test runs it",
+    "es_cookbook.recipes.guess_number.warm_start": "the recipe's own test runs it",
+    "calculator": "the recipe's own test runs it",
+    "es_cookbook.recipes.calculator.warm_start": "the recipe's own test runs it",
+    "search": "the recipe's own test runs it",
+    "es_cookbook.recipes.search.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
     "es_cookbook.recipes.logic.warm_start": "the same",
     "es_cookbook.recipes.logic.errors": "the same",
@@ -297,6 +307,12 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
+    "guess_number": plain(guess_number.CLIConfig),
+    "es_cookbook.recipes.guess_number.warm_start": plain(chat_warm_start.Config, "output=x"),
+    "calculator": plain(calculator.CLIConfig),
+    "es_cookbook.recipes.calculator.warm_start": plain(chat_warm_start.Config, "output=x"),
+    "search": plain(search.CLIConfig),
+    "es_cookbook.recipes.search.warm_start": plain(chat_warm_start.Config, "output=x"),
     "math": plain(math.CLIConfig),
     "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,

@@ -3,7 +3,7 @@
     python -m es_cookbook.recipes.calculator.train_cli
     python -m es_cookbook.recipes.calculator.train_cli --help
 
-Without options it trains the bundled character-level model of 0.2 million parameters; no network,
+Without options it trains the bundled character-level model of 0.1 million parameters; no network,
 no GPU. It answers in good form from the beginning: what it gains is ability.
 """
 
@@ -40,8 +40,8 @@ class CLIConfig(train.Config):
     dataset: RLDatasetBuilder = dataset_field(CalculatorDatasetBuilder)
     optimizer: OptimizerBuilder = optimizer_field({"es": {**HALF_KNOWN, "population_size": 128}})
     sampling: SamplingParams = sampling_field(max_tokens=24)
-    num_generations: int = num_generations_field(12)
-    eval_every: int = eval_every_field(4)
+    num_generations: int = num_generations_field(10)
+    eval_every: int = eval_every_field(5)
     log_path: str = log_path_field("calculator")
 
 
