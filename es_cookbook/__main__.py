@@ -7,7 +7,7 @@ from es_cookbook.common.errors import nearest
 from es_cookbook.common.terminal import program, until_stdout_closes
 
 COMMANDS = {
-    "train": ("es_cookbook.commands.train", "train on rows of your own, scored by a function"),
+    "train": ("es_cookbook.commands.train", "train on rows of your own, or others' environments"),
     "resume": ("es_cookbook.commands.resume", "go on with a run, from its directory alone"),
     "fork": ("es_cookbook.commands.fork", "begin a new run with the first generations of another"),
     "rewind": ("es_cookbook.commands.rewind", "cut a run back to an earlier generation, in place"),
@@ -16,6 +16,7 @@ COMMANDS = {
         "es_cookbook.commands.evaluate.evaluate",
         "measure a run or a model on held-out problems, and compare two",
     ),
+    "inspect": ("es_cookbook.commands.inspect", "evaluate a run with a task of inspect-ai"),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
     "generate": ("es_cookbook.commands.prepare.generate", "have a model's answers as data"),
@@ -35,6 +36,18 @@ RECIPES = {
         "train a model to solve cryptic clues",
     ),
     "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "alignment": (
+        "es_cookbook.recipes.alignment.train_cli",
+        "train a model to answer briefly, beside preference pairs",
+    ),
+    "pairwise": (
+        "es_cookbook.recipes.pairwise.train_cli",
+        "train on which answers a judge prefers",
+    ),
+    "tic_tac_toe": (
+        "es_cookbook.recipes.tic_tac_toe.train_cli",
+        "train a model by games of its genomes with each other",
+    ),
     "guess_number": (
         "es_cookbook.recipes.guess_number.train_cli",
         "train a model to guess numbers by hints",

@@ -25,18 +25,22 @@ from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.hub import HubCommand
+from es_cookbook.commands.inspect import InspectConfig
 from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.prepare.generate import GenerateConfig
 from es_cookbook.commands.prepare.quantise import QuantiseConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
-from es_cookbook.commands.train import TrainConfig, whole_name
+from es_cookbook.commands.train import TrainConfig, whole_names
 from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 from es_cookbook.recipes import chat_warm_start
+from es_cookbook.recipes.alignment import pairs as alignment_pairs
+from es_cookbook.recipes.alignment import train_cli as alignment
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
 from es_cookbook.recipes.calculator import train_cli as calculator
@@ -56,10 +60,16 @@ from es_cookbook.recipes.logic import warm_start as logic_warm_start
 from es_cookbook.recipes.math import train_cli as math
 from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.mixture import train_cli as mixture
+from es_cookbook.recipes.pairwise import additions as pairwise_additions
+from es_cookbook.recipes.pairwise import train_cli as pairwise
+from es_cookbook.recipes.pairwise import warm_start as pairwise_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.recipes.search import train_cli as search
+from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
+from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
+from es_cookbook.rl.types import RLDatasetBuilder
 from tests.adapters import make_adapter
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +131,7 @@ PLACEHOLDERS = {
     "search_space.start=…": "search_space.start=adapter",
     "model_name=…": "model_name=elsewhere",
     "data=…": "data=rows.jsonl",
+    "environment=…": "environment=my_taskset",
     "test_data=…": "test_data=rows.jsonl",
     "prompt=…": "prompt={question}",
     "reward=…": "reward=my_rewards:score",
@@ -146,6 +157,8 @@ NOT_LINES = {
     "es-cookbook[math]",
     "es-cookbook[generate]",
     "es-cookbook[quantise]",
+    "es-cookbook[verifiers]",
+    "es-cookbook[inspect]",
 }
 """Beginnings of lines, and what is none."""
 PARSED_ONLY = {
@@ -153,7 +166,8 @@ PARSED_ONLY = {
     r"countdown hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
-    r"resume .*trust=my_package": "a package of the reader's",
+    r"resume .*trust=my_(package|taskset)": "a package of the reader's",
+    r"inspect .*": "a task of the reader's; tests/bridges/test_inspect_models.py has one",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
@@ -192,7 +206,13 @@ COVERED = {
     "conciseness": "a batch has another name; the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
+    "rush_hour": "20 generations of 128 genomes; the recipe's own test runs it",
     "crossword": "a batch has another name; the recipe's own test runs it",
+    "alignment": "the same",
+    "es_cookbook.recipes.alignment.pairs": "the recipe's own test runs it",
+    "pairwise": "a batch has another name; the recipe's own test runs it",
+    "es_cookbook.recipes.pairwise.additions": "the recipe's own test runs it",
+    "es_cookbook.recipes.pairwise.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
     "guess_number": "the recipe's own test runs it",
@@ -201,6 +221,8 @@ COVERED = {
     "es_cookbook.recipes.calculator.warm_start": "the recipe's own test runs it",
     "search": "the recipe's own test runs it",
     "es_cookbook.recipes.search.warm_start": "the recipe's own test runs it",
+    "tic_tac_toe": "takes minutes; the recipe's own test runs it",
+    "es_cookbook.recipes.tic_tac_toe.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
     "es_cookbook.recipes.logic.warm_start": "the same",
     "es_cookbook.recipes.logic.errors": "the same",
@@ -266,7 +288,8 @@ def parse_evaluate(options: Sequence[str]) -> None:
     """Its own options, and those of a recipe or of rows."""
     own, others = split_options(EvaluateConfig, options)
     run_cli(lambda _: None, EvaluateConfig, ["log_path=x", *own])
-    parse = parse_train if "data" in others else plain(CLIConfig)
+    (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or ["countdown"]
+    parse = PARSERS["train" if "data" in others else recipe]
     parse([f"{name}={value}" for name, value in others.items()])
 
 
@@ -279,12 +302,31 @@ def plain(own: type, *needed: str) -> Callable[[Sequence[str]], None]:
     return lambda options: run_cli(build, own, [*needed, *options])
 
 
+@chz.chz
+class InstalledConfig(TrainConfig):
+    """Trains on a taskset, that of the reader's package."""
+
+    dataset: RLDatasetBuilder = chz.field(
+        meta_factory=Names(
+            {"verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems"},
+            default="verifiers",
+            settings={"verifiers": {"taskset": object}},
+        ),
+        doc="problems",
+    )
+
+
 def parse_train(options: Sequence[str]) -> None:
-    """With a function that is there in place of the reader's."""
+    """With a function or a package that is there in place of the reader's."""
+    own = ("environment=", "dataset.chat.", "dataset.options=")
+    if any(option.startswith(own) for option in options):
+        others = [option for option in options if not option.startswith("environment=")]
+        run_cli(lambda _: None, InstalledConfig, ["model_name=x", *whole_names(others)])
+        return
     function = "es_cookbook.rl.rewards.format:tag_format_reward"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
-    run_cli(lambda _: None, TrainConfig, [*needed, *map(whole_name, given)])
+    run_cli(lambda _: None, TrainConfig, [*needed, *whole_names(given)])
 
 
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -304,6 +346,11 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "conciseness": plain(conciseness.CLIConfig),
     "es_cookbook.recipes.conciseness.questions": plain(conciseness_questions.Config, "output=x"),
     "es_cookbook.recipes.conciseness.warm_start": plain(conciseness_warm_start.Config, "output=x"),
+    "alignment": plain(alignment.CLIConfig),
+    "es_cookbook.recipes.alignment.pairs": plain(alignment_pairs.Config, "output=x"),
+    "pairwise": plain(pairwise.CLIConfig),
+    "es_cookbook.recipes.pairwise.additions": plain(pairwise_additions.Config, "output=x"),
+    "es_cookbook.recipes.pairwise.warm_start": plain(pairwise_warm_start.Config, "output=x"),
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
@@ -313,6 +360,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.calculator.warm_start": plain(chat_warm_start.Config, "output=x"),
     "search": plain(search.CLIConfig),
     "es_cookbook.recipes.search.warm_start": plain(chat_warm_start.Config, "output=x"),
+    "tic_tac_toe": plain(tic_tac_toe.CLIConfig),
+    "es_cookbook.recipes.tic_tac_toe.warm_start": plain(tic_tac_toe_warm_start.Config, "output=x"),
     "math": plain(math.CLIConfig),
     "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,
@@ -322,6 +371,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": parse_evaluate,
     "export": plain(ExportConfig, "log_path=x", "output=y"),
     "play": plain(PlayConfig, "log_path=x"),
+    "inspect": plain(InspectConfig, "log_path=x", "task=x"),
     "plan": plain(PlanConfig, "model_name=x"),
     "generate": plain(GenerateConfig, "source=x", "output=x.jsonl", "model=x"),
     "quantise": plain(QuantiseConfig, "model_name=x", "output=y"),

@@ -61,11 +61,12 @@ def test_what_scripts_import_is_there(module: str) -> None:
 def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> None:
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
-        *("compare", "generate", "quantise"),
+        *("compare", "generate", "quantise", "inspect"),
     }
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),
-        *("conciseness", "mixture", "guess_number", "calculator", "search"),
+        *("conciseness", "mixture", "tic_tac_toe", "alignment", "pairwise"),
+        *("guess_number", "calculator", "search"),
     }
     for module, _ in (COMMANDS | RECIPES).values():
         assert callable(importlib.import_module(module).cli)

@@ -9,18 +9,23 @@
         return float(text.strip() == row["answer"])
 
 `data`, `test_data`, `prompt`, `reward` and `batch` are short for options of `dataset`, and
-`reward.tolerance` for one of its reward.
+`reward.tolerance` for one of its reward. In place of rows may stand an environment of others:
+
+    python -m es_cookbook train environment=my_taskset model_name=Qwen/Qwen2.5-0.5B-Instruct
+
+where `my_taskset` is an installed package with a taskset of the verifiers library.
 """
 
 import sys
-from pathlib import Path
+from collections.abc import Iterable
 
 import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.types import RLDatasetBuilder
 
 SHORT = {
     "data": "dataset.source",
@@ -31,12 +36,23 @@ SHORT = {
 }
 """What may be typed -> the option that it is."""
 
+_DATASETS = Names(
+    {
+        "rows": "es_cookbook.rl.data.task:Task",
+        "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+        "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
+    },
+    default="rows",
+)
+_ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
+"""Data sets of others' environments -> the option that says which; the first is the default."""
+
 
 @chz.chz
 class TrainConfig(train.Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
-    dataset: Task = chz.field(blueprint_unspecified=Task, doc="problems, and held-out ones")
+    dataset: RLDatasetBuilder = chz.field(meta_factory=_DATASETS, doc="problems, and held-out ones")
     log_path: str = chz.field(
         default="", doc="run directory; runs/<name of the data>-<digest of the options> if empty"
     )
@@ -44,21 +60,34 @@ class TrainConfig(train.Config):
 
 def main(config: TrainConfig) -> None:
     """Train, and say in one line what it brought."""
-    train.train_and_tell(config, Path(config.dataset.source).stem, BEGAN)
+    train.train_and_tell(config, config.dataset.label, BEGAN)
 
 
 def cli() -> None:
     """The console entry point."""
     short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
-    run_cli(main, TrainConfig, list(map(whole_name, sys.argv[1:])), f"\n\nShort: {short}.")
+    run_cli(main, TrainConfig, whole_names(sys.argv[1:]), f"\n\nShort: {short}.")
 
 
-def whole_name(argument: str) -> str:
-    """An option with its whole name in place of a short one.
+def whole_names(arguments: Iterable[str]) -> list[str]:
+    """Options with their whole names in place of short ones.
 
-    >>> whole_name("reward.tolerance=0.01"), whole_name("seed=1")
-    ('dataset.reward.tolerance=0.01', 'seed=1')
+    >>> whole_names(["reward.tolerance=0.01", "seed=1"])
+    ['dataset.reward.tolerance=0.01', 'seed=1']
+    >>> whole_names(["environment=gsm8k", "environment=verifiers:gsm8k"])
+    ['dataset=verifiers', 'dataset.taskset=gsm8k', 'dataset=verifiers', 'dataset.taskset=gsm8k']
     """
-    name, equals, value = argument.lstrip("-").partition("=")
-    first, dot, rest = name.partition(".")
-    return f"{SHORT[first]}{dot}{rest}={value}" if equals and first in SHORT else argument
+    whole: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.lstrip("-").partition("=")
+        first, dot, rest = name.partition(".")
+        if name == "environment" and equals:
+            kind, _, which = value.rpartition(":")
+            kind = kind or next(iter(_ENVIRONMENTS))
+            # One that is not known is refused as a data set, which lists those that are.
+            whole += [f"dataset={kind}", f"dataset.{_ENVIRONMENTS.get(kind, 'name')}={which}"]
+        elif equals and first in SHORT:
+            whole.append(f"{SHORT[first]}{dot}{rest}={value}")
+        else:
+            whole.append(argument)
+    return whole

@@ -27,6 +27,7 @@ from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import (
     Action,
+    Answer,
     Datasets,
     EnvGroup,
     EnvGroupBuilder,
@@ -105,6 +106,20 @@ class RecordedRun:
                 f"there is no generation {generation}: the run has recorded {len(self.records)} of "
                 f"{self.config.num_generations}, so 0 (the base) to {len(self.records)} are there"
             )
+
+    def meant(self, generation: int | None, who: Target) -> int:
+        """The generation that is asked for, or the latest in which there is `who`.
+
+        Raises:
+            ConfigError: It has not been reached, or there is no such genome.
+            HistoryError: As `genomes`.
+        """
+        if isinstance(who, int):
+            generation = self.last_with_genomes if generation is None else generation
+            self.genome(generation, who)
+        elif generation is not None:
+            self.check_generation(generation)
+        return len(self.records) if generation is None else generation
 
     def genomes(self, generation: int) -> Sequence[Genome]:
         """The population that attempted the problems of a generation, `genomes_G`.
@@ -237,10 +252,23 @@ class RebuiltRun:
             ConfigError: There is no such genome.
             RequestError: The engine can never serve it: too long a prompt, say.
         """
+        async with self.answering(who) as answer:
+            return await answer(observation, params, seed)
+
+    @asynccontextmanager
+    async def answering(self, who: Target) -> AsyncGenerator[Answer]:
+        """Inside, the same for as many actions as wanted, of one who stays where they are.
+
+        Raises:
+            ConfigError: There is no such genome.
+        """
         async with self._hosted(who) as residents:
-            target = 0 if isinstance(who, int) else who
-            host = residents.host or self.engine
-            return await host.sample(SampleRequest(target, observation, params, seed))
+            target, host = 0 if isinstance(who, int) else who, residents.host or self.engine
+
+            async def answer(observation: Observation, params: SamplingParams, seed: int) -> Action:
+                return await host.sample(SampleRequest(target, observation, params, seed))
+
+            yield answer
 
     async def play(
         self,
@@ -274,7 +302,7 @@ class RebuiltRun:
         as_run = config.sampling if split == "test" else config.sampling_at(self.generation)
         sampling = chz.replace(as_run, **{**own, **overrides})
         compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
-        watch = Watch(config.rollout_timeout)
+        watch = Watch(config.rollout_timeout, turn_timeout=config.turn_timeout)
         problem = _Alone(builder) if compares else builder
         group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
         try:

@@ -29,7 +29,7 @@ from es_cookbook.commands.evaluate.measuring import Evaluation, Subject, measure
 from es_cookbook.commands.evaluate.options import Asked, EvaluateConfig, asked
 from es_cookbook.commands.evaluate.report import estimates_of, report
 from es_cookbook.commands.evaluate.saved import to_json
-from es_cookbook.commands.train import SHORT, whole_name
+from es_cookbook.commands.train import SHORT, whole_names
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError
@@ -153,11 +153,12 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(EvaluateConfig, list(map(whole_name, sys.argv[1:])))
+    own, fields = split_options(EvaluateConfig, whole_names(sys.argv[1:]))
     short = "\n  ".join(f"{name}: {option}" for name, option in SHORT.items())
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here: "
-        "dataset.*, sampling.*,\nengine.*, rollout_timeout, max_failed_fraction, and of a model "
+        "dataset.*, sampling.*,\nengine.*, rollout_timeout, turn_timeout, max_failed_fraction, "
+        "and of a model "
         f"search_space.*\nShort:\n  {short}"
     )
     run_cli(functools.partial(main, fields=fields), EvaluateConfig, own, more_help)

@@ -1,0 +1,1 @@
+"""Environments and evaluations of other libraries, played by a policy of this one."""

@@ -1,0 +1,360 @@
+"""Whoever answers for a run, as a model of inspect-ai.
+
+    get_model("es/centre", source=Source(...), memoize=False)
+
+inspect-ai evaluates a model with tasks of its own: a data set, a solver, which may let the model
+call tools over many turns, and scorers. It asks for one turn at a time and hands over the whole
+chat. The chat's tokens are what was shown and what was sampled: a chat that goes on where a turn of
+this model ended goes on from its tokens. Other chats are rendered as a whole.
+
+A turn's sampling seed follows from the run's seed, the prompt, and how often it was asked before.
+So an evaluation gives the same answers whatever the order in which its samples run.
+
+Source: https://inspect.aisi.org.uk/extensions.html#model-apis
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import chz
+from inspect_ai import eval_async
+from inspect_ai._util.error import PrerequisiteError
+from inspect_ai.log import EvalLog
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ContentText,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+    get_model,
+    modelapi,
+)
+from inspect_ai.tool import ToolCall as InspectToolCall
+from inspect_ai.tool import ToolChoice, ToolInfo
+from typing_extensions import override
+
+from es_cookbook.bridges.chats import Described, chat_with
+from es_cookbook.common.errors import ConfigError, DataError, RequestError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import printable
+from es_cookbook.rl.messages.chat import Chat, ChatOptions, TokenStream
+from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.tool_calls import Parsed, parse_tool_calls
+from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
+
+_KEPT = 4096
+"""Chats that may go on from their tokens."""
+_AT_ONCE = 1024
+"""Turns that are asked for at once: the engine makes batches of them."""
+_REFUSED = (
+    "best_of",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "presence_penalty",
+    "prompt_logprobs",
+    "response_schema",
+    "top_k",
+    "top_logprobs",
+)
+"""Options that would change what is generated, and that the engines do not have."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Who answers.
+
+    Attributes:
+        answer: gives an action; called on the event loop of the evaluation.
+        context_length: most tokens of a chat.
+        sampling: holds where a task says nothing else.
+        chat: how chats are rendered; `max_turns` is the task's own business.
+        seed: of the sampling.
+    """
+
+    answer: Answer
+    tokenizer: Tokenizer
+    context_length: int
+    sampling: SamplingParams
+    chat: ChatOptions
+    seed: int = 0
+
+
+@modelapi(name="es")
+class RunModel(ModelAPI):
+    """A centre, a base or a genome as a model of inspect-ai."""
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008 - as the base class has it
+        source: Source | None = None,
+    ) -> None:
+        super().__init__(model_name, base_url, api_key, [], config)
+        if source is None:
+            raise RequestError(
+                f"es/{model_name} answers for a run: use `es-cookbook inspect log_path=RUN "
+                "task=TASK`, or give get_model a source"
+            )
+        self._source = source
+        self._chat_of = functools.lru_cache(maxsize=64)(self._chat_with)
+        self._asked: Counter[bytes] = Counter()
+        self._streams: dict[tuple[str | None, ...], tuple[TokenStream, Action]] = {}
+
+    @override
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        source = self._source
+        params = _params(source.sampling, config)
+        if tool_choice not in ("auto", "none"):
+            raise RequestError(
+                f"{self.qualified_model_name}: the task wants tool_choice={tool_choice!r}, and "
+                "this model cannot be made to call a tool; accepted: auto, none"
+            )
+        used = [] if tool_choice == "none" else tools
+        chat, stream = None, None
+        if source.tokenizer.chat_template is None:
+            observation: Observation | None = self._plain(input, used)
+        else:
+            chat = self._chat_of(_schemas(used))
+            stream = self._stream(chat, input)
+            observation = stream and stream.observation
+        if observation is None:
+            return ModelOutput.from_content(self._name, "", stop_reason="model_length")
+        observation = dataclasses.replace(
+            observation, stop=(*observation.stop, *(config.stop_seqs or ()))
+        )
+        action = await source.answer(observation, params, self._seed(observation, config))
+        parsed = parse_tool_calls(action.text, chat.form) if chat and used else Parsed(action.text)
+        output = self._output(observation, action, parsed)
+        if stream is not None:
+            ids = (*(message.id for message in input), output.choices[0].message.id)
+            self._streams[ids] = stream, action
+            if len(self._streams) > _KEPT:
+                del self._streams[next(iter(self._streams))]
+        return output
+
+    @override
+    def max_connections(self) -> int:
+        return _AT_ONCE
+
+    @property
+    def _name(self) -> str:
+        return self.qualified_model_name or f"es/{self.model_name}"
+
+    def _chat_with(self, schemas: str) -> Chat:
+        found = cast("list[dict[str, dict[str, str]]]", json.loads(schemas))
+        tools = [Described(schema["function"]["name"], schema) for schema in found]
+        options = chz.replace(self._source.chat, max_turns=2**31)
+        return chat_with(self._source.tokenizer, options, tools)
+
+    def _stream(self, chat: Chat, messages: Sequence[ChatMessage]) -> TokenStream | None:
+        """The tokens of a chat; None where there is no room left for a turn."""
+        ids = tuple(message.id for message in messages)
+        turns = [i for i, m in enumerate(messages, 1) if isinstance(m, ChatMessageAssistant)]
+        if turns and (known := self._streams.get(ids[: turns[-1]])) and known[0].chat is chat:
+            stream, action = dataclasses.replace(known[0]), known[1]
+            stream.take(action)
+            added = [_message(message) for message in messages[turns[-1] :]]
+            return None if stream.add(action, added) is not None else stream
+        length = self._source.context_length
+        stream = chat.begin([_message(message) for message in messages], length)
+        return stream if len(stream.tokens_T) < length else None
+
+    def _plain(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]
+    ) -> Observation | None:
+        """A question without a chat, of a tokenizer that knows none."""
+        system = [_text(m) for m in messages if isinstance(m, ChatMessageSystem)]
+        others = [m for m in messages if not isinstance(m, ChatMessageSystem)]
+        if tools or len(others) != 1 or others[0].role != "user":
+            raise RequestError(
+                f"the tokenizer of {self._name} has no chat template, so it can be asked one "
+                "question, without tools"
+            )
+        question = _text(others[0])
+        tokens_T = render_prompt(
+            self._source.tokenizer, question, chat=False, system="\n\n".join(system)
+        )
+        if len(tokens_T) >= self._source.context_length:
+            return None
+        return Observation(tokens_T, stop=self._source.chat.stop)
+
+    def _seed(self, observation: Observation, config: GenerateConfig) -> int:
+        prompt = hashlib.blake2b(repr(observation.tokens_T).encode(), digest_size=8).digest()
+        self._asked[prompt] += 1
+        seed = self._source.seed if config.seed is None else config.seed
+        return derive_seed(seed, "inspect", int.from_bytes(prompt, "big"), self._asked[prompt])
+
+    def _output(self, observation: Observation, action: Action, parsed: Parsed) -> ModelOutput:
+        calls = [
+            InspectToolCall(f"call_{i}", call.name, dict(call.arguments))
+            for i, call in enumerate(parsed.calls)
+        ]
+        calls += [
+            InspectToolCall(f"call_{i}", "unreadable", {}, parse_error=problem)
+            for i, problem in enumerate(parsed.problems, len(calls))
+        ]
+        message = ChatMessageAssistant(
+            content=parsed.content, tool_calls=calls or None, model=self._name, source="generate"
+        )
+        cut = "max_tokens" if action.stop_reason == "length" else "stop"
+        shown, sampled = len(observation.tokens_T), len(action.tokens_T)
+        return ModelOutput(
+            model=self._name,
+            choices=[
+                ChatCompletionChoice(message=message, stop_reason="tool_calls" if calls else cut)
+            ],
+            usage=ModelUsage(
+                input_tokens=shown, output_tokens=sampled, total_tokens=shown + sampled
+            ),
+        )
+
+
+def _params(sampling: SamplingParams, config: GenerateConfig) -> SamplingParams:
+    """The run's sampling parameters, as far as the task sets no others."""
+    for name in _REFUSED:
+        if getattr(config, name):
+            raise RequestError(f"the task sets {name}, which the engines of a run do not have")
+    if (config.num_choices or 1) != 1:
+        raise RequestError(f"the task wants {config.num_choices} choices at once; use epochs")
+    given = {
+        name: value
+        for name in ("max_tokens", "temperature", "top_p")
+        if (value := getattr(config, name)) is not None
+    }
+    return chz.replace(sampling, **given)
+
+
+def _schemas(tools: Sequence[ToolInfo]) -> str:
+    """The tools as chat templates expect them, as JSON."""
+    return json.dumps(
+        [
+            {"type": "function", "function": tool.model_dump(exclude_none=True, mode="json")}
+            for tool in tools
+        ]
+    )
+
+
+def _message(message: ChatMessage) -> Message:
+    if isinstance(message, ChatMessageTool):
+        error = f"error: {message.error.message}" if message.error else ""
+        return Message(
+            "tool", "\n".join(filter(None, (error, _text(message)))), name=message.function
+        )
+    calls = message.tool_calls if isinstance(message, ChatMessageAssistant) else None
+    return Message(
+        message.role,
+        _text(message),
+        tuple(ToolCall(call.function, call.arguments) for call in calls or ()),
+    )
+
+
+def _text(message: ChatMessage) -> str:
+    """The text of a message.
+
+    Raises:
+        DataError: It holds something else.
+    """
+    if isinstance(message.content, list):
+        for part in message.content:
+            if not isinstance(part, ContentText):
+                raise DataError(
+                    f"a message of the task has a part of the kind {part.type!r}, and only text is "
+                    "bridged"
+                )
+    return message.text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What came of a task.
+
+    Attributes:
+        error: why it has no scores; None if it has.
+        metrics: by scorer and metric.
+        log: where inspect's log is.
+    """
+
+    task: str
+    samples: int
+    error: str | None
+    metrics: Mapping[str, float]
+    log: str
+
+
+async def run_task(
+    task: str,
+    model_name: str,
+    source: Source,
+    *,
+    limit: int | None,
+    epochs: int | None,
+    log_dir: str,
+    metadata: Mapping[str, object],
+) -> list[Evaluated]:
+    """Evaluate a model with the tasks of a script.
+
+    Args:
+        task: path/to/script.py or path/to/script.py@name.
+        model_name: for the log, with es/ before it.
+        source: who answers.
+        limit: most samples; None for all.
+        epochs: answers to each sample; None for as many as the task says.
+        log_dir: where inspect's log goes.
+        metadata: written to the log.
+
+    Raises:
+        ConfigError: There is no such task, or inspect cannot run it here.
+    """
+    try:
+        logs = await eval_async(
+            task,
+            get_model(f"es/{model_name}", source=source, memoize=False),
+            limit=limit,
+            epochs=epochs,
+            log_dir=log_dir,
+            metadata=dict(metadata),
+            ctl_server=False,
+        )
+    except PrerequisiteError as error:
+        raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
+    if not logs:
+        raise ConfigError(f"there is no task of inspect-ai in {task}")
+    return [_evaluated(log) for log in logs]
+
+
+def _evaluated(log: EvalLog) -> Evaluated:
+    scores = log.results.scores if log.results else []
+    metrics = {
+        f"{score.name}/{name}": float(metric.value)
+        for score in scores
+        for name, metric in score.metrics.items()
+    }
+    error = None
+    if log.status != "success":
+        error = _line(log.error.message) if log.error else log.status
+    samples = log.results.completed_samples if log.results else 0
+    return Evaluated(log.eval.task, samples, error, metrics, log.location)
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))[:300]

@@ -1,0 +1,146 @@
+"""A taskset of the verifiers library as a data set.
+
+    es-cookbook train environment=my_taskset model_name=Qwen/Qwen2.5-0.5B-Instruct
+
+`my_taskset` is an installed package that exports a `Taskset` of verifiers' v1. Its code runs in
+this process, with your rights.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+import chz
+import chz.factories
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import DataError, not_installed
+from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
+from es_cookbook.rl.messages.chat import ChatOptions
+from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
+
+if TYPE_CHECKING:
+    from es_cookbook.bridges.verifiers.env import TaskBuilder
+
+
+class _Package(chz.factories.MetaFactory):
+    """What a user writes is the name of a package; the value is the taskset's class.
+
+    So a config names a class, which whoever reads it imports only where the package is trusted.
+    """
+
+    def unspecified_factory(self) -> Callable[..., object] | None:
+        return None
+
+    def from_string(self, factory: str) -> Callable[..., object]:
+        raise chz.factories.MetaFromString(f"{factory!r} is the name of a package")
+
+    def perform_cast(self, value: str) -> object:
+        try:
+            from es_cookbook.bridges.verifiers.library import find_taskset
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("verifiers"):
+                raise
+            raise not_installed(
+                f"environment={value}", "verifiers", "es-cookbook[verifiers]"
+            ) from error
+        return find_taskset(value)
+
+
+@chz.chz
+class TasksetProblems(RLDatasetBuilder):
+    """The tasks of a taskset, for training and, disjoint from it, for the held-out test.
+
+    A task is held out by what it holds, so one that stands there twice is in one of the splits, and
+    every seed has the same test.
+    """
+
+    taskset: type = chz.field(
+        meta_factory=_Package(), doc="installed package that exports a taskset of verifiers (v1)"
+    )
+    options: str = chz.field(
+        default="{}", doc='options of the taskset, as JSON: \'{"game": "Hangman-v0"}\''
+    )
+    num_train: int = chz.field(default=10_000, doc="most training tasks used")
+    num_test: int = chz.field(default=200, doc="most held-out tasks used; 0 for none")
+    test_fraction: float = chz.field(default=0.1, doc="share of the tasks that may be held out")
+    batch: int = chz.field(default=32, doc="tasks in a generation")
+    seed: int = chz.field(default=0, doc="of the order of the training tasks")
+    chat: ChatOptions = chz.field(
+        default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
+    )
+
+    @chz.validate
+    def _counts(self) -> None:
+        check_range(self, "num_train", "batch", at_least=1)
+        check_range(self, "num_test", at_least=0)
+        check_range(self, "test_fraction", above=0, at_most=0.5)
+
+    @property
+    @override
+    def label(self) -> str:
+        from es_cookbook.bridges.verifiers.library import Source
+
+        return Source(self.taskset, self.options).package
+
+    @override
+    def check(self) -> None:
+        from es_cookbook.bridges.verifiers.library import Source, load_tasks
+
+        load_tasks(Source(self.taskset, self.options), 1)
+
+    @override
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        from es_cookbook.bridges.chats import chat_with
+        from es_cookbook.bridges.verifiers.env import TaskBuilder
+        from es_cookbook.bridges.verifiers.library import Source, load_tasks
+        from es_cookbook.bridges.verifiers.tools import described_tools
+
+        source = Source(self.taskset, self.options)
+        tasks = load_tasks(source, self.num_train + self.num_test)
+        chat = chat_with(tokenizer, self.chat, await described_tools(source.env, tasks[0]))
+        builders = [
+            TaskBuilder(source, task, f"{source.package}, task {task.data.idx}", chat)
+            for task in tasks
+        ]
+        held_out = self._held_out({builder.content for builder in builders})
+        train_P = [builder for builder in builders if builder.content not in held_out]
+        test_P = [builder for builder in builders if builder.content in held_out]
+        del train_P[self.num_train :], test_P[self.num_test :]
+        if not train_P:
+            raise DataError(f"the taskset {source.package} leaves no tasks to train on")
+        return Datasets(TaskDataset(train_P, self.batch, self.seed, test_P), test_P)
+
+    def _held_out(self, contents: Collection[str]) -> set[str]:
+        """Those of the tasks' contents that are held out: an arbitrary share, always the same."""
+        most = min(self.num_test, math.ceil(self.test_fraction * len(contents)))
+        return set(sorted(contents, key=_digest)[:most])
+
+
+def _digest(content: str) -> bytes:
+    return hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
+
+
+class TaskDataset(EpochDataset["TaskBuilder"]):
+    """Tasks whose prompts are checked before training.
+
+    A task has no gold answer that could be graded: the library's `validate` wants a runtime.
+    """
+
+    def __init__(
+        self,
+        builders: "Sequence[TaskBuilder]",
+        batch: int,
+        seed: int,
+        held_out: "Sequence[TaskBuilder]",
+    ) -> None:
+        super().__init__(builders, batch, seed, "dataset.batch")
+        self._held_out = held_out
+
+    @override
+    async def validate(self, context_length: int) -> None:
+        for builder in itertools.chain(self.builders, self._held_out):
+            check_prompt(builder.name, builder.prompt_length(), context_length)

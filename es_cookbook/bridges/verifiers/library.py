@@ -1,0 +1,227 @@
+"""A taskset of verifiers 0.4 and the environment that plays it, or why they cannot be played here.
+
+In that library a package exports a `Taskset`, which loads `Task`s (data, and methods that score a
+`Trace`), and perhaps an `Env`, which says how a task is played in several turns. The library runs
+an agent's program in a *runtime*, a subprocess or a container that reaches the model over HTTP.
+Here there is none: the agent is a policy of ours, in this process, and its program is the plain
+loop of the library's `null` harness. What is scored from the messages alone is scored as there.
+What needs a runtime is refused by name; the library skips such rewards without a word.
+
+Source: https://github.com/PrimeIntellect-ai/verifiers, `verifiers/v1`.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import verifiers.v1 as vf
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.runtimes import SubprocessConfig
+from verifiers.v1.utils.decorators import discover_decorated
+from verifiers.v1.utils.loaders import default_harness_id, taskset_class
+
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.terminal import printable
+
+Task: TypeAlias = vf.Task[Any, Any, Any]
+Toolset: TypeAlias = vf.Toolset[Any, Any]
+
+_BUILT_IN = ("verifiers", "v1", "tasksets")
+_PLAIN_HARNESS = "bash"
+"""What the library takes where a package has no harness of its own."""
+_LONGEST = 300
+"""Characters of somebody's error that are told."""
+
+
+def said(error: BaseException) -> str:
+    """What somebody's error says, on one line of some length."""
+    text = printable(" ".join(str(error).split()))
+    return f"{type(error).__name__}: {text[:_LONGEST]}".removesuffix(": ")
+
+
+def find_taskset(package: str) -> type:
+    """The class of the taskset that an installed package exports.
+
+    Raises:
+        ConfigError: There is no such package, or it is no taskset.
+    """
+    module = package.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
+    try:
+        return taskset_class(package)
+    except Exception as error:  # Whatever the package's own code raises.
+        why = said(error)
+        if isinstance(error, ModuleNotFoundError) and _is_missing(module):
+            why = "it is not installed; install it with pip and give its name as in an import"
+        raise ConfigError(f"environment={package} cannot be had: {why}") from error
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Which taskset, and JSON of options for it."""
+
+    taskset: type
+    options: str
+
+    @property
+    def package(self) -> str:
+        """The package that exports it, as the library calls it."""
+        parts = self.taskset.__module__.split(".")
+        return parts[3] if tuple(parts[:3]) == _BUILT_IN else parts[0]
+
+    @property
+    def env(self) -> vf.Env[Any]:
+        """The environment of this process, with the taskset in it.
+
+        Raises:
+            ConfigError: The options do not fit, or it cannot be played here.
+        """
+        return _environment(self)
+
+
+@functools.lru_cache(maxsize=8)
+def _environment(source: Source) -> vf.Env[Any]:
+    package = source.package
+    try:
+        given = json.loads(source.options)
+        if not isinstance(given, dict):
+            raise ValueError("they must be a JSON object")
+        config = vf.resolve_env_config({"taskset": {**given, "id": package}})
+    except ValueError as error:
+        raise ConfigError(
+            f"dataset.options do not fit the taskset {package}: {said(error)}"
+        ) from error
+    seats = agent_config_fields(config)
+    if len(seats) != 1:
+        raise ConfigError(
+            f"the environment of {package} has {len(seats)} agents ({', '.join(seats)}), and "
+            "only those of one agent are bridged"
+        )
+    if (harness := default_harness_id(package)) != _PLAIN_HARNESS:
+        raise ConfigError(
+            f"the taskset {package} brings a harness of its own ({harness}), a program that is "
+            "run in a runtime; only the plain loop of messages and tools is bridged"
+        )
+    (seat,) = seats
+    raw = {seat: {"harness": {"id": "null"}}, "taskset": {**given, "id": package}}
+    try:
+        return vf.load_environment(vf.resolve_env_config(raw))
+    except Exception as error:  # Whatever the package's own code raises.
+        raise ConfigError(f"the taskset {package} cannot be made: {said(error)}") from error
+
+
+def load_tasks(source: Source, most: int) -> list[Task]:
+    """The first tasks of a taskset, checked; `most` of them at most.
+
+    Raises:
+        ConfigError: As `Source.env`, or a task needs what is not here; says what.
+        DataError: Loading failed, there are none, or a prompt is none that can be shown.
+    """
+    env = source.env
+    tasks: list[Task] = []
+    try:
+        tasks.extend(cast("Iterator[Task]", env.taskset.take(most)))
+    except Exception as error:  # Whatever the package's own code raises.
+        why = said(error)
+        raise DataError(f"the taskset {source.package} failed to load: {why}") from error
+    if not tasks:
+        raise DataError(f"the taskset {source.package} has no tasks")
+    for task in tasks:
+        refuse_unplayable(task, f"{source.package}, task {task.data.idx}")
+        if task.data.prompt is None and isinstance(env, vf.SingleAgentEnv):
+            raise DataError(
+                f"{source.package}, task {task.data.idx}: it has no prompt, and the package has no "
+                "environment that opens the chat"
+            )
+    return tasks
+
+
+def refuse_unplayable(task: Task, where: str) -> None:
+    """Refuse a task that needs more than messages and tools in this process.
+
+    Raises:
+        ConfigError: It needs a runtime, or would see other tokens than are sampled.
+        DataError: Its prompt is not text.
+    """
+    needs = list(_needs(task))
+    if needs:
+        raise ConfigError(
+            f"{where}: {needs[0]}, and the bridge has no runtime (a subprocess or a container); it "
+            "plays tasks that are set up and scored in this process"
+        )
+    if rewriting := discover_decorated(task, "intercept"):
+        raise ConfigError(
+            f"{where}: its hook {_name(rewriting[0])!r} (@vf.intercept) rewrites messages on their "
+            "way, so the model would see others than it is scored by"
+        )
+    for message in task.data.prompt if isinstance(task.data.prompt, list) else ():
+        text_of(message, f"{where}: its prompt")
+
+
+def _needs(task: Task) -> Iterator[str]:
+    data = task.data
+    if task.NEEDS_CONTAINER or data.image is not None:
+        yield f"it runs in a container{f' ({data.image})' if data.image else ''}"
+    for what, there in (("skills", data.skills), ("artifacts", data.artifacts)):
+        if there:
+            yield f"it has {what}, which lie in files"
+    for kind in ("reward", "metric", "stop"):
+        for hook in cast("Sequence[Callable[..., object]]", task.hooks(kind)):
+            if _wants_runtime(hook):
+                yield f"its {kind} {_name(hook)!r} takes a runtime"
+    for judge in task.plugged_judges():
+        if _wants_runtime(judge.score):
+            yield f"its judge {judge.reward_name!r} takes a runtime"
+    for name in ("setup", "finalize"):
+        inherited = getattr(type(task), name) is getattr(vf.Task, name)
+        if not inherited and _wants_runtime(getattr(task, name)):
+            yield f"its method {name!r} takes a runtime"
+    for toolset in cast("Sequence[Toolset]", type(task).toolsets(task.config)):
+        if why := _cannot_serve(toolset):
+            yield f"its tools {type(toolset).__name__} {why}"
+
+
+def _cannot_serve(toolset: Toolset) -> str:
+    config = toolset.config
+    if getattr(config, "url", None):
+        return f"are on a server ({config.url})"
+    if not isinstance(getattr(config, "runtime", None), SubprocessConfig | None):
+        return f"run in {config.runtime.type}"
+    return ""
+
+
+def _wants_runtime(hook: Callable[..., object]) -> bool:
+    """As the library asks it: a default stands for no runtime."""
+    parameter = inspect.signature(hook).parameters.get("runtime")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _name(hook: Callable[..., object]) -> str:
+    return getattr(hook, "__name__", type(hook).__name__)
+
+
+def text_of(message: vf.Message, what: str) -> str:
+    """The text of a message.
+
+    Raises:
+        DataError: `what` holds something else, an image for example.
+    """
+    content = message.content
+    if isinstance(content, list):
+        others = {part.type for part in content} - {"text"}
+        if others:
+            raise DataError(
+                f"{what} has a part of the kind {others.pop()!r}, and only text is bridged"
+            )
+        return "\n".join(part.text for part in content if isinstance(part, vf.TextContentPart))
+    return content or ""

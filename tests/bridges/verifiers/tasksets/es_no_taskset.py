@@ -1,0 +1,5 @@
+"""A package without a taskset."""
+
+__all__ = ["NUMBER"]
+
+NUMBER = 1
