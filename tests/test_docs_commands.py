@@ -54,6 +54,7 @@ from es_cookbook.recipes.crossword import clues as crossword_clues
 from es_cookbook.recipes.crossword import train_cli as crossword
 from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
 from es_cookbook.recipes.guess_number import train_cli as guess_number
+from es_cookbook.recipes.guess_number import warm_start as guess_warm_start
 from es_cookbook.recipes.logic import errors as logic_errors
 from es_cookbook.recipes.logic import train_cli as logic
 from es_cookbook.recipes.logic import warm_start as logic_warm_start
@@ -355,7 +356,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
     "guess_number": plain(guess_number.CLIConfig),
-    "es_cookbook.recipes.guess_number.warm_start": plain(chat_warm_start.Config, "output=x"),
+    "es_cookbook.recipes.guess_number.warm_start": plain(guess_warm_start.Config, "output=x"),
     "calculator": plain(calculator.CLIConfig),
     "es_cookbook.recipes.calculator.warm_start": plain(chat_warm_start.Config, "output=x"),
     "search": plain(search.CLIConfig),

@@ -38,7 +38,7 @@ WIDTH = 64
 
 @chz.chz
 class Config:
-    """How a bundled model is made; the defaults made it."""
+    """How a small model is made."""
 
     output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
     seed: int = chz.field(default=0, doc="seed of the weights, the demonstrations and their order")

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer
+from es_cookbook.recipes.chat_warm_start import chat_tokenizer
 from es_cookbook.recipes.guess_number import warm_start
 from es_cookbook.recipes.guess_number.dataset import GuessNumberDatasetBuilder
 from es_cookbook.recipes.guess_number.env import GuessEnv, Problem, generate_problems, halving
@@ -120,7 +120,9 @@ def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_warm_start_writes_a_model_that_talks(tmp_path: Path) -> None:
-    warm_start.main(Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4))
+    warm_start.main(
+        warm_start.Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4)
+    )
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.chat_template == TOKENIZER.chat_template
     assert tokenizer.encode("10..30=") == TOKENIZER.encode("10..30=")
