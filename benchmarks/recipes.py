@@ -28,6 +28,7 @@ RECIPES = {
     "conciseness": ("concise", "correct"),
     "pairwise": ("correct", "well_formed"),
     "mixture": ("correct", "well_formed"),
+    "guess_number": ("correct", "well_formed"),
     "tic_tac_toe": ("loses_to_random", "illegal"),
 }
 """Recipe -> metric that is to rise, and metric of the form; Countdown has `main_job`."""

@@ -85,7 +85,7 @@ def _overview() -> str:
     lines = [f"usage: {program()} COMMAND [name=value ...]", ""]
     for title, entries in (("Commands", COMMANDS), ("Recipes", RECIPES)):
         lines += [f"{title}:", ""]
-        lines += [f"  {name:<12}{what}" for name, (_, what) in entries.items()]
+        lines += [f"  {name:<13}{what}" for name, (_, what) in entries.items()]
         lines += [""]
     return "\n".join([*lines, "COMMAND --help lists its options, with their values."])
 

@@ -38,10 +38,12 @@ from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes import chat_warm_start
 from es_cookbook.recipes.alignment import pairs as alignment_pairs
 from es_cookbook.recipes.alignment import train_cli as alignment
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
+from es_cookbook.recipes.calculator import train_cli as calculator
 from es_cookbook.recipes.code import train_cli as code
 from es_cookbook.recipes.conciseness import questions as conciseness_questions
 from es_cookbook.recipes.conciseness import train_cli as conciseness
@@ -51,6 +53,8 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.recipes.crossword import clues as crossword_clues
 from es_cookbook.recipes.crossword import train_cli as crossword
 from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
+from es_cookbook.recipes.guess_number import train_cli as guess_number
+from es_cookbook.recipes.guess_number import warm_start as guess_warm_start
 from es_cookbook.recipes.logic import errors as logic_errors
 from es_cookbook.recipes.logic import train_cli as logic
 from es_cookbook.recipes.logic import warm_start as logic_warm_start
@@ -62,6 +66,7 @@ from es_cookbook.recipes.pairwise import train_cli as pairwise
 from es_cookbook.recipes.pairwise import warm_start as pairwise_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
+from es_cookbook.recipes.search import train_cli as search
 from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
 from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
@@ -211,6 +216,12 @@ COVERED = {
     "es_cookbook.recipes.pairwise.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "guess_number": "the recipe's own test runs it",
+    "es_cookbook.recipes.guess_number.warm_start": "the recipe's own test runs it",
+    "calculator": "the recipe's own test runs it",
+    "es_cookbook.recipes.calculator.warm_start": "the recipe's own test runs it",
+    "search": "the recipe's own test runs it",
+    "es_cookbook.recipes.search.warm_start": "the recipe's own test runs it",
     "tic_tac_toe": "takes minutes; the recipe's own test runs it",
     "es_cookbook.recipes.tic_tac_toe.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
@@ -344,6 +355,12 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
+    "guess_number": plain(guess_number.CLIConfig),
+    "es_cookbook.recipes.guess_number.warm_start": plain(guess_warm_start.Config, "output=x"),
+    "calculator": plain(calculator.CLIConfig),
+    "es_cookbook.recipes.calculator.warm_start": plain(chat_warm_start.Config, "output=x"),
+    "search": plain(search.CLIConfig),
+    "es_cookbook.recipes.search.warm_start": plain(chat_warm_start.Config, "output=x"),
     "tic_tac_toe": plain(tic_tac_toe.CLIConfig),
     "es_cookbook.recipes.tic_tac_toe.warm_start": plain(tic_tac_toe_warm_start.Config, "output=x"),
     "math": plain(math.CLIConfig),

@@ -24,12 +24,12 @@ from es_cookbook.rl.types import Tokenizer
 class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
     """Expressions for training and, disjoint from them, for the held-out test."""
 
+    num_test: int = chz.field(default=400, doc="most held-out problems used; 0 for none")
     prompt: PromptStyle = chz.field(
-        default="compact", doc="compact: for the bundled model; words: for a model that reads"
+        default="words", doc="words: for a model that reads; compact: for a small one"
     )
     chat: ChatOptions = built_field(
-        functools.partial(ChatOptions, max_turns=4, tools_in="nowhere"),
-        "how chats go; the bundled model knows the tool: tools_in=template tells others of it",
+        functools.partial(ChatOptions, max_turns=4), "how chats go, and where the tool is told of"
     )
 
     @override

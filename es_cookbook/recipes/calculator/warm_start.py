@@ -1,4 +1,4 @@
-"""Make the bundled model: small, able to call the calculator, and in doubt what comes first.
+"""Make a small model, able to call the calculator, and in doubt what comes first.
 
     OMP_NUM_THREADS=1 python -m es_cookbook.recipes.calculator.warm_start output=calculator_model
 

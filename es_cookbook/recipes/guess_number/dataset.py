@@ -18,6 +18,7 @@ from es_cookbook.rl.types import Tokenizer
 class GuessNumberDatasetBuilder(GeneratedDatasetBuilder):
     """Numbers to guess, for training and, disjoint from them, for the held-out test."""
 
+    num_test: int = chz.field(default=400, doc="most held-out problems used; 0 for none")
     prompt: PromptStyle = chz.field(
         default="compact", doc="compact: for the bundled model; words: for a model that reads"
     )

@@ -1,7 +1,8 @@
 """Guessing a number as a chat: after each guess the model hears where the number is.
 
 There are just as many guesses as halving what is left needs. So a number is found for certain by
-who halves, and by luck by who does not.
+who halves, and by luck by who does not. Luck tells little of a genome; so half of the reward is for
+how well the guesses halve what is left.
 """
 
 import dataclasses
@@ -71,6 +72,16 @@ def halving(problem: Problem) -> list[int]:
     return guesses
 
 
+def halves(low: int, high: int, guess: int) -> float:
+    """How well a guess halves what is left: 1 in the middle, 0 at an edge.
+
+    >>> halves(10, 30, 20), halves(10, 30, 15), halves(10, 30, 30), halves(7, 7, 7)
+    (1.0, 0.5, 0.0, 1.0)
+    """
+    most = (high - low) // 2
+    return min(guess - low, high - guess, most) / most if most else 1.0
+
+
 def narrowed(low: int, high: int, guess: int, number: int) -> tuple[int, int]:
     """Between which numbers the number is after a guess that is not it."""
     return (max(low, guess + 1), high) if guess < number else (low, min(high, guess - 1))
@@ -84,7 +95,7 @@ class GuessEnv(MessageEnv):
         self.style: PromptStyle = style
         self._number, self._left = problem.number, problem.guesses
         self._low, self._high = problem.low, problem.high
-        self._well_formed: list[bool] = []
+        self._halves: list[float | None] = []
 
     @override
     async def initial_messages(self) -> Sequence[Message]:
@@ -102,7 +113,7 @@ class GuessEnv(MessageEnv):
     @override
     async def reply(self, message: Message) -> Reply:
         guess = self._read(message.content)
-        self._well_formed.append(guess is not None)
+        self._halves.append(None if guess is None else halves(self._low, self._high, guess))
         self._left -= 1
         if guess == self._number or self._left == 0:
             return self._end(found=guess == self._number)
@@ -113,9 +124,11 @@ class GuessEnv(MessageEnv):
         return self._end(found=False)
 
     def _end(self, *, found: bool) -> Reply:
-        well_formed = sum(self._well_formed) / len(self._well_formed)
-        metrics = {"correct": float(found), "well_formed": well_formed}
-        return Reply(float(found), done=True, metrics=metrics)
+        count = len(self._halves)
+        halving = sum(value or 0.0 for value in self._halves) / count
+        well_formed = sum(value is not None for value in self._halves) / count
+        metrics = {"correct": float(found), "halving": halving, "well_formed": well_formed}
+        return Reply(0.5 * found + 0.5 * halving, done=True, metrics=metrics)
 
     def _read(self, text: str) -> int | None:
         """A guess that may be right; compact the text must be nothing else."""

@@ -41,7 +41,7 @@ class CLIConfig(train.Config):
     optimizer: OptimizerBuilder = optimizer_field({"es": {**HALF_KNOWN, "population_size": 128}})
     sampling: SamplingParams = sampling_field(max_tokens=4)
     num_generations: int = num_generations_field(12)
-    eval_every: int = eval_every_field(4)
+    eval_every: int = eval_every_field(6)
     log_path: str = log_path_field("guess_number")
 
 

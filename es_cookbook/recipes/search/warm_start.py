@@ -1,4 +1,4 @@
-"""Make the bundled model: small, able to search, and in doubt what to ask for.
+"""Make a small model, able to search, and in doubt what to ask for.
 
     OMP_NUM_THREADS=1 python -m es_cookbook.recipes.search.warm_start output=search_model
 

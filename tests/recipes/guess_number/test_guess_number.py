@@ -40,14 +40,21 @@ async def test_a_guess_is_answered_with_where_the_number_is() -> None:
     trajectory = await played(["28", "12", "25"])
     seen = [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen]
     assert seen == ["10..30=", "-10..27=", "+13..27="]
-    assert trajectory.reward == 1.0
-    assert trajectory.transitions[-1].metrics["well_formed"] == 1.0
+    metrics = trajectory.transitions[-1].metrics
+    assert (metrics["correct"], metrics["well_formed"]) == (1.0, 1.0)
+    # 2 of 10 from the edge of 10 to 30, 2 of 8 of 10 to 27, 2 of 7 of 13 to 27.
+    assert metrics["halving"] == pytest.approx((2 / 10 + 2 / 8 + 2 / 7) / 3)
+    assert trajectory.reward == pytest.approx(0.5 + 0.5 * metrics["halving"])
+
+
+async def test_who_halves_earns_everything() -> None:
+    assert (await played(["20", "25"])).reward == 1.0
 
 
 async def test_after_as_many_guesses_as_halving_needs_it_is_over() -> None:
     assert PROBLEM.guesses == 5
     trajectory = await played(["10", "11", "12", "13", "14", "25"])
-    assert trajectory.reward == 0.0
+    assert trajectory.reward < 0.05
     assert trajectory.transitions[-1].metrics["correct"] == 0.0
     assert len(trajectory.transitions) == 5
 
@@ -56,7 +63,7 @@ async def test_what_is_no_possible_number_counts_as_a_guess_and_is_told() -> Non
     trajectory = await played(["31", "twenty", "20", "19", "25"])
     seen = [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen]
     assert seen[1:] == ["?10..30=", "?10..30=", "+21..30=", "?21..30="]
-    assert trajectory.reward == 1.0
+    assert trajectory.transitions[-1].metrics["correct"] == 1.0
     assert trajectory.transitions[-1].metrics["well_formed"] == pytest.approx(2 / 5)
 
 
