@@ -157,6 +157,7 @@ PARSED_ONLY = {
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_(package|taskset)": "a package of the reader's",
     r"inspect .*": "a task of the reader's; tests/bridges/test_inspect_models.py has one",
+    r"evaluate environment=.*": "a package of the reader's; tests/bridges/verifiers runs it",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
@@ -263,7 +264,7 @@ def parse_evaluate(options: Sequence[str]) -> None:
     """Its own options, and those of a recipe or of rows."""
     own, others = split_options(EvaluateConfig, options)
     run_cli(lambda _: None, EvaluateConfig, ["log_path=x", *own])
-    parse = parse_train if "data" in others else plain(CLIConfig)
+    parse = parse_train if others.keys() & {"data", "environment"} else plain(CLIConfig)
     parse([f"{name}={value}" for name, value in others.items()])
 
 

@@ -83,7 +83,7 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
     assert json.loads(capsys.readouterr().out)["name"].startswith("es_guess, task ")
     assert call(monkeypatch, evaluate, *trusted) == 0
     assert "reward_near" in capsys.readouterr().out
-    model = ["environment=es_guess", "model_name=model", *SMALL[2:3], SMALL[4]]
+    model = ["environment=es_guess", "model_name=model", *SMALL[2:]]
     assert call(monkeypatch, evaluate, *model) == 0, capsys.readouterr().err
     assert "reward_near" in capsys.readouterr().out
 
