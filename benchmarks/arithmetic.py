@@ -15,21 +15,27 @@ samples at temperature 1: a right answer there is not merely one that was picked
 
 import dataclasses
 import itertools
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from benchmarks.harness import Row, report, row
-from es_cookbook.baselines.small_model import EOS, IGNORED, answer, encode
+from benchmarks.gradients import (
+    Draw,
+    Task,
+    climb,
+    in_batches,
+    load,
+    own_answers,
+    right_demonstrations,
+)
+from benchmarks.harness import Row, call, report, row
+from es_cookbook.baselines.small_model import answer
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.arithmetic import warm_start
 from es_cookbook.recipes.arithmetic.env import ArithmeticEnv, gold_answer, question
@@ -38,12 +44,8 @@ from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.types import Observation
 
 HeldOut: TypeAlias = Literal["test", "development"]
-Draw: TypeAlias = Callable[[], tuple[list[str], list[str], list[float]]]
-"""Questions, answers, and how much more likely each answer should become."""
-
 SEEDS = (0, 1, 2)
 GENERATIONS, PROBLEMS, GENOMES = 12, 32, 256  # the recipe's defaults
-LEARNING_RATE = 1e-3  # of both gradients; 3e-3 was worse on the development set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +55,6 @@ class Answers:
     correct: list[bool]
     forgot_carry: list[bool]
     well_formed: list[bool]
-
-
-def load(path: Path) -> Qwen2ForCausalLM:
-    """A small model, to measure or to train."""
-    return cast(Qwen2ForCausalLM, AutoModelForCausalLM.from_pretrained(path))
 
 
 def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[Problem]) -> Answers:
@@ -94,97 +91,6 @@ def evolve(model: Path, seed: int, held_out: HeldOut, directory: Path) -> tuple[
     seconds = call("arithmetic", *name, f"log_path={run}")
     call("export", f"log_path={run}", f"output={centre}")
     return centre, *seconds
-
-
-def call(*words: str) -> tuple[float, float]:
-    """`es-cookbook …`, in a process of its own; its seconds by the clock and of the processor."""
-    command = [sys.executable, "-m", "es_cookbook", *words]
-    began = time.perf_counter()
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        raise SystemExit(f"failed with status {status}: {' '.join(command)}")
-    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime
-
-
-# --- gradients -----------------------------------------------------------------------------------
-
-
-def climb(
-    model: Qwen2ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
-    draw: Draw,
-    *,
-    steps: float = float("inf"),
-    seconds: float = float("inf"),
-) -> float:
-    """Raise the weighted log-probability of drawn answers with AdamW; the processor's seconds.
-
-    The learning rate falls linearly to nothing at the last step or second.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    began, step, progress = time.process_time(), 0, 0.0
-    while progress < 1:
-        questions, answers, weights = draw()
-        tokens, labels = encode(tokenizer, questions, answers)
-        logits = model(input_ids=tokens).logits[:, :-1]
-        losses = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="none"
-        )
-        loss = (losses.sum(dim=1) * torch.tensor(weights)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * (1 - progress)
-        optimizer.step()
-        step += 1
-        progress = max(step / steps, (time.process_time() - began) / seconds)
-    return time.process_time() - began
-
-
-def right_demonstrations(problems: Sequence[Problem]) -> Draw:
-    """Batches of right answers, problem after problem, from the beginning again after the last."""
-    endless = itertools.cycle(problems)
-
-    def draw() -> tuple[list[str], list[str], list[float]]:
-        batch = list(itertools.islice(endless, PROBLEMS))
-        answers = [gold_answer(problem.terms, "compact") + EOS for problem in batch]
-        return questions_of(batch), answers, [1.0] * PROBLEMS
-
-    return draw
-
-
-def own_answers(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: Sequence[Problem]
-) -> Draw:
-    """The model's own answers at temperature 1, as good as they are beside others to the problem.
-
-    Rewards less the mean of the problem's answers, divided by their standard deviation.
-    """
-    endless, length = itertools.cycle(problems), warm_start.MAX_ANSWER_TOKENS
-
-    def draw() -> tuple[list[str], list[str], list[float]]:
-        batch = list(itertools.islice(endless, PROBLEMS))
-        texts_P_K = answer(model, tokenizer, questions_of(batch), length, GENOMES)
-        envs_P = [ArithmeticEnv(Observation(()), problem.terms) for problem in batch]
-        rewards_P_K = torch.tensor(
-            [
-                [env.grade(text).reward for text in texts_K]
-                for env, texts_K in zip(envs_P, texts_P_K, strict=True)
-            ]
-        )
-        centred_P_K = rewards_P_K - rewards_P_K.mean(dim=1, keepdim=True)
-        weights_P_K = centred_P_K / (rewards_P_K.std(dim=1, keepdim=True) + 1e-6)
-        questions = [asked for asked in questions_of(batch) for _ in range(GENOMES)]
-        # An answer of the greatest length was cut off: it did not choose to end.
-        answers = [
-            text if len(text) == length else text + EOS for texts_K in texts_P_K for text in texts_K
-        ]
-        return questions, answers, weights_P_K.flatten().tolist()
-
-    return draw
 
 
 # --- the comparison ------------------------------------------------------------------------------
@@ -276,11 +182,20 @@ def gradients(start: Start, seconds: float) -> list[tuple[str, Answers, float]]:
         ("supervised, as many problems", problems, {"steps": GENERATIONS}),
         ("supervised, as many seconds", many, {"seconds": seconds}),
     ):
-        train(name, load(start.path), right_demonstrations(given), **most)
-    model = load(start.path)
-    draw = own_answers(model, start.tokenizer, problems)
+        train(name, load(start.path), right_demonstrations(batches_of(given)), **most)
+    model, length = load(start.path), warm_start.MAX_ANSWER_TOKENS
+    draw = own_answers(model, start.tokenizer, batches_of(problems), GENOMES, length)
     train("policy gradient, as many answers", model, draw, steps=GENERATIONS)
     return done
+
+
+def batches_of(problems: Sequence[Problem]) -> Iterator[Sequence[Task]]:
+    """As many problems each as a generation has, from the beginning again after the last."""
+    tasks = [
+        Task(asked, gold_answer(p.terms, "compact"), ArithmeticEnv(Observation(()), p.terms))
+        for asked, p in zip(questions_of(problems), problems, strict=True)
+    ]
+    return in_batches(tasks, PROBLEMS)
 
 
 def main(arguments: Sequence[str]) -> None:

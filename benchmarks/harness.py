@@ -17,6 +17,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,21 @@ def interleaved(
             if repeat >= 0:
                 seconds[name].append(time.perf_counter() - started)
     return seconds
+
+
+def call(*words: str) -> tuple[float, float]:
+    """`es-cookbook …`, in a process of its own; its seconds by the clock and of the processor.
+
+    Processes that it starts and waits for count, such as graders.
+    """
+    command = [sys.executable, "-m", "es_cookbook", *words]
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | threads)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        raise SystemExit(f"failed with status {status}: {' '.join(command)}")
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime
 
 
 def spend(seconds: float) -> None:

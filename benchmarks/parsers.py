@@ -29,13 +29,17 @@ from hypothesis import strategies as st
 
 from benchmarks.harness import report, row
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.arithmetic.env import ArithmeticEnv
 from es_cookbook.recipes.code.env import extract_code
 from es_cookbook.recipes.code.problems import read_problem as read_code_problem
 from es_cookbook.recipes.math.problems import read_problem as read_math_problem
 from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hour
+from es_cookbook.recipes.tic_tac_toe.game import read_move
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.judge_server import AskAgainError, text_of
+from es_cookbook.rl.judging.judges import verdict_in
 from es_cookbook.rl.messages.tool_calls import parse_tool_calls
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
@@ -47,12 +51,13 @@ from es_cookbook.rl.rewards.crossword import (
     shaped_reward,
 )
 from es_cookbook.rl.rewards.format import Format, extract_answer
-from es_cookbook.rl.rewards.judge import AskAgainError, mark_in
-from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.judge import mark_in
+from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.math_answers import Math, as_latex
 from es_cookbook.rl.rewards.number import Number, last_number
 from es_cookbook.rl.rewards.regex import Regex
+from es_cookbook.rl.types import Observation
 
 CASES = 100_000
 LIMIT = 0.01
@@ -78,11 +83,11 @@ def _task(template: str) -> Task:
 
 
 def _mark(text: str) -> float:
-    return mark_in(_completion(json.dumps(text)).encode(), 10)
+    return mark_in(text_of(_completion(json.dumps(text)).encode()), 10)
 
 
 def _reply(text: str) -> float:
-    return mark_in(text.encode("utf-8", "replace"), 10)
+    return mark_in(text_of(text.encode("utf-8", "replace")), 10)
 
 
 def _math(text: str) -> list[str]:
@@ -113,10 +118,13 @@ PARSERS: Mapping[str, Parser] = {
     "math": Parser(_math),
     "format tags": Parser(lambda text: Format()(text, {})),
     "format paper": Parser(lambda text: Format(form="paper")(text, {})),
+    "conciseness": Parser(lambda text: Conciseness()(text, {"answer": ["deep", "x"]})),
+    "arithmetic": Parser(ArithmeticEnv(Observation(()), (347, 285), "words").grade),
     "length": Parser(lambda text: Length()(text, {"answer": "deep"})),
     "crossword exact": Parser(partial(exact_reward, solution="deep", enumeration="(4)")),
     "crossword shaped": Parser(partial(shaped_reward, solution="deep", enumeration="(4)")),
     "moves": Parser(parse_moves),
+    "move of tic-tac-toe": Parser(read_move),
     "grade_rush_hour": Parser(
         partial(grade_rush_hour, board=_BOARD, optimal=2, reward=RushHourReward())
     ),
@@ -128,6 +136,7 @@ PARSERS: Mapping[str, Parser] = {
     "crossword solution": Parser(lambda text: (canonical(text), letters(text)), (), 2000),
     "template": Parser(_task, (ConfigError,), 2000),
     "judge's mark": Parser(_mark, (AskAgainError,), 10_000),
+    "judge's verdict": Parser(partial(verdict_in, verdicts=("A", "B")), (AskAgainError,)),
     "judge's reply": Parser(_reply, (AskAgainError,), 10_000),
     "number in a row": Parser(lambda text: Number()("1", {"answer": text}), (DataError,), 10_000),
     "math row": Parser(

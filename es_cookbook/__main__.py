@@ -36,6 +36,27 @@ RECIPES = {
         "train a model to solve cryptic clues",
     ),
     "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
+    "alignment": (
+        "es_cookbook.recipes.alignment.train_cli",
+        "train a model to answer briefly, beside preference pairs",
+    ),
+    "pairwise": (
+        "es_cookbook.recipes.pairwise.train_cli",
+        "train on which answers a judge prefers",
+    ),
+    "tic_tac_toe": (
+        "es_cookbook.recipes.tic_tac_toe.train_cli",
+        "train a model by games of its genomes with each other",
+    ),
+    "guess_number": (
+        "es_cookbook.recipes.guess_number.train_cli",
+        "train a model to guess numbers by hints",
+    ),
+    "calculator": (
+        "es_cookbook.recipes.calculator.train_cli",
+        "train a model to use a calculator",
+    ),
+    "search": ("es_cookbook.recipes.search.train_cli", "train a model to search a corpus"),
     "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 

@@ -1,6 +1,7 @@
 """What every test shares: one thread, one async backend, no network, a steady hypothesis."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,11 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell starts what runs in the background with Ctrl-C ignored, programs pass that on to those
+# that they start, and the runs to which tests send a Ctrl-C would go on for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a loaded machine is not a failure. Derandomised: the same examples on every run and
 # machine.

@@ -38,6 +38,8 @@ from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.recipes.alignment import pairs as alignment_pairs
+from es_cookbook.recipes.alignment import train_cli as alignment
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
 from es_cookbook.recipes.code import train_cli as code
@@ -55,8 +57,13 @@ from es_cookbook.recipes.logic import warm_start as logic_warm_start
 from es_cookbook.recipes.math import train_cli as math
 from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.mixture import train_cli as mixture
+from es_cookbook.recipes.pairwise import additions as pairwise_additions
+from es_cookbook.recipes.pairwise import train_cli as pairwise
+from es_cookbook.recipes.pairwise import warm_start as pairwise_warm_start
 from es_cookbook.recipes.rush_hour import train_cli as rush_hour
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
+from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
+from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder
 from tests.adapters import make_adapter
@@ -196,9 +203,17 @@ COVERED = {
     "conciseness": "a batch has another name; the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
+    "rush_hour": "20 generations of 128 genomes; the recipe's own test runs it",
     "crossword": "a batch has another name; the recipe's own test runs it",
+    "alignment": "the same",
+    "es_cookbook.recipes.alignment.pairs": "the recipe's own test runs it",
+    "pairwise": "a batch has another name; the recipe's own test runs it",
+    "es_cookbook.recipes.pairwise.additions": "the recipe's own test runs it",
+    "es_cookbook.recipes.pairwise.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
     "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "tic_tac_toe": "takes minutes; the recipe's own test runs it",
+    "es_cookbook.recipes.tic_tac_toe.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
     "es_cookbook.recipes.logic.warm_start": "the same",
     "es_cookbook.recipes.logic.errors": "the same",
@@ -264,7 +279,8 @@ def parse_evaluate(options: Sequence[str]) -> None:
     """Its own options, and those of a recipe or of rows."""
     own, others = split_options(EvaluateConfig, options)
     run_cli(lambda _: None, EvaluateConfig, ["log_path=x", *own])
-    parse = parse_train if others.keys() & {"data", "environment"} else plain(CLIConfig)
+    (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or ["countdown"]
+    parse = PARSERS["train" if others.keys() & {"data", "environment"} else recipe]
     parse([f"{name}={value}" for name, value in others.items()])
 
 
@@ -321,9 +337,16 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "conciseness": plain(conciseness.CLIConfig),
     "es_cookbook.recipes.conciseness.questions": plain(conciseness_questions.Config, "output=x"),
     "es_cookbook.recipes.conciseness.warm_start": plain(conciseness_warm_start.Config, "output=x"),
+    "alignment": plain(alignment.CLIConfig),
+    "es_cookbook.recipes.alignment.pairs": plain(alignment_pairs.Config, "output=x"),
+    "pairwise": plain(pairwise.CLIConfig),
+    "es_cookbook.recipes.pairwise.additions": plain(pairwise_additions.Config, "output=x"),
+    "es_cookbook.recipes.pairwise.warm_start": plain(pairwise_warm_start.Config, "output=x"),
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
+    "tic_tac_toe": plain(tic_tac_toe.CLIConfig),
+    "es_cookbook.recipes.tic_tac_toe.warm_start": plain(tic_tac_toe_warm_start.Config, "output=x"),
     "math": plain(math.CLIConfig),
     "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "compare": parse_compare,

@@ -1,1 +1,1 @@
-"""Other people's environments and evaluations, played by a policy of ours."""
+"""Environments and evaluations of other libraries, played by a policy of this one."""

@@ -40,10 +40,11 @@ _DATASETS = Names(
     {
         "rows": "es_cookbook.rl.data.task:Task",
         "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+        "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
     },
     default="rows",
 )
-_ENVIRONMENTS = {"verifiers": "taskset"}
+_ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 """Data sets of others' environments -> the option that says which; the first is the default."""
 
 

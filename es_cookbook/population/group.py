@@ -116,11 +116,12 @@ class RolloutGroup:
     def result(self) -> TrajectoryGroup:
         """The group as an array of genomes x attempts."""
         trajectories_G_K = self._by_genome(self._trajectories)
-        rewards = metrics = None
+        rewards = metrics = logs = None
         if self._group_rewards is not None:
             rewards = self._by_genome([given.reward for given in self._group_rewards])
             metrics = self._by_genome([given.metrics for given in self._group_rewards])
-        return TrajectoryGroup(trajectories_G_K, rewards, metrics, self._builder.tags)
+            logs = self._by_genome([given.logs for given in self._group_rewards])
+        return TrajectoryGroup(trajectories_G_K, rewards, metrics, logs, self._builder.tags)
 
     def _by_genome(self, flat: Sequence[_T]) -> list[Sequence[_T]]:
         num_attempts = len(self._seeds_K)
@@ -165,12 +166,19 @@ class RolloutGroup:
         rewards = await self._guarded(clock, lambda: self._compute_group_rewards(policies))
         if isinstance(rewards, LostRollout):
             self._lose_all(rewards)
-        else:
-            self._group_rewards = rewards
+        elif rewards is not None:
+            self._group_rewards = [self._kept(i, given) for i, given in enumerate(rewards)]
+
+    def _kept(self, i: int, given: GroupReward | LostRollout) -> GroupReward:
+        """A group reward; where the group lost the rollout, none, and the rollout is lost."""
+        if isinstance(given, GroupReward):
+            return given
+        self._trajectories[i] = given
+        return GroupReward(0.0)
 
     async def _compute_group_rewards(
         self, policies: Sequence[EnginePolicy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         found = await self._builder.compute_group_rewards(self._trajectories, policies)
         return checked_group_rewards(self._name, found, self._trajectories)
 

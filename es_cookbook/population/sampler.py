@@ -17,7 +17,8 @@ failed. The time-out counts only the time for which the Env has had control, wai
 left out: a large population is slow, not hung.
 
 Left out: retrying a lost rollout. The generation goes on without it, and the next one is fresh
-anyway.
+anyway. And blocks of a population that plays itself: genomes that are asked for group rewards
+(`EnvGroupBuilder.asks_genomes`) have to be resident together.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from es_cookbook.common.errors import TooManyLostError
+from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
@@ -61,6 +62,8 @@ class PopulationSampler:
         attempts: K, rollouts of one genome at one problem.
         rollout_timeout: seconds for which one rollout's Env may have control, and a group be made,
             scored or closed.
+        turn_timeout: seconds for which it may have control in one turn, from `initial_observation`
+            or a `step` to the next; None for as long as in all of them.
         max_failed_fraction: stop when more than this fraction of a generation's rollouts is lost.
         run_seed: the run's seed, from which sampling seeds are derived.
     """
@@ -73,6 +76,7 @@ class PopulationSampler:
         sampling_at: Callable[[int], SamplingParams] | None = None,
         attempts: int = 1,
         rollout_timeout: float = 600.0,
+        turn_timeout: float | None = None,
         max_failed_fraction: float = 0.1,
         run_seed: int = 0,
     ) -> None:
@@ -81,6 +85,7 @@ class PopulationSampler:
         self._sampling_at = sampling_at
         self.attempts = attempts
         self.rollout_timeout = rollout_timeout
+        self.turn_timeout = turn_timeout
         self.max_failed_fraction = max_failed_fraction
         self.run_seed = run_seed
         self.seconds = Seconds()
@@ -95,12 +100,13 @@ class PopulationSampler:
         """Every genome's K attempts at every problem; one group a problem.
 
         Raises:
+            ConfigError: Group rewards ask genomes, and an engine cannot host all of them.
             TooManyLostError: More than `max_failed_fraction` of the rollouts were lost.
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
         num_genomes = len(genomes_G)
-        size = min(self.engine.traits.capacity, math.ceil(num_genomes / self.engine.num_engines))
+        size = self._block_size(env_group_builders_P, num_genomes)
         blocks = [
             Residents(range(num_genomes)[first : first + size], genomes_G[first : first + size])
             for first in range(0, num_genomes, size)
@@ -113,6 +119,21 @@ class PopulationSampler:
             self.attempts,
             functools.partial(derive_seed, self.run_seed, "sampling", generation),
         )
+
+    def _block_size(self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int) -> int:
+        """How many genomes are resident together."""
+        capacity = self.engine.traits.capacity
+        asking = [builder for builder in env_group_builders_P if builder.asks_genomes]
+        if not asking:
+            return min(capacity, math.ceil(num_genomes / self.engine.num_engines))
+        if num_genomes > capacity:
+            raise ConfigError(
+                f"group rewards of {type(asking[0]).__qualname__} ask genomes, so all "
+                f"{num_genomes} have to be resident on one engine, which hosts {capacity}: lower "
+                "optimizer.population_size, or raise engine.memory_gib of torch or "
+                "engine.max_genomes of vllm"
+            )
+        return num_genomes
 
     async def rollout_centre(
         self,
@@ -147,7 +168,7 @@ class PopulationSampler:
     ) -> list[TrajectoryGroup]:
         began = time.perf_counter()
         load_time = _LoadTime()
-        watch = Watch(self.rollout_timeout, warned=self._warned)
+        watch = Watch(self.rollout_timeout, warned=self._warned, turn_timeout=self.turn_timeout)
         num_genomes = blocks[-1].range_G.stop
         groups_P = [
             RolloutGroup(

@@ -57,8 +57,8 @@ class ProblemEnv(Env):
         return self.grade(text)
 
     async def initial_observation(self) -> Observation:
-        """The question."""
-        return self.observation
+        """The question, of which nothing need be kept once it is answered."""
+        return dataclasses.replace(self.observation, is_last=True)
 
     async def step(self, action: Action) -> StepResult:
         """Grade the answer and end the rollout."""

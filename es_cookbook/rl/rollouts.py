@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
+from es_cookbook.rl.timeouts import turn_begins
 from es_cookbook.rl.types import (
     Action,
     Env,
     GroupReward,
+    Logs,
     LostRollout,
     Metrics,
     Observation,
@@ -47,10 +49,12 @@ async def run_rollout(env: Env, policy: Policy) -> Trajectory:
     if not isinstance(cast(object, env), Env):
         raise EnvError(f"make_envs must give Envs, found {_shown(env)}")
     env.policy = policy
+    turn_begins()
     observation = _checked_observation(env, "initial_observation", await env.initial_observation())
     transitions: list[Transition] = []
     while len(transitions) < MAX_STEPS:
         action = _checked_action(env, await env.act(observation))
+        turn_begins()
         result = _checked_result(env, await env.step(action))
         transitions.append(
             Transition(observation, action, float(result.reward), result.metrics, result.logs)
@@ -103,11 +107,8 @@ def _checked_result(env: Env, found: object) -> StepResult:
         )
     if found.metrics:
         _check_metrics(f"{_name(env)}.step", found.metrics)
-    for key, text in cast(Mapping[object, object], found.logs).items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise EnvError(
-                f"{_name(env)}.step must give texts as logs, found {_shown(text)} for {key!r}"
-            )
+    if found.logs:
+        _check_logs(f"{_name(env)}.step", found.logs)
     return found
 
 
@@ -124,34 +125,43 @@ def _check_metrics(who: str, metrics: Metrics) -> None:
             )
 
 
+def _check_logs(who: str, logs: Logs) -> None:
+    for key, text in cast(Mapping[object, object], logs).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise EnvError(f"{who} must give texts as logs, found {_shown(text)} for {key!r}")
+
+
 def checked_group_rewards(
     who: str, found: object, trajectories: Sequence[Trajectory | LostRollout]
-) -> Sequence[GroupReward] | None:
+) -> Sequence[GroupReward | LostRollout] | None:
     """Check what `compute_group_rewards` of the class `who` returned.
 
     Returns:
-        The group rewards, 0 for rollouts that were lost; None if there are none.
+        The group rewards, 0 for rollouts that were lost before; None if there are none.
 
     Raises:
-        EnvError: Neither None nor a finite `GroupReward` for each trajectory.
+        EnvError: Neither None nor a finite `GroupReward` or a `LostRollout` for each trajectory.
     """
     if found is None:
         return None
     rewards = list(cast(Iterable[object], found)) if isinstance(found, Sequence) else [found]
-    wrong = [reward for reward in rewards if not isinstance(reward, GroupReward)]
+    wrong = [reward for reward in rewards if not isinstance(reward, GroupReward | LostRollout)]
     if wrong or len(rewards) != len(trajectories):
         what = _shown(wrong[0]) if wrong else f"{len(rewards)}"
         raise EnvError(
             f"{who}.compute_group_rewards must give None or {len(trajectories)} GroupRewards, "
             f"one a trajectory, found {what}"
         )
-    checked: list[GroupReward] = []
-    for given, trajectory in zip(cast(list[GroupReward], rewards), trajectories, strict=True):
+    checked: list[GroupReward | LostRollout] = []
+    given_G = cast(list[GroupReward | LostRollout], rewards)
+    for given, trajectory in zip(given_G, trajectories, strict=True):
         if isinstance(trajectory, LostRollout):
             checked.append(GroupReward(0.0))
             continue
-        _check_reward(f"{who}.compute_group_rewards", given.reward)
-        _check_metrics(f"{who}.compute_group_rewards", given.metrics)
+        if isinstance(given, GroupReward):
+            _check_reward(f"{who}.compute_group_rewards", given.reward)
+            _check_metrics(f"{who}.compute_group_rewards", given.metrics)
+            _check_logs(f"{who}.compute_group_rewards", given.logs)
         checked.append(given)
     return checked
 

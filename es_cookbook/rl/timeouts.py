@@ -1,4 +1,4 @@
-"""How long an Env may have control: one clock per rollout, one watch for all of them.
+"""How long an Env may have control, in a rollout and in a turn: one clock per rollout, one watch.
 
 A rollout waits for the engine most of the time, and how long depends on the population, not on its
 Env. So its clock is stopped while it waits, and only an Env that keeps control too long (a hung
@@ -40,8 +40,17 @@ def nobody_has_control() -> Generator[None]:
         guest.go_on(guest)
 
 
+def turn_begins() -> None:
+    """The rollout that this is called in, if any, begins a turn."""
+    guest = GUEST.get()
+    if isinstance(guest, Clock):
+        guest.begin_turn()
+
+
 class Watch:
     """All clocks of a generation, overdue after `timeout` seconds of one of them.
+
+    So is a clock after `turn_timeout` seconds of one turn of its rollout.
 
     Checks them inside `with watch:`. A warning names what holds the event loop for more than
     `warn_after` seconds, unless it is in `warned` already, to which it is then added.
@@ -50,12 +59,19 @@ class Watch:
     """
 
     def __init__(
-        self, timeout: float, warn_after: float = WARN_AFTER, warned: set[str] | None = None
+        self,
+        timeout: float,
+        warn_after: float = WARN_AFTER,
+        warned: set[str] | None = None,
+        turn_timeout: float | None = None,
     ) -> None:
         self.timeout = timeout
+        self.turn_timeout = math.inf if turn_timeout is None else turn_timeout
         self.seconds = 0.0
         self.clocks: set[Clock] = set()
-        self.watchdog = Watchdog(timeout, warn_after, set() if warned is None else warned)
+        self._shortest = min(timeout, self.turn_timeout)
+        warned = set() if warned is None else warned
+        self.watchdog = Watchdog(self._shortest, warn_after, warned)
         self._num_running = 0
         self._since = 0.0
         self._late = 0.0
@@ -82,7 +98,7 @@ class Watch:
         self._wait(now)
         self.watchdog.turn()
         if now >= self._check_at:
-            self._check_at = now + self.timeout / CHECKS_PER_TIMEOUT
+            self._check_at = now + self._shortest / CHECKS_PER_TIMEOUT
             for clock in self.clocks:
                 clock.cancel_if_overdue()
 
@@ -118,6 +134,7 @@ class Clock:
         watchdog: the watch's.
         has_control: whether the clock is running.
         interrupted: where the body held the event loop, in one line; None if it never did.
+        limit: seconds for which the body may hold it, and the option that says so.
         overdue_at: where the body was when it was stopped.
     """
 
@@ -126,9 +143,12 @@ class Clock:
         "_scope",
         "_since",
         "_spent",
+        "_spent_before_turn",
+        "_turn_is_overdue",
         "_watch",
         "has_control",
         "interrupted",
+        "limit",
         "overdue_at",
         "watchdog",
     )
@@ -142,7 +162,10 @@ class Clock:
         self._scope = anyio.CancelScope()
         self._num_waiting = 0
         self._spent = 0.0
+        self._spent_before_turn: float | None = None
+        self._turn_is_overdue = False
         self._since = 0.0
+        self.limit = (watch.timeout, "rollout_timeout")
 
     def __enter__(self) -> None:
         self._scope.__enter__()
@@ -172,8 +195,17 @@ class Clock:
         if self.interrupted is not None:
             return f"TimeoutError: {self.interrupted}"
         if self.overdue_at is not None:
+            if self._turn_is_overdue:
+                seconds = self._watch.turn_timeout
+                return f"TimeoutError: a turn not done after {seconds:g} s (turn_timeout)"
             return f"TimeoutError: not done after {self._watch.timeout:g} s (rollout_timeout)"
         return None
+
+    def begin_turn(self) -> None:
+        """What was spent until now counts towards no turn, or to the one that ends."""
+        self._spent_before_turn = self._spent + self._watch.time() - self._since
+        if self._watch.turn_timeout < self._watch.timeout:
+            self.limit = (self._watch.turn_timeout, "turn_timeout")
 
     def wait(self) -> Guest | None:
         """Stop: the engine has control now. Waits may overlap; `go_on` takes what this returns."""
@@ -195,7 +227,9 @@ class Clock:
         """Cancel the body if it has had control for too long."""
         if self._num_waiting == 0:
             spent = self._spent + self._watch.time() - self._since
-            if spent >= self._watch.timeout:
+            before = spent if self._spent_before_turn is None else self._spent_before_turn
+            self._turn_is_overdue = spent - before >= self._watch.turn_timeout
+            if self._turn_is_overdue or spent >= self._watch.timeout:
                 self._scope.cancel()
 
     def _start(self) -> None:

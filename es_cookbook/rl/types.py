@@ -64,12 +64,15 @@ class Observation:
         stop: strings that end the action; the action's text and tokens include them.
         stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
         max_tokens: most tokens of the action, where that is fewer than the sampling parameters say.
+        is_last: the action ends the rollout, whatever it is, so that engines need keep nothing for
+            a next turn.
     """
 
     tokens_T: tuple[int, ...]
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
+    is_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -254,12 +257,14 @@ class TrajectoryGroup:
         group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or
             None for nothing.
         group_metrics_G_K: metrics that go with them.
+        group_logs_G_K: text that goes with them.
         tags: the builder's tags, for metrics.
     """
 
     trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
     group_rewards_G_K: Sequence[Sequence[float]] | None = None
     group_metrics_G_K: Sequence[Sequence[Metrics]] | None = None
+    group_logs_G_K: Sequence[Sequence[Logs]] | None = None
     tags: tuple[str, ...] = ()
 
     @property
@@ -284,10 +289,12 @@ class GroupReward:
     Attributes:
         reward: finite, added to the rollout's own reward.
         metrics: numbers reported in addition to the Env's own.
+        logs: text shown with the rollout where that is shown, for example the games it played.
     """
 
     reward: float
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
+    logs: Logs = dataclasses.field(default_factory=dict[str, str])
 
 
 class EnvGroupBuilder(ABC):
@@ -299,20 +306,32 @@ class EnvGroupBuilder(ABC):
 
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         """Rewards that need the whole group: comparisons, tournaments, preferences.
 
-        None, the default, adds nothing.
+        None, the default, adds nothing. Where genomes are asked here, as games between them ask,
+        `asks_genomes` has to say so: this is called once all rollouts of the group have ended, so
+        no rollout ever waits for a genome that is not resident yet.
 
         Args:
             trajectories: one for each Env of the group, genome by genome, attempt by attempt.
             policies: the policy that ran each.
 
         Returns:
-            One `GroupReward` for each trajectory, in the same order.
+            One `GroupReward` for each trajectory, in the same order; a `LostRollout` in its place
+            loses that rollout.
         """
         del trajectories, policies
         return None
+
+    @property
+    def asks_genomes(self) -> bool:
+        """Whether `compute_group_rewards` asks `policies`, not only their `centre` or `base`.
+
+        Then the population is resident as a whole, on one engine, and a run is refused whose
+        population does not fit.
+        """
+        return False
 
     @property
     def tags(self) -> tuple[str, ...]:

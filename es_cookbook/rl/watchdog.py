@@ -21,6 +21,7 @@ import contextvars
 import ctypes
 import functools
 import logging
+import math
 import signal
 import sys
 import threading
@@ -58,12 +59,14 @@ class Guest(Protocol):
     Attributes:
         watchdog: whose time-out holds for it.
         has_control: whether it may be interrupted now.
+        limit: seconds for which it may hold the loop, and the option that says so.
         interrupted: where it was, in one line; None if it never was.
     """
 
     watchdog: "Watchdog"
     has_control: bool
     interrupted: str | None
+    limit: tuple[float, str]
 
 
 GUEST: contextvars.ContextVar[Guest | None] = contextvars.ContextVar("guest", default=None)
@@ -74,7 +77,7 @@ class Watchdog:
     """Watches one event loop, from `start` to `stop`, both called in its thread.
 
     Args:
-        timeout: seconds for which code may hold the loop without a break.
+        timeout: the least of the seconds for which guests may hold the loop without a break.
         warn_after: seconds after which a warning says who does.
         warned: places of which it has been said; grows.
     """
@@ -84,7 +87,6 @@ class Watchdog:
     _former_handlers: ClassVar[list[Any]] = []
 
     def __init__(self, timeout: float, warn_after: float, warned: set[str]) -> None:
-        self.timeout = timeout
         self.interval = min(timeout / LOOKS, warn_after / LOOKS, LONGEST_INTERVAL)
         self._warn_after = warn_after
         self._warned = warned
@@ -92,13 +94,13 @@ class Watchdog:
         self._holding: tuple[object, int] = (None, 0)
         self._told = self._holding
         self._since = 0.0
-        self._patience = timeout
+        self._patience = math.inf
 
     def start(self) -> None:
         """Begin to watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._patience = self.timeout
+        self._patience = math.inf
         if threading.current_thread() is not threading.main_thread():
             self._alarm = _ThreadAlarm(self._only_warn)
         else:
@@ -126,7 +128,7 @@ class Watchdog:
     def hurry_all(cls) -> None:
         """The run is to end, which needs its event loop: be patient no longer."""
         for watchdog in cls.in_main_thread:
-            watchdog._patience = min(watchdog.timeout, PATIENCE_AT_THE_END)
+            watchdog._patience = PATIENCE_AT_THE_END
 
     def rest(self) -> None:
         """Look again after an `interval`, and not before."""
@@ -143,13 +145,14 @@ class Watchdog:
             self.rest()
         if not guest.has_control or _is_machinery(frame):
             return
-        if seconds >= self._patience:
+        limit, option = guest.limit
+        if seconds >= min(limit, self._patience):
             if guest.interrupted is not None:
                 self._alarm.put_off(_RELENTLESS, _RELENTLESS)
-            why = " (rollout_timeout)" if self._patience == self.timeout else ""
+            why = f" ({option})" if limit <= self._patience else ""
             guest.interrupted = guest.interrupted or (
                 f"{place_of(frame) or _shown(frame)} held the event loop for more than "
-                f"{self._patience:g} s without a break{why}"
+                f"{min(limit, self._patience):g} s without a break{why}"
             )
             raise Interrupted(guest.interrupted)
         if seconds >= self._warn_after:

@@ -116,6 +116,10 @@ class Config:
     rollout_timeout: float = chz.field(
         default=600.0, doc="seconds for which one rollout's Env may have control"
     )
+    turn_timeout: float | None = chz.field(
+        default=None,
+        doc="seconds for which it may have control in one turn; as long as in all of them if unset",
+    )
     max_failed_fraction: float = chz.field(
         default=0.1, doc="stop when more of a generation's rollouts are lost"
     )
@@ -136,7 +140,7 @@ class Config:
         check_range(self, "attempts", "num_generations", at_least=1)
         check_range(self, "eval_every", "snapshot_every", at_least=0)
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
-        check_range(self, "rollout_timeout", above=0)
+        check_range(self, "rollout_timeout", "turn_timeout", above=0)
         self.objective.check(self.attempts, self.sampling.temperature)
         self.optimizer.check_space(self.search_space)
         check_evaluation(self.eval_attempts, self.eval_temperature)

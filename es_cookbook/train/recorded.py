@@ -302,7 +302,7 @@ class RebuiltRun:
         as_run = config.sampling if split == "test" else config.sampling_at(self.generation)
         sampling = chz.replace(as_run, **{**own, **overrides})
         compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
-        watch = Watch(config.rollout_timeout)
+        watch = Watch(config.rollout_timeout, turn_timeout=config.turn_timeout)
         problem = _Alone(builder) if compares else builder
         group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
         try:

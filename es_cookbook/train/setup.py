@@ -142,6 +142,7 @@ def _sampler(config: Config, engine: Engine) -> PopulationSampler:
         sampling_at=config.sampling_at,
         attempts=config.attempts,
         rollout_timeout=config.rollout_timeout,
+        turn_timeout=config.turn_timeout,
         max_failed_fraction=config.max_failed_fraction,
         run_seed=config.seed,
     )

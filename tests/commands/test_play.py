@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import termios
@@ -331,7 +330,6 @@ class Person:
 
 
 def _take_terminal() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ignored where tests run in the background.
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

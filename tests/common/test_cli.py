@@ -319,8 +319,6 @@ def test_ctrl_c_in_a_real_process_is_130_without_a_traceback(tmp_path: Path) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Tests that a shell started in the background inherit an ignored SIGINT, and so would this.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "working\n"

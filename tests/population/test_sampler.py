@@ -11,10 +11,11 @@ import anyio
 import numpy as np
 import pytest
 
-from es_cookbook.common.errors import EngineError, RequestError, TooManyLostError
+from es_cookbook.common.errors import ConfigError, EngineError, RequestError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.data.pairs import Row
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
     Action,
@@ -269,6 +270,28 @@ async def test_the_time_out_does_not_count_waiting_for_the_engine() -> None:
     assert sample.seconds.score < 0.1 < sample.seconds.sample
 
 
+async def test_a_turn_has_a_deadline_of_its_own_which_reaches_what_the_env_awaits() -> None:
+    cancelled: list[int] = []
+
+    async def tool(index: int) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.append(index)
+
+    async def hang(env: DigitEnv, action: Action) -> None:
+        if env.index == 1:
+            async with anyio.create_task_group() as tools:
+                tools.start_soon(tool, env.index)
+
+    sample = sampler(FakeEngine(), turn_timeout=0.1, max_failed_fraction=0.4)
+    groups = await sample.rollout(0, [Problem(0, misbehave=hang)], GENOMES)
+    assert [lost.reason for lost in lost_rollouts(groups)] == [
+        "TimeoutError: a turn not done after 0.1 s (turn_timeout)"
+    ]
+    assert cancelled == [1]
+
+
 async def test_an_env_that_is_cancelled_by_itself_is_lost_alone() -> None:
     async def cancel(env: DigitEnv, action: Action) -> None:
         if env.index == 0:
@@ -394,10 +417,69 @@ async def test_group_rewards_see_the_whole_group_over_blocks() -> None:
     ]
 
 
+class Judged(Problem):
+    """One answer of the group could not be judged."""
+
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward | LostRollout]:
+        judged = [GroupReward(1.0, {"judged": 1.0}) for _ in trajectories]
+        return [*judged[:2], LostRollout("no verdict", ""), *judged[3:]]
+
+
+async def test_a_group_reward_can_lose_its_own_rollout() -> None:
+    (plain,) = await sampler(FakeEngine()).rollout(0, [Problem(0)], GENOMES)
+    (group,) = await sampler(FakeEngine(), max_failed_fraction=0.5).rollout(0, [Judged(0)], GENOMES)
+    expected = [[reward + 1.0 for reward in rewards_K] for rewards_K in shown(plain)]
+    expected[2] = [math.nan]
+    assert np.array(shown(group)) == pytest.approx(np.array(expected), nan_ok=True)
+    assert [lost.reason for lost in lost_rollouts([group])] == ["no verdict"]
+    with pytest.raises(TooManyLostError, match=r"1 of the 6 rollouts .*: no verdict"):
+        await sampler(FakeEngine(), max_failed_fraction=0).rollout(0, [Judged(0)], GENOMES)
+
+
 async def test_group_rewards_may_ask_genomes_that_are_still_there() -> None:
     await sampler(FakeEngine(capacity=6)).rollout(0, [Duel(9)], GENOMES)
     with pytest.raises(RequestError, match="genome 0 was asked after the engine had gone on"):
         await sampler(FakeEngine(capacity=4)).rollout(0, [Duel(9)], GENOMES)
+
+
+class Match(Duel):
+    """Every genome is asked again, and what it says is its reward."""
+
+    @property
+    def asks_genomes(self) -> bool:
+        return True
+
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward]:
+        texts = [(await policy.sample(Observation((1,)))).text for policy in policies]
+        return [GroupReward(float(text), logs={"said": text}) for text in texts]
+
+
+async def test_genomes_that_group_rewards_ask_are_resident_together() -> None:
+    one = FakeEngine(capacity=6)
+    groups = await sampler(one).rollout(0, [Match(0), Problem(1)], GENOMES)
+    assert groups[0].group_logs_G_K is not None
+    assert groups[0].group_rewards_G_K == [
+        [float(logs["said"]) for logs in logs_K] for logs_K in groups[0].group_logs_G_K
+    ]
+    pool = FakePool([FakeEngine(capacity=6) for _ in range(3)])
+    assert await sampler(pool).rollout(0, [Match(0), Problem(1)], GENOMES) == groups
+
+
+@pytest.mark.parametrize("num_engines", [1, 3])
+async def test_a_population_that_is_asked_and_does_not_fit_is_refused(num_engines: int) -> None:
+    engine = FakeEngine(capacity=4)
+    if num_engines > 1:
+        engine = FakePool([FakeEngine(capacity=4) for _ in range(num_engines)])
+    for asking in (Match(1), Row([Problem(0), Match(1)])):
+        with pytest.raises(
+            ConfigError, match="all 6 have to be resident on one engine, which hosts 4: lower"
+        ):
+            await sampler(engine).rollout(0, [Problem(0), asking], GENOMES)
+    assert engine.loads == []
 
 
 async def test_group_rewards_see_the_whole_group_over_engines() -> None:

@@ -218,6 +218,7 @@ def test_metrics_are_means_by_tag_over_rollouts_that_report_them() -> None:
         (7, "found int 7"),
         ([GroupReward(math.inf), GroupReward(0.0)], "finite number as reward, found float inf"),
         ([GroupReward(1.0, {"a": math.nan}), GroupReward(0.0)], "found float nan for 'a'"),
+        ([GroupReward(1.0, logs={"a": 2}), GroupReward(0.0)], "texts as logs, found int 2 for 'a'"),
     ],
 )
 def test_wrong_group_rewards_are_named(found: object, what: str) -> None:

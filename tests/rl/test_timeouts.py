@@ -5,7 +5,7 @@ import time
 import anyio
 import pytest
 
-from es_cookbook.rl.timeouts import Clock, Watch
+from es_cookbook.rl.timeouts import Clock, Watch, turn_begins
 
 pytestmark = pytest.mark.anyio
 
@@ -71,3 +71,31 @@ async def test_clocks_stand_still_while_another_holds_the_event_loop() -> None:
                 for _ in range(10):
                     await anyio.sleep(0.01)
     assert clock.reason is None
+
+
+async def test_a_turn_that_takes_too_long_is_cancelled_though_the_rollout_has_time() -> None:
+    watch = Watch(60, turn_timeout=0.1)
+    clock = Clock(watch)
+    with watch, clock:
+        for _ in range(4):  # turns that are in time, together longer
+            turn_begins()
+            await anyio.sleep(0.05)
+            await _engine_call(clock, seconds=0.2)
+        turn_begins()
+        await anyio.sleep_forever()
+    assert clock.reason == "TimeoutError: a turn not done after 0.1 s (turn_timeout)"
+    assert clock.overdue_at is not None and "sleep_forever" in clock.overdue_at
+
+
+async def test_what_is_no_turn_has_the_time_of_a_rollout() -> None:
+    watch = Watch(60, turn_timeout=0.05)
+    clock = Clock(watch)
+    with watch, clock:
+        await anyio.sleep(0.15)
+    assert clock.reason is None
+
+
+async def _engine_call(clock: Clock, seconds: float) -> None:
+    guest = clock.wait()
+    await anyio.sleep(seconds)
+    clock.go_on(guest)

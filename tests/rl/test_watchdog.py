@@ -176,6 +176,11 @@ async def test_a_rollout_that_was_interrupted_names_file_and_line() -> None:
     assert f'File "{__file__}", line {line}, in nap\n    time.sleep(self.seconds)' in lost.traceback
 
 
+async def test_a_turn_that_holds_the_loop_for_longer_than_a_turn_may_take_is_interrupted() -> None:
+    (lost,) = await lost_by(sleepy(seconds=100), turn_timeout=TIMEOUT)
+    assert lost.reason.endswith("for more than 0.3 s without a break (turn_timeout)")
+
+
 async def test_who_swallows_the_interruption_and_goes_on_is_lost_all_the_same() -> None:
     (lost,) = await lost_by(sleepy(seconds=100, swallows=True), rollout_timeout=TIMEOUT)
     assert "Sleepy.nap" in lost.reason

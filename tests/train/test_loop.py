@@ -351,6 +351,7 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
         ("snapshot_every", -1, "snapshot_every must be 0 or more, found -1"),
         ("max_failed_fraction", 1.5, r"max_failed_fraction must be in \[0, 1\], found 1.5"),
         ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0.0"),
+        ("turn_timeout", -1.0, "turn_timeout must be above 0, found -1.0"),
         (
             "objective",
             PassAtK(k=4),

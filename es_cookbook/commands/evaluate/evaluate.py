@@ -157,7 +157,8 @@ def cli() -> None:
     short = "\n  ".join(f"{name}: {option}" for name, option in SHORT.items())
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here: "
-        "dataset.*, sampling.*,\nengine.*, rollout_timeout, max_failed_fraction, and of a model "
+        "dataset.*, sampling.*,\nengine.*, rollout_timeout, turn_timeout, max_failed_fraction, "
+        "and of a model "
         f"search_space.*\nShort:\n  {short}"
     )
     run_cli(functools.partial(main, fields=fields), EvaluateConfig, own, more_help)

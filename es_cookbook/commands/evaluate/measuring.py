@@ -60,6 +60,7 @@ class Setting:
     attempts: int
     seed: int
     rollout_timeout: float
+    turn_timeout: float | None
     max_failed_fraction: float
 
     @property
@@ -181,6 +182,7 @@ async def _evaluation(
         engine,
         sampling=setting.sampling,
         rollout_timeout=setting.rollout_timeout,
+        turn_timeout=setting.turn_timeout,
         max_failed_fraction=setting.max_failed_fraction,
         run_seed=setting.seed,
     )

@@ -24,7 +24,14 @@ from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.train.recorded import RecordedRun, Split
 
-_PARTS = ("dataset", "sampling", "engine", "rollout_timeout", "max_failed_fraction")
+_PARTS = (
+    "dataset",
+    "sampling",
+    "engine",
+    "rollout_timeout",
+    "turn_timeout",
+    "max_failed_fraction",
+)
 """What an evaluation has of a run's options."""
 _BASE = "base"
 
@@ -176,6 +183,7 @@ def _setting(config: EvaluateConfig, task: train.Config, fields: Mapping[str, st
         attempts=attempts,
         seed=task.seed if config.seed is None else config.seed,
         rollout_timeout=task.rollout_timeout,
+        turn_timeout=task.turn_timeout,
         max_failed_fraction=task.max_failed_fraction,
     )
 

@@ -57,6 +57,7 @@ def to_json(
             "sampling.top_p": setting.sampling.top_p,
             "seed": setting.seed,
             "rollout_timeout": setting.rollout_timeout,
+            "turn_timeout": setting.turn_timeout,
             "dataset": json.loads(config_to_json(setting.dataset)),
         },
         "estimates": {

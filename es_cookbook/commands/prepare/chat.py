@@ -14,7 +14,7 @@ import os
 import re
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import anyio
 import chz
@@ -56,6 +56,20 @@ class Answer:
 
     text: str
     finish_reason: str | None
+
+
+class Asked(NamedTuple):
+    """One question.
+
+    Attributes:
+        key: names its answer.
+        prompt: what is asked.
+        seed: of the sampling; None: the server's own.
+    """
+
+    key: str
+    prompt: str
+    seed: int | None
 
 
 @chz.chz

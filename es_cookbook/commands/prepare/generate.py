@@ -12,21 +12,27 @@ Answers are kept as they come in a file beside the output (`answers.jsonl.parts`
 made of it at the end, in the order of the rows. What stops the command loses no answer: called
 again, it asks for what is missing. Seeds follow from prompt and replica, so that a server that
 honours them answers the same whatever was asked before.
+
+With `via=distilabel` a distilabel pipeline asks; all else is the same, and so are the rows.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import chz
 
+from es_cookbook.commands.prepare import by_distilabel
 from es_cookbook.commands.prepare.answers import AnswersFile
-from es_cookbook.commands.prepare.chat import Answer, Chat, ChatConfig, LostAnswerError
+from es_cookbook.commands.prepare.chat import Answer, Asked, Chat, ChatConfig, LostAnswerError
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, ServerError, leaves
@@ -63,6 +69,9 @@ class GenerateConfig(ChatConfig):
         default="completion", doc="field of the output with the answer"
     )
     concurrency: int = chz.field(default=32, doc="most questions at a time")
+    via: Literal["openai", "distilabel"] = chz.field(
+        default="openai", doc="what asks: openai's client in this process, or a distilabel pipeline"
+    )
 
     @chz.validate
     def _valid(self) -> None:
@@ -104,6 +113,7 @@ def main(config: GenerateConfig) -> None:
         DataError: The source cannot be used.
         ServerError: The server refused, answered nothing at all, or not every question.
         RunDirectoryError: The output cannot be written.
+        WorkerError: distilabel's pipeline ended early.
     """
     output = Path(config.output)
     parts = output.with_name(output.name + PARTS)
@@ -113,12 +123,14 @@ def main(config: GenerateConfig) -> None:
             "with; give another one"
         )
     questions = read_questions(config)
-    chat = Chat(config)
+    ask = _way_to_ask(config)
     answers = AnswersFile(parts, _settings(config))
-    lost: Counter[str] = Counter()
     try:
+        asked = _missing(config, questions, answers)
+        outcomes = _Outcomes(config, answers, len(asked))
         try:
-            anyio.run(_ask, config, chat, questions, answers, lost)
+            if asked:
+                ask(asked, outcomes)
         except BaseExceptionGroup as errors:
             raise next(leaves(errors)) from None
         finally:
@@ -126,7 +138,7 @@ def main(config: GenerateConfig) -> None:
                 _write(config, output, questions, answers)
     finally:
         answers.close()
-    if lost:
+    if lost := outcomes.lost:
         reasons = "; ".join(f"{count} x {one_line(why)}" for why, count in lost.most_common(5))
         raise ServerError(
             f"{plural(lost.total(), 'question')} without an answer ({reasons}); the same command "
@@ -174,51 +186,98 @@ def _settings(config: GenerateConfig) -> dict[str, object]:
     }
 
 
-async def _ask(
-    config: GenerateConfig,
-    chat: Chat,
-    questions: Sequence[Question],
-    answers: AnswersFile,
-    lost: Counter[str],
-) -> None:
-    """Ask for all that is missing; what stays without an answer is counted in `lost`."""
-    missing = [
-        (question, replica)
+def _missing(
+    config: GenerateConfig, questions: Sequence[Question], answers: AnswersFile
+) -> list[Asked]:
+    """What is not answered yet, replica by replica."""
+    asked = [
+        Asked(key, question.prompt, None if config.seed is None else _seed(config.seed, key))
         for replica in range(config.replicas)
         for question in questions
-        if question.key(replica) not in answers.by_key
+        if (key := question.key(replica)) not in answers.by_key
     ]
-    there = len(questions) * config.replicas - len(missing)
+    there = len(questions) * config.replicas - len(asked)
     say(
-        f"asking {config.model} {plural(len(missing), 'question')}"
+        f"asking {config.model} {plural(len(asked), 'question')}"
         + (f"; {plural(there, 'answer')} are there already" if there else "")
     )
-    waiting = iter(missing)
-    done = in_a_row = 0
+    return asked
+
+
+class _Outcomes:
+    """Keeps answers, counts questions without one, and says how far it is.
+
+    Args:
+        config: the command's options.
+        answers: where an answer is kept as soon as it came.
+        count: questions that are asked.
+
+    Attributes:
+        lost: questions without an answer, by the reason.
+    """
+
+    def __init__(self, config: GenerateConfig, answers: AnswersFile, count: int) -> None:
+        self.lost: Counter[str] = Counter()
+        self._config, self._answers, self._count = config, answers, count
+        self._done = self._in_a_row = 0
+
+    def add(self, key: str, outcome: Answer | LostAnswerError) -> None:
+        """Take in what came of a question.
+
+        Raises:
+            ServerError: Too many questions in a row had no answer.
+            RunDirectoryError: The answer cannot be kept.
+        """
+        if isinstance(outcome, Answer):
+            self._answers.add(key, outcome)
+            self._in_a_row = 0
+        else:
+            self._lose(str(outcome))
+        self._done += 1
+        if self._done * 10 // self._count > (self._done - 1) * 10 // self._count:
+            without = f"{self.lost.total()} without an answer"
+            say(f"{self._done} of {self._count} asked, {without}")
+
+    def _lose(self, why: str) -> None:
+        self.lost[why] += 1
+        self._in_a_row += 1
+        if self._in_a_row >= HOPELESS:
+            raise ServerError(
+                f"the server at {self._config.base_url} answers nothing: {self._in_a_row} "
+                f"questions in a row were lost, the last with: {one_line(why)}; answers are kept"
+            )
+
+
+def _way_to_ask(config: GenerateConfig) -> Callable[[Sequence[Asked], _Outcomes], None]:
+    if config.via == "distilabel":
+        by_distilabel.check_distilabel()
+        return functools.partial(_ask_by_distilabel, config)
+    chat = Chat(config)
+    return lambda asked, outcomes: anyio.run(_ask, config, chat, asked, outcomes)
+
+
+def _ask_by_distilabel(config: GenerateConfig, asked: Sequence[Asked], outcomes: _Outcomes) -> None:
+    with contextlib.closing(by_distilabel.outcomes(config, asked, config.concurrency)) as came:
+        for key, outcome in came:
+            outcomes.add(key, outcome)
+
+
+async def _ask(
+    config: GenerateConfig, chat: Chat, asked: Sequence[Asked], outcomes: _Outcomes
+) -> None:
+    waiting = iter(asked)
 
     async def ask_in_turn() -> None:
-        nonlocal done, in_a_row
-        for question, replica in waiting:
-            key = question.key(replica)
-            seed = None if config.seed is None else _seed(config.seed, key)
+        for key, prompt, seed in waiting:
             try:
-                answers.add(key, await chat.answer(question.prompt, seed))
-                in_a_row = 0
+                outcome = await chat.answer(prompt, seed)
             except LostAnswerError as error:
-                lost[str(error)] += 1
-                in_a_row += 1
-                if in_a_row >= HOPELESS:
-                    raise ServerError(
-                        f"the server at {config.base_url} answers nothing: {in_a_row} questions in "
-                        f"a row were lost, the last with: {one_line(str(error))}; answers are kept"
-                    ) from None
-            done += 1
-            if done * 10 // len(missing) > (done - 1) * 10 // len(missing):
-                say(f"{done} of {len(missing)} asked, {lost.total()} without an answer")
+                outcome = error
+            outcomes.add(key, outcome)
 
     try:
         async with anyio.create_task_group() as group:
-            for _ in range(min(config.concurrency, len(missing))):
+            for _ in range(min(config.concurrency, len(asked))):
                 group.start_soon(ask_in_turn)
     finally:
         with anyio.CancelScope(shield=True):

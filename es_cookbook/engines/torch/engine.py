@@ -49,6 +49,11 @@ class TorchEngineBuilder(ModelEngineBuilder):
         default=None,
         doc="memory for resident genomes, in GiB; a quarter of what is free if unset",
     )
+    prefix_cache_gib: float | None = chz.field(
+        default=None,
+        doc="memory for keys and values of answers given, from which an Env's next turn goes on, "
+        "in GiB; 0 keeps none; if unset an eighth of what is free on the CPU, and 0 elsewhere",
+    )
     num_lanes: int | None = chz.field(
         default=None,
         doc="threads that run batches; if unset one a core on the CPU, at most OMP_NUM_THREADS",
@@ -58,6 +63,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
     def _ranges(self) -> None:
         counts = ("max_batch_size", "prefill_tokens", "max_model_len", "num_lanes")
         check_range(self, *counts, "kv_cache_gib", "memory_gib", above=0, prefix="engine.")
+        check_range(self, "prefix_cache_gib", at_least=0, prefix="engine.")
 
     @override
     async def __call__(
@@ -100,6 +106,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
             num_lanes=self.num_lanes,
             kv_cache_gib=self.kv_cache_gib,
             memory_gib=self.memory_gib,
+            prefix_cache_gib=self.prefix_cache_gib,
         )
 
     @override

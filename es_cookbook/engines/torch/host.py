@@ -5,7 +5,8 @@ Its builder is in a module of its own (`engine`): a Config is made, shown and ch
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -32,6 +33,7 @@ from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.flat import FlatForward
 from es_cookbook.engines.torch.forward.own import OwnForward
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.lane import Answer, Lane
 from es_cookbook.engines.torch.memory import (
@@ -97,8 +99,8 @@ class TorchEngine(Engine):
         max_rows: requests that decode together, over all lanes.
         prefill_tokens: most prompt tokens of one forward pass.
         num_lanes: wanted, or None for as many as suit the device.
-        kv_cache_gib: for keys and values, and `memory_gib` for genomes; None for a share of what
-            is free.
+        kv_cache_gib: for keys and values, `memory_gib` for genomes, and `prefix_cache_gib` for keys
+            and values of answers given; None for a share of what is free.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class TorchEngine(Engine):
         num_lanes: int | None,
         kv_cache_gib: float | None,
         memory_gib: float | None,
+        prefix_cache_gib: float | None,
     ) -> None:
         self.tokenizer = tokenizer
         self.space = space
@@ -130,7 +133,11 @@ class TorchEngine(Engine):
         num_lanes = num_lanes or (num_cores() if on_cpu else 1)
         num_threads = num_lanes if on_cpu else num_cores()
         self._weights = ResidentWeights(model, space, num_threads, path)
-        memory = Memory(free_bytes(device), kv_cache_gib, memory_gib)
+        if not on_cpu and prefix_cache_gib is None:
+            prefix_cache_gib = 0.0  # what is prefilled in parts may round otherwise there
+        memory = Memory(free_bytes(device), kv_cache_gib, memory_gib, prefix_cache_gib)
+        self._prefixes = PrefixCache(memory.prefix_bytes)
+        keeps = self._prefixes if memory.prefix_bytes else None
         self._weights.memory_bytes = memory.genome_bytes
         plan = memory.plan(
             cache_size,
@@ -146,7 +153,7 @@ class TorchEngine(Engine):
         self._lanes = [
             Lane(
                 self._queue,
-                FlatForward(device, prefill_tokens)
+                FlatForward(device, prefill_tokens, keeps)
                 if path.flat
                 else OwnForward(path, device, prefill_tokens),
                 device=device,
@@ -170,7 +177,7 @@ class TorchEngine(Engine):
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Low rank: fills tables. Dense: a set of weights a genome."""
-        with self._usage.changing("load genomes"):
+        with self._changing("load genomes"):
             await asyncio.to_thread(self._weights.load, genomes_G)
 
     @override
@@ -185,12 +192,12 @@ class TorchEngine(Engine):
 
     @override
     async def apply(self, step: Step) -> int:
-        with self._usage.changing("move the centre"):
+        with self._changing("move the centre"):
             return await asyncio.to_thread(self._weights.apply, step)
 
     @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        with self._usage.changing("restore the centre"):
+        with self._changing("restore the centre"):
             return await asyncio.to_thread(self._weights.restore, list(steps), snapshot)
 
     @override
@@ -200,8 +207,17 @@ class TorchEngine(Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """Counters: `tokens` sampled and `requests` taken."""
-        return {"tokens": sum(lane.num_tokens for lane in self._lanes), "requests": self._requests}
+        """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
+
+        Of those `prefilled_tokens` were run, and `cached_tokens` were still known from a turn
+        before.
+        """
+        return {
+            "tokens": sum(lane.num_tokens for lane in self._lanes),
+            "requests": self._requests,
+            "prefilled_tokens": sum(lane.forward.num_prefilled for lane in self._lanes),
+            "cached_tokens": sum(lane.forward.num_cached for lane in self._lanes),
+        }
 
     @override
     async def close(self) -> None:
@@ -217,10 +233,17 @@ class TorchEngine(Engine):
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
+    @contextmanager
+    def _changing(self, what: str) -> Generator[None]:
+        """Inside, nobody else may use the engine, and nothing is kept of its weights' answers."""
+        with self._usage.changing(what):
+            self._prefixes.clear()
+            yield
+
     async def _submit(self, request: SampleRequest | LogprobsRequest, limit: int) -> Answer:
         with self._usage.request():
             model, row = self._weights.answering(request.target)
-            work = Work(request, model, row, limit)
+            work = Work(request, model, row, limit, self._prefixes.version)
             loop = asyncio.get_running_loop()
             self._requests += 1
             future = self._in_flight[work] = loop.create_future()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.attention import MIN_LENGTH, round_up
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
@@ -28,9 +28,6 @@ from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
 from es_cookbook.rl.types import Action
 
-_SLOT_LENGTH_STEP = 32
-_MIN_SLOT_LENGTH = 64
-"""Room for the shortest cache view of heads of 8 (see `attention`)."""
 _PATIENCE = 8
 """Decode steps after which a waiting request is admitted even if few are."""
 _BATCHES_BEFORE_YIELD = 4
@@ -53,6 +50,7 @@ class Lane:
 
     Attributes:
         num_tokens: sampled so far.
+        forward: runs the batches.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class Lane:
     ) -> None:
         self.num_tokens = 0
         self._queue = queue
-        self._forward = forward
+        self.forward = forward
         self._device = device
         self._max_rows = max_rows
         self._cache_bytes = cache_bytes
@@ -106,11 +104,11 @@ class Lane:
 
     def _serve(self, model: PopulationModel) -> None:
         """Run requests for one model until none is left, or others have waited long enough."""
-        self._forward.turn_to(model)
+        self.forward.turn_to(model)
         try:
             self._serve_all(model)
         finally:
-            self._forward.rest()
+            self.forward.rest()
 
     def _serve_all(self, model: PopulationModel) -> None:
         self._fit_cache(self._queue.longest(model))
@@ -118,7 +116,7 @@ class Lane:
         while not self._queue.closed:
             self._taken = self._queue.take_scores(model, self._prefill_tokens)
             if self._taken:
-                scores = self._forward.score(self._taken)
+                scores = self.forward.score(self._taken)
                 answers = [part.tolist() for part in scores]
                 self._deliver(list(zip(self._taken, answers, strict=True)))
             may_admit = admitted < _BATCHES_BEFORE_YIELD * self._max_rows
@@ -132,20 +130,20 @@ class Lane:
 
     def _fit_cache(self, longest: int) -> None:
         """Lay the cache out for requests of at most `longest` tokens, while none is running."""
-        length = max(_MIN_SLOT_LENGTH, round_up(longest, _SLOT_LENGTH_STEP))
+        length = round_up(max(1, longest), MIN_LENGTH)  # cache views are as long
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
         slots = min(self._max_rows, self._cache_bytes // self._bytes_of_request(length))
         slots = max(ROWS_PER_BLOCK, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
         self._table = SlotTable(slots, length)
-        self._forward.fit(slots, length)
+        self.forward.fit(slots, length)
 
     def _admit(self, model: PopulationModel) -> int:
         """Take waiting requests into free slots once they make a good batch. Returns how many."""
         table = self._table
         self._steps_since_admission += 1
         active = table.num_active
-        if active and not self._forward.joins:
+        if active and not self.forward.joins:
             return 0
         fillable = min(self._queue.num_waiting(model), table.num_slots - active)
         few = fillable < min(active // 8 + 1, self._max_rows // 16)
@@ -157,21 +155,21 @@ class Lane:
             table.free_slots_of_genomes(),
             table.num_empty_blocks(),
             table.slot_length,
-            self._forward,
+            self.forward,
         )
         placed = list(zip(works, table.place(works), strict=True))
         self._taken = []
-        for slots, logits in self._forward.prefill(table, placed):
+        for slots, logits in self.forward.prefill(table, placed):
             self._sample(slots, logits)
         return len(works)
 
     def _decode(self) -> None:
         """One more token for every running request."""
         table = self._table
-        if self._forward.elastic and (order := table.packed_order()) is not None:
-            self._forward.keep(order)
+        if self.forward.elastic and (order := table.packed_order()) is not None:
+            self.forward.keep(order)
             table.reorder(order)
-        logits = self._forward.decode(table)
+        logits = self.forward.decode(table)
         slots = table.active.nonzero()[0]
         if len(slots) < len(logits):
             logits = logits[torch.from_numpy(slots).to(self._device)]
@@ -224,6 +222,7 @@ class Lane:
                 logprobs_T = tuple(table.logprobs[slot, : len(tokens_T)].tolist())
             reason = "stop" if stop else "length"
             results.append((work, Action(tuple(tokens_T), text, reason, logprobs_T)))
+        self.forward.ended(table, slots.tolist())
         table.release(slots.tolist())
         self._deliver(results)
 

@@ -1,9 +1,10 @@
 """How a torch engine divides a machine's memory.
 
 What a user leaves open follows from what is free once the weights are there: half of it may hold
-what is kept of tokens, a quarter resident genomes, and a quarter is for the work itself. These are
-limits. What is taken follows from the run: genome tables are as large as the population, and a lane
-lays its cache out for the longest request that waits, prompt and `max_tokens`.
+what is kept of tokens of requests that run, an eighth what is kept of requests that have ended, a
+quarter resident genomes, and an eighth is for the work itself. These are limits. What is taken
+follows from the run: genome tables are as large as the population, and a lane lays its cache out
+for the longest request that waits, prompt and `max_tokens`.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
 from es_cookbook.evolution.spaces.base import SearchSpace
 
-CACHE_SHARE, GENOME_SHARE, WORK_SHARE = 0.5, 0.25, 0.25
+CACHE_SHARE, GENOME_SHARE, PREFIX_SHARE, WORK_SHARE = 0.5, 0.25, 0.125, 0.125
 BYTES_OF_LOGIT = 16
 """Of one number of one row, while a token is chosen: it and its copies."""
 _LEAST_CONTEXT = 512
@@ -122,17 +123,24 @@ class Memory:
 
     Attributes:
         free: bytes that are free once the weights are there.
-        cache_gib: engine.kv_cache_gib, and `genome_gib`, engine.memory_gib, as the user gave them.
+        cache_gib: engine.kv_cache_gib, `genome_gib`, engine.memory_gib, and `prefix_gib`,
+            engine.prefix_cache_gib, as the user gave them.
     """
 
     free: int
     cache_gib: float | None
     genome_gib: float | None
+    prefix_gib: float | None = None
 
     @property
     def genome_bytes(self) -> int:
         """For resident genomes."""
         return int(GENOME_SHARE * self.free if self.genome_gib is None else self.genome_gib * GIB)
+
+    @property
+    def prefix_bytes(self) -> int:
+        """For keys and values of requests that have ended, over all lanes."""
+        return int(PREFIX_SHARE * self.free if self.prefix_gib is None else self.prefix_gib * GIB)
 
     @property
     def cache_bytes(self) -> int:

@@ -1,22 +1,15 @@
 """Additions: what one is, how they are made, split, and sorted by what is wrong with an answer.
 
-A problem is some numbers to be added. Which split it belongs to is a hash of the numbers in any
-order: whoever generates problems, with whatever seed, agrees on which ones no one trains on, and no
-test problem is a training problem with its numbers exchanged. `development` is a second held-out
-set: settings are chosen on it, so that the test chooses nothing.
+A problem is some numbers to be added. Its fold follows from the numbers in any order, so no test
+problem is a training problem with its numbers exchanged.
 """
 
 import dataclasses
 import random
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
-
-Fold: TypeAlias = Literal["train", "development", "test"]
-
-HELD_OUT_ONE_IN = 10
-"""One problem in this many is in the test, and as many are in the development set."""
+from es_cookbook.recipes.generated import Fold, distinct, fold_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,17 +26,13 @@ class Problem:
     @property
     def fold(self) -> Fold:
         """Which split the problem belongs to, a pure function of its numbers in any order."""
-        place = derive_seed(0, "arithmetic/split", *sorted(self.terms)) % HELD_OUT_ONE_IN
-        return "test" if place == 0 else "development" if place == 1 else "train"
+        return fold_of("arithmetic", *sorted(self.terms))
 
 
 def generate_problems(
     seed: int, fold: Fold, *, num_terms: int = 2, num_digits: int = 3
 ) -> Iterator[Problem]:
     """Endless seeded stream of distinct problems of one split.
-
-    It ends only where there is no further problem, which it takes for granted after 10,000 draws
-    that brought nothing new.
 
     Args:
         seed: same seed, same stream.
@@ -52,17 +41,9 @@ def generate_problems(
         num_digits: digits of each; the first one is not 0.
     """
     rng = random.Random(derive_seed(seed, f"arithmetic/{fold}"))
-    seen: set[Problem] = set()
-    fruitless = 0
-    while fruitless < 10_000:
-        problem = draw_problem(rng, num_terms, num_digits)
-        fruitless += 1
-        if problem in seen:
-            continue
-        seen.add(problem)
-        fruitless = 0
-        if problem.fold == fold:
-            yield problem
+    return distinct(
+        lambda: draw_problem(rng, num_terms, num_digits), lambda problem: problem.fold, fold
+    )
 
 
 def draw_problem(rng: random.Random, num_terms: int, num_digits: int) -> Problem:

@@ -35,12 +35,12 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.arithmetic.env import ArithmeticEnv, gold_answer, question
 from es_cookbook.recipes.arithmetic.problems import (
-    Fold,
     Problem,
     draw_problem,
     generate_problems,
     without_carries,
 )
+from es_cookbook.recipes.generated import Fold
 from es_cookbook.rl.types import Observation
 
 CHARACTERS = "0123456789+="

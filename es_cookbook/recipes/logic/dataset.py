@@ -6,6 +6,7 @@ question is both trained on and held out, and none is in a split twice.
 
 import functools
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 
 import chz
@@ -23,6 +24,7 @@ from es_cookbook.recipes.logic.generators import (
     parsed_options,
     problems,
 )
+from es_cookbook.rl.data.choosing import quotas
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
@@ -49,22 +51,6 @@ def shares(generation: int, num_levels: int, shift: int) -> list[float]:
     return [round(max(0.0, 1 - abs(level - middle)), 9) for level in range(num_levels)]
 
 
-def counts(shares: Sequence[float], batch: int, turn: int) -> list[int]:
-    """Whole numbers that add up to the batch; what rounding leaves goes to the largest remainders.
-
-    Equal remainders take turns.
-
-    >>> counts([0.25, 0.75], 8, 0), counts([0.5, 0.5], 3, 0), counts([0.5, 0.5], 3, 1)
-    ([2, 6], [2, 1], [1, 2])
-    """
-    found = [int(share * batch + 1e-6) for share in shares]
-    rest = [share * batch - count for share, count in zip(shares, found, strict=True)]
-    order = sorted(range(len(rest)), key=lambda i: (-round(rest[i], 6), (i + turn) % len(rest)))
-    for i in order[: batch - sum(found)]:
-        found[i] += 1
-    return found
-
-
 class LevelDataset(ProblemDataset):
     """Problems of several levels, in batches whose mixture is a function of the generation.
 
@@ -88,6 +74,7 @@ class LevelDataset(ProblemDataset):
         super().__init__(together, problems_per_generation, seed, held_out)
         self._levels = builders_by_level
         self._shift = shift
+        self._seed = seed
         self._orders = [
             EpochOrder(len(builders), derive_seed(seed, "logic/level", level))
             for level, builders in enumerate(builders_by_level)
@@ -111,7 +98,8 @@ class LevelDataset(ProblemDataset):
 
     def _counts(self, generation: int) -> list[int]:
         parts = shares(generation, len(self._levels), self._shift)
-        return counts(parts, self.problems_per_generation, generation)
+        offset = random.Random(derive_seed(self._seed, "logic/shares", generation)).random()
+        return quotas(parts, self.problems_per_generation, offset)
 
 
 @chz.chz
@@ -213,7 +201,7 @@ class LogicDatasetBuilder(RLDatasetBuilder):
     def _drawn(self, seed: int, total: int, taken: set[str]) -> list[list[Problem]]:
         """So many problems, the levels in equal parts, of questions that are not taken yet."""
         sources = self.sources()
-        each = counts([1 / len(sources)] * len(sources), total, 0)
+        each = quotas([1] * len(sources), total, offset=0.5)
         drawn: list[list[Problem]] = []
         for source, count in zip(sources, each, strict=True):
             found = list(itertools.islice(_untaken(source, seed, taken), count))

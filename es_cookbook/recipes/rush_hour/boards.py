@@ -72,11 +72,11 @@ class Board:
         return self.size - self.target.start % self.size - self.target.length
 
     @property
-    def blockers(self) -> int:
-        """Pieces between the target's right end and the last column."""
+    def in_the_way(self) -> list[str]:
+        """Names of the pieces between the target's right end and the last column."""
         end = self.target.start + self.target.length
         way = {*range(end, end + self.distance)}
-        return sum(not way.isdisjoint(self.cells(piece)) for piece in self.pieces)
+        return [piece.name for piece in self.pieces if not way.isdisjoint(self.cells(piece))]
 
     def cells(self, piece: Piece) -> range:
         """Indices of the cells that a piece covers."""

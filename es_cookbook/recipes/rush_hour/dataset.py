@@ -16,6 +16,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.rush_hour.boards import Move, format_moves, parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.env import PromptStyle, RushHourEnv, question
 from es_cookbook.recipes.rush_hour.generate import (
+    FOLDS,
     GENERATED_SIZES,
     MEDIUM_BELOW,
     Problem,
@@ -26,7 +27,7 @@ from es_cookbook.recipes.rush_hour.rewards import RushHourReward
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_sources
-from es_cookbook.rl.data.splits import Split, load_splits
+from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
@@ -45,15 +46,17 @@ class RushHourDatasetBuilder(RLDatasetBuilder):
     )
     num_train: int = chz.field(default=1500, doc="most training boards used")
     num_test: int = chz.field(default=300, doc="most held-out boards used; 0 for none")
+    fold: int = chz.field(default=0, doc="which tenth is held out: 0 to 9")
     problems_per_generation: int = chz.field(default=32, doc="boards in a batch")
     size: int = chz.field(default=5, doc="generated: rows, and as many columns; 4 to 7")
     max_walls: int = chz.field(default=0, doc="generated: a board has 0 to this many walls")
     max_moves: int = chz.field(
-        default=8, doc="generated: longest optimal solution; easy to hard come equally often"
+        default=5, doc="generated: longest optimal solution; easy to hard come equally often"
     )
     prompt: PromptStyle = chz.field(
-        default="words",
-        doc="words: with the rules, as a chat if the model has one; compact: the board alone",
+        default="compact",
+        doc="compact: the board alone, for the bundled model; words: with the rules, as a chat if "
+        "the model has one",
     )
     reward: RushHourReward = chz.field(default_factory=RushHourReward, doc="how answers are paid")
     seed: int = chz.field(default=0, doc="of the training boards generated and of their order")
@@ -62,6 +65,7 @@ class RushHourDatasetBuilder(RLDatasetBuilder):
     def _ranges(self) -> None:
         check_range(self, "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", at_least=0)
+        check_range(self, "fold", at_least=0, at_most=FOLDS - 1)
         check_range(self, "size", at_least=GENERATED_SIZES[0], at_most=GENERATED_SIZES[-1])
         check_range(self, "max_walls", at_least=0, at_most=self.size)
         check_range(self, "max_moves", at_least=MEDIUM_BELOW)
@@ -79,8 +83,9 @@ class RushHourDatasetBuilder(RLDatasetBuilder):
         if self.source is None:
             train, test = self._generated()
         else:
+            read = functools.partial(_read, held_out_fold=self.fold)
             most = {"num_train": self.num_train, "num_test": self.num_test}
-            train, test = load_splits(self.source, self.test_source, _read, **most)
+            train, test = load_splits(self.source, self.test_source, read, **most)
         if not train:
             raise DataError(f"{self.source or 'the generator'}: there are no training boards")
         build = functools.partial(self._group_builder, tokenizer)
@@ -94,12 +99,13 @@ class RushHourDatasetBuilder(RLDatasetBuilder):
     def _generated(self) -> tuple[dict[str, Problem], dict[str, Problem]]:
         """Train and test boards by name; the test is the same for every seed: runs compare."""
 
-        def stream(seed: int, split: Split, most: int) -> dict[str, Problem]:
+        def stream(seed: int, folds: list[int], most: int) -> dict[str, Problem]:
             shape = {"size": self.size, "max_walls": self.max_walls, "max_moves": self.max_moves}
-            problems = generate_problems(seed, split, **shape)
+            problems = generate_problems(seed, folds, **shape)
             return {f"generated board {p.board}": p for p in islice(problems, most)}
 
-        return stream(self.seed, "train", self.num_train), stream(0, "test", self.num_test)
+        others = [fold for fold in range(FOLDS) if fold != self.fold]
+        return stream(self.seed, others, self.num_train), stream(0, [self.fold], self.num_test)
 
     def _group_builder(
         self, tokenizer: Tokenizer, name: str, problem: Problem
@@ -115,7 +121,7 @@ class RushHourDatasetBuilder(RLDatasetBuilder):
         return ProblemGroupBuilder(make_env, name, gold, (difficulty(len(solution)),))
 
 
-def _read(row: Row) -> Problem:
+def _read(row: Row, held_out_fold: int) -> Problem:
     try:
         board = parse_board(row.text("board"))
     except ValueError as error:
@@ -126,7 +132,7 @@ def _read(row: Row) -> Problem:
     solution = None if text is None else parse_moves(text)
     if text is not None and solution is None:
         raise row.error(f"field 'solution' must be moves such as 'A>2,Bv3', found {text[:60]!r}")
-    return Problem(board, solution)
+    return Problem(board, solution, held_out_fold)
 
 
 def _solution(name: str, problem: Problem) -> tuple[Move, ...]:

@@ -59,6 +59,7 @@ class RushHourEnv(ProblemEnv):
         metrics = {
             "correct": float(grade.moves.solved),
             "optimal": float(grade.moves.optimal),
+            "stops_early": float(grade.moves.stops_early),
             "legal": grade.moves.legal,
             "format": grade.format,
             "well_formed": float(grade.well_formed),

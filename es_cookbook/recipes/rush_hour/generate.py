@@ -1,17 +1,17 @@
-"""Solvable Rush Hour boards: seeded, balanced over difficulty, disjoint between train and test.
+"""Solvable Rush Hour boards: seeded, balanced over difficulty, in folds that share nothing.
 
 Pieces are put down at random, all positions that can be reached from there are listed with their
 optimal lengths (`solver.Distances`), and of these one easy, one medium and one hard board are
 taken. So a set is balanced over the three, and lengths are even within each, as far as there
 are such positions.
 
-Boards are held out by what no move changes (`boards.arrangement`): no test board can be reached
-from a training board, nor is it the mirror image of one.
+A board's fold is a hash of what no move changes (`boards.arrangement`): no board of one fold can be
+reached from a board of another, nor is it the mirror image of one.
 """
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
@@ -32,8 +32,8 @@ from es_cookbook.rl.data.splits import Split
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
-TEST_ONE_IN = 10
-"""One arrangement of pieces in this many is held out."""
+FOLDS = 10
+"""A board belongs to one of so many folds, by its arrangement of pieces."""
 EASY_BELOW, MEDIUM_BELOW = 3, 5
 """Optimal lengths at which a board is no longer easy, and no longer medium."""
 GENERATED_SIZES = range(4, 8)
@@ -45,10 +45,14 @@ _FRUITLESS = 2000  # arrangements in a row that bring no new board: there are no
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """One board, with the fewest moves that solve it where they are known."""
+    """One board, with the fewest moves that solve it where they are known.
+
+    `held_out_fold` is the fold whose boards are in the test.
+    """
 
     board: Board
     solution: tuple[Move, ...] | None = None
+    held_out_fold: int = 0
 
     @property
     def key(self) -> str:
@@ -56,10 +60,14 @@ class Problem:
         return canonical(self.board)
 
     @property
+    def fold(self) -> int:
+        """Which fold the problem belongs to, a pure function of what no move changes."""
+        return derive_seed(0, f"rush_hour/split/{arrangement(self.board)}") % FOLDS
+
+    @property
     def split(self) -> Split:
-        """Which split the problem belongs to, a pure function of what no move changes."""
-        seed = derive_seed(0, f"rush_hour/split/{arrangement(self.board)}")
-        return "test" if seed % TEST_ONE_IN == 0 else "train"
+        """Which split it belongs to."""
+        return "test" if self.fold == self.held_out_fold else "train"
 
 
 def difficulty(optimal: int) -> Difficulty:
@@ -68,26 +76,31 @@ def difficulty(optimal: int) -> Difficulty:
 
 
 def generate_problems(
-    seed: int, split: Split, *, size: int = 6, max_walls: int = 0, max_moves: int = 10
+    seed: int,
+    folds: Collection[int],
+    *,
+    size: int = 6,
+    max_walls: int = 0,
+    max_moves: int = 10,
 ) -> Iterator[Problem]:
-    """Endless seeded stream of distinct solved boards of one split: easy, medium, hard, and again.
+    """Endless seeded stream of distinct solved boards of some folds: easy, medium, hard, and again.
 
     It ends only where there is no further board, which it takes for granted after 2,000
     arrangements of pieces that brought none.
 
     Args:
         seed: same seed, same stream.
-        split: "train" or "test"; the two are disjoint whatever the seeds.
+        folds: of 0 to 9; boards of different folds are disjoint whatever the seeds.
         size: rows, and as many columns; 4 to 7.
         max_walls: each board has 0 to this many walls.
         max_moves: longest optimal solution; 5 or more.
     """
-    rng = random.Random(derive_seed(seed, f"rush_hour/{split}"))
+    rng = random.Random(derive_seed(seed, "rush_hour/boards", *sorted(folds)))
     seen: set[str] = set()
     fruitless = 0
     while fruitless < _FRUITLESS:
         board = random_board(rng, size, rng.randint(0, max_walls))
-        if Problem(board).split != split:
+        if Problem(board).fold not in folds:
             continue
         fruitless += 1
         problems = _one_of_each(rng, board, max_moves)

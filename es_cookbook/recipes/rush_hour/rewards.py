@@ -54,6 +54,7 @@ class MovesGrade:
         parses: they could be read.
         solved: all are legal, and they end with the board solved.
         optimal: solved in the fewest moves.
+        stops_early: all are legal, and the board is not solved after the last.
         legal: share of the moves before the first illegal one, in [0, 1].
         shaped: the shaped reward, in [0, 1].
     """
@@ -61,11 +62,14 @@ class MovesGrade:
     parses: bool
     solved: bool
     optimal: bool
+    stops_early: bool
     legal: float
     shaped: float
 
 
-_NOTHING = MovesGrade(parses=False, solved=False, optimal=False, legal=0.0, shaped=0.0)
+_NOTHING = MovesGrade(
+    parses=False, solved=False, optimal=False, stops_early=False, legal=0.0, shaped=0.0
+)
 
 
 def grade_moves(answer: str | None, board: Board, optimal: int) -> MovesGrade:
@@ -88,13 +92,14 @@ def grade_moves(answer: str | None, board: Board, optimal: int) -> MovesGrade:
         parses=True,
         solved=played.is_solved,
         optimal=played.is_solved and len(moves) <= optimal,
+        stops_early=not played.is_solved and played.legal == len(moves),
         legal=legal,
         shaped=shaped,
     )
 
 
 def _to_go(board: Board) -> int:
-    return board.blockers + board.distance
+    return len(board.in_the_way) + board.distance
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

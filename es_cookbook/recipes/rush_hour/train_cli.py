@@ -1,13 +1,16 @@
 """Train a model to solve Rush Hour boards.
 
-    python -m es_cookbook.recipes.rush_hour.train_cli model_name=Qwen/Qwen2.5-0.5B-Instruct
+    python -m es_cookbook.recipes.rush_hour.train_cli
     python -m es_cookbook.recipes.rush_hour.train_cli --help
 
-Boards are generated, or come from `dataset.source`. It brings no model of its own: whatever can
-follow the rules of the prompt can begin.
+Without options it trains the bundled character-level model, which often leaves out the last move,
+on generated boards; no network, no GPU. Any other model reads the rules in words:
+
+    ... model_name=Qwen/Qwen2.5-0.5B-Instruct dataset.prompt=words sampling.max_tokens=512
 """
 
 import functools
+from pathlib import Path
 
 import chz
 
@@ -18,23 +21,32 @@ from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
 from es_cookbook.recipes.settings import (
+    HALF_KNOWN,
     dataset_field,
+    eval_every_field,
     log_path_field,
     model_field,
+    num_generations_field,
     optimizer_field,
     sampling_field,
 )
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+
+BUNDLED_MODEL = Path(__file__).parent / "model"
+
+_ES = {**HALF_KNOWN, "population_size": 128}
 
 
 @chz.chz
 class CLIConfig(train.Config):
     """Train a model to solve Rush Hour boards with evolution strategies."""
 
-    model_name: str = model_field("Qwen/Qwen2.5-0.5B-Instruct")
+    model_name: str = model_field(BUNDLED_MODEL)
     dataset: RLDatasetBuilder = dataset_field(RushHourDatasetBuilder, "boards")
-    optimizer: OptimizerBuilder = optimizer_field(RECOMMENDED)
-    sampling: SamplingParams = sampling_field(max_tokens=512)
+    optimizer: OptimizerBuilder = optimizer_field({**RECOMMENDED, "es": _ES})
+    sampling: SamplingParams = sampling_field(max_tokens=32)
+    num_generations: int = num_generations_field(20)
+    eval_every: int = eval_every_field(5)
     log_path: str = log_path_field("rush_hour")
 
 

@@ -232,6 +232,11 @@ class _InPart(EnvGroupBuilder):
     def tags(self) -> tuple[str, ...]:
         return (*((self.tag,) if self.tag else ()), *self.builder.tags)
 
+    @property
+    @override
+    def asks_genomes(self) -> bool:
+        return self.builder.asks_genomes
+
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """The problem's Envs, limited where the part is."""
         group = await self.builder.make_envs(num_envs)
@@ -242,7 +247,7 @@ class _InPart(EnvGroupBuilder):
     @override
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         return await self.builder.compute_group_rewards(trajectories, policies)
 
 

@@ -35,6 +35,11 @@ class Row(EnvGroupBuilder):
 
     problems: Sequence[EnvGroupBuilder]
 
+    @property
+    @override
+    def asks_genomes(self) -> bool:
+        return any(problem.asks_genomes for problem in self.problems)
+
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Envs of each pair's own problem, pair after pair."""
         size = num_envs // len(self.problems)
@@ -49,9 +54,9 @@ class Row(EnvGroupBuilder):
     @override
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward] | None:
+    ) -> Sequence[GroupReward | LostRollout] | None:
         size = len(trajectories) // len(self.problems)
-        rewards: list[GroupReward] = []
+        rewards: list[GroupReward | LostRollout] = []
         is_none = True
         for j, problem in enumerate(self.problems):
             part = slice(j * size, (j + 1) * size)
@@ -98,6 +103,7 @@ def gather(
             row.trajectories_G_K[2 * j : 2 * j + 2],
             row.group_rewards_G_K and row.group_rewards_G_K[2 * j : 2 * j + 2],
             row.group_metrics_G_K and row.group_metrics_G_K[2 * j : 2 * j + 2],
+            row.group_logs_G_K and row.group_logs_G_K[2 * j : 2 * j + 2],
             problems_P[r * num_pairs + j].tags,
         )
         for r, row in enumerate(groups_R)

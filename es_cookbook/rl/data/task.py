@@ -12,6 +12,7 @@ the shared rewards (`es_cookbook.rl.rewards`): `Task(..., reward=Number())`.
 """
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import chz
@@ -26,7 +27,7 @@ from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, r
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, RewardFunction, graded
 from es_cookbook.rl.types import Observation, Tokenizer
 
-_REWARDS = Names(REWARD_NAMES, default=None, functions=True)
+REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 
 
 @chz.chz
@@ -37,7 +38,7 @@ class Task(RowDatasetBuilder):
         default="{question}", doc="what the model is asked: text with fields of the row in braces"
     )
     reward: Reward | RewardFunction = chz.field(
-        meta_factory=_REWARDS,
+        meta_factory=REWARDS,
         doc="scores an answer: a shared reward, or my_module:function or "
         "path/to/script.py:function, which gets the text and the row",
     )
@@ -84,13 +85,16 @@ class Task(RowDatasetBuilder):
                 raise row.error(str(error)) from error
         answer = row.fields.get("answer")
         checked = self.full_reward is not None and isinstance(answer, str | int | float)
-        given = Observation(tokens_T), self.reward, row, self.full_reward
         return ProblemGroupBuilder(
-            functools.partial(TaskEnv, *given),
+            self.env_maker(Observation(tokens_T), row),
             row.where,
             gold=str(answer) if checked else None,
             problem_tags=(str(row.value(self.tag)),) if self.tag else (),
         )
+
+    def env_maker(self, observation: Observation, row: Row) -> Callable[[], ProblemEnv]:
+        """Makes an Env of a row; importable, so that the problem pickles."""
+        return functools.partial(TaskEnv, observation, self.reward, row, self.full_reward)
 
 
 class TaskEnv(ProblemEnv):

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import chz
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.types import LostRollout, Trajectory, TrajectoryGroup
+from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
 
 GENERATION = "progress/generation"
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -142,6 +142,7 @@ class SampledRollout:
         problem: index into the generation's batch; `tags` are its own.
         genome: index into the population; `attempt`: which of its attempts at the problem.
         reward: group reward included; NaN where the rollout was lost.
+        logs: text of the group reward.
     """
 
     problem: int
@@ -150,6 +151,7 @@ class SampledRollout:
     tags: tuple[str, ...]
     rollout: Trajectory | LostRollout
     reward: float
+    logs: Logs
 
 
 def choose_rollouts(
@@ -167,7 +169,9 @@ def choose_rollouts(
     rewards_P_G_K = {p: groups_P[p].rewards_G_K for p, _, _ in chosen}
     return [
         SampledRollout(
-            p, g, k, groups_P[p].tags, groups_P[p].trajectories_G_K[g][k], rewards_P_G_K[p][g][k]
+            *(p, g, k, groups_P[p].tags, groups_P[p].trajectories_G_K[g][k]),
+            rewards_P_G_K[p][g][k],
+            logs_G_K[g][k] if (logs_G_K := groups_P[p].group_logs_G_K) else {},
         )
         for p, g, k in chosen
     ]

@@ -18,7 +18,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.types import LostRollout, TrajectoryGroup
+from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
     GENERATION,
@@ -94,6 +94,8 @@ class _JsonlTracker(Tracker):
             "tags": list(sampled.tags),
             "reward": sampled.reward,
         }
+        if sampled.logs:
+            which["group_logs"] = self._cut_all(sampled.logs)
         rollout = sampled.rollout
         if isinstance(rollout, LostRollout):
             return which | {"lost": self._cut(rollout.reason)}
@@ -104,11 +106,14 @@ class _JsonlTracker(Tracker):
                 "stop_reason": transition.action.stop_reason,
                 "reward": transition.reward,
                 "metrics": dict(transition.metrics),
-                "logs": {name: self._cut(text) for name, text in transition.logs.items()},
+                "logs": self._cut_all(transition.logs),
             }
             for transition, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True)
         ]
         return which | {"turns": turns}
+
+    def _cut_all(self, logs: Logs) -> dict[str, str]:
+        return {name: self._cut(text) for name, text in logs.items()}
 
     def _cut(self, text: str) -> str:
         limit = self._builder.max_text_chars

@@ -123,6 +123,7 @@ def test_the_file_has_every_problem_and_says_what_was_measured_and_how() -> None
         "sampling.top_p": 1.0,
         "seed": 7,
         "rollout_timeout": 600.0,
+        "turn_timeout": None,
         "dataset": {"$class": "tests.fakes:SmallDatasetBuilder"},
     }
     last = json.loads(Path("fake/history.jsonl").read_text().splitlines()[-1])

@@ -19,6 +19,7 @@ SETTING = Setting(
     attempts=1,
     seed=3,
     rollout_timeout=1.0,
+    turn_timeout=None,
     max_failed_fraction=0.1,
 )
 

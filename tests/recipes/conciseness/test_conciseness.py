@@ -107,7 +107,7 @@ def test_a_run_of_two_generations_reports_length_and_kl(
     first, *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
     for name in ("correct", "concise", "length", "excess"):
         assert {f"env/all/{name}", f"test/env/all/{name}"} <= first.keys()
-    assert any(key.startswith("test/env/backwards/") for key in first)
+    assert any(key.startswith("test/env/after/") for key in first)
     assert first["env/kl/kl"] > 1e-3 > abs(first["test/env/kl/kl"]), "the centre is the base"
     assert last["test/env/kl/kl"] > 1e-4, "and has moved"
 

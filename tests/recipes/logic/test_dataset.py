@@ -1,12 +1,13 @@
 """Problems of a generator as a dataset: splits, prompts, grades, and batches by level."""
 
 import pickle
+from collections import Counter
 
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.logic.dataset import LevelDataset, LogicDatasetBuilder, counts, shares
+from es_cookbook.recipes.logic.dataset import LevelDataset, LogicDatasetBuilder, shares
 from es_cookbook.recipes.logic.env import LogicEnv
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action
@@ -116,17 +117,24 @@ async def test_batches_move_from_the_first_level_to_the_last() -> None:
 
 async def test_a_level_uses_all_its_problems_before_it_uses_one_twice() -> None:
     train, _ = await build(levels=(1, 2), num_train=24, problems_per_generation=3)
-    used = [builder for generation in range(8) for builder in train.get_batch(generation)]
-    assert len(questions(used)) == 24
+    used = [builder for generation in range(12) for builder in train.get_batch(generation)]
+    for level in ("level1", "level2"):
+        of_level = [builder for builder in used if builder.tags == (level,)]
+        assert len(questions(of_level[:12])) == 12
 
 
-def test_shares_and_counts_add_up() -> None:
+async def test_every_batch_is_full_and_shared_by_the_levels() -> None:
+    train, _ = await build(levels=(0, 1, 2), num_train=60, problems_per_generation=8)
+    for generation in range(20):
+        tags = Counter(builder.tags for builder in train.get_batch(generation))
+        assert tags.total() == 8
+        assert set(tags.values()) <= {2, 3}
+
+
+def test_shares_add_up() -> None:
     for generation in range(30):
-        parts = shares(generation, 4, 20)
-        assert sum(parts) == pytest.approx(1)
-        assert sum(counts(parts, 32, generation)) == 32
+        assert sum(shares(generation, 4, 20)) == pytest.approx(1)
     assert shares(7, 4, 0) == [0.25] * 4
-    assert counts([1 / 3] * 3, 32, 1) == [11, 10, 11]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_board_is_read_and_written() -> None:
     assert str(board) == "".join(BOARD.split())
     assert board.rows()[2] == "AAooDo"
     assert [piece.name for piece in board.pieces] == list("BCDAEFG")
-    assert (board.distance, board.blockers, board.is_solved) == (4, 1, False)
+    assert (board.distance, board.in_the_way, board.is_solved) == (4, ["D"], False)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.rush_hour.boards import canonical, parse_board
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
 from es_cookbook.recipes.rush_hour.env import RushHourEnv, question
+from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward
 from es_cookbook.recipes.rush_hour.warm_start import CHARACTERS
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -30,7 +31,6 @@ async def _build(
         "problems_per_generation": 1,
         "num_train": 30,
         "num_test": 12,
-        "prompt": "compact",
     }
     built = await RushHourDatasetBuilder(**{**defaults, **fields})(
         tokenizer or build_tokenizer(CHARACTERS)
@@ -42,8 +42,17 @@ async def _build(
 
 
 def _keys(builders: Builders) -> set[str]:
-    envs = [builder.make_env() for builder in builders]
-    return {canonical(env.board) for env in envs if isinstance(env, RushHourEnv)}
+    return {canonical(parse_board(_board(builder))) for builder in builders}
+
+
+def _board(builder: ProblemGroupBuilder) -> str:
+    env = builder.make_env()
+    assert isinstance(env, RushHourEnv)
+    return str(env.board)
+
+
+def _fold(builder: ProblemGroupBuilder) -> int:
+    return Problem(parse_board(_board(builder))).fold
 
 
 def _write(path: Path, rows: list[dict[str, object]]) -> str:
@@ -67,6 +76,18 @@ async def test_generated_boards_are_disjoint_and_held_out_ones_the_same_for_ever
     assert _keys(train) != _keys(other_train)
     assert _keys(train).isdisjoint(_keys(test))
     assert {builder.tags for builder in train} == {("easy",), ("medium",), ("hard",)}
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+async def test_the_fold_says_which_boards_are_held_out_generated_or_from_a_file(
+    fold: int, tmp_path: Path
+) -> None:
+    train, test = await _build(fold=fold)
+    assert {_fold(builder) for builder in test} == {fold}
+    assert fold not in {_fold(builder) for builder in train}
+    boards = [{"board": _board(builder)} for builder in (*train, *test)]
+    read, held_out = await _build(fold=fold, source=_write(tmp_path / "boards.jsonl", boards))
+    assert (_keys(read), _keys(held_out)) == (_keys(train), _keys(test))
 
 
 async def test_rows_are_solved_where_they_bring_no_solution(tmp_path: Path) -> None:
@@ -116,6 +137,7 @@ async def test_a_held_out_board_is_refused_upside_down_and_renamed_too(tmp_path:
     [
         ({"num_train": 0}, "num_train"),
         ({"num_test": -1}, "num_test"),
+        ({"fold": 10}, "fold must be in [0, 9], found 10"),
         ({"size": 3}, "size must be in [4, 7], found 3"),
         ({"max_walls": 6}, "max_walls must be in [0, 5], found 6"),
         ({"max_moves": 4}, "max_moves must be at least 5, found 4"),
@@ -153,6 +175,7 @@ async def test_the_env_reports_moves_and_form_apart_and_pickles() -> None:
     assert result.metrics == {
         "correct": 1.0,
         "optimal": 0.0,
+        "stops_early": 0.0,
         "legal": 1.0,
         "format": 0.0,
         "well_formed": 0.0,

@@ -1,22 +1,24 @@
 """Generated boards: solvable, optimal, balanced, seeded, disjoint."""
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import islice
 
 import pytest
 
-from es_cookbook.recipes.rush_hour.boards import arrangement, play
+from es_cookbook.recipes.rush_hour.boards import arrangement, mirrored, play
 from es_cookbook.recipes.rush_hour.generate import (
     Problem,
-    Split,
     difficulty,
     generate_problems,
 )
 from es_cookbook.recipes.rush_hour.solver import solve
 
 
-def make(seed: int, split: Split = "train", count: int = 30, **fields: int) -> list[Problem]:
-    return list(islice(generate_problems(seed, split, **fields), count))
+def make(
+    seed: int, folds: Collection[int] = range(10), count: int = 30, **fields: int
+) -> list[Problem]:
+    return list(islice(generate_problems(seed, folds, **fields), count))
 
 
 @pytest.mark.parametrize(("size", "max_walls"), [(4, 0), (4, 1), (5, 2), (6, 1)])
@@ -47,13 +49,24 @@ def test_streams_are_seeded_and_distinct() -> None:
     assert len({problem.key for problem in problems}) == 30
 
 
-def test_no_test_board_can_be_reached_from_a_training_board() -> None:
-    train = make(1, "train", 120, size=4)
-    test = make(2, "test", 15, size=4)
-    assert {problem.split for problem in train} == {"train"}
-    assert {problem.split for problem in test} == {"test"}
-    held_out = {arrangement(problem.board) for problem in test}
-    assert held_out.isdisjoint(arrangement(problem.board) for problem in train)
+def test_no_board_can_be_reached_from_a_board_of_another_fold() -> None:
+    folds = [make(fold, [fold], 15, size=4) for fold in range(10)]
+    assert [{problem.fold for problem in fold} for fold in folds] == [{n} for n in range(10)]
+    arrangements = [{arrangement(problem.board) for problem in fold} for fold in folds]
+    assert len(set().union(*arrangements)) == sum(map(len, arrangements))
+
+
+def test_boards_that_moves_or_a_mirror_lead_to_are_of_one_fold() -> None:
+    for problem in make(0, size=4):
+        solved = play(problem.board, problem.solution or ()).board
+        folds = {Problem(board).fold for board in (problem.board, solved, mirrored(solved))}
+        assert len(folds) == 1
+
+
+def test_the_held_out_fold_says_which_split_a_board_is_in() -> None:
+    (problem,) = make(0, [3], 1, size=4)
+    assert problem.split == "train"
+    assert Problem(problem.board, held_out_fold=3).split == "test"
 
 
 def test_difficulties_by_length() -> None:

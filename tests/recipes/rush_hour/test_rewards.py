@@ -44,6 +44,14 @@ def test_parts_of_the_shaped_reward(
     assert grade.shaped == pytest.approx(shaped)
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("Bv2", True), ("Bv2,A>1", True), ("Bv2,A>2", False), ("A>2", False), ("no idea", False)],
+)
+def test_legal_moves_that_do_not_solve_the_board_stop_early(answer: str, expected: bool) -> None:
+    assert grade_moves(answer, BOARD, optimal=2).stops_early is expected
+
+
 RIGHT = "<think>2</think><answer>Bv2,A>2</answer>"
 LONG = "<think>3</think><answer>Bv1,B^1,Bv2,A>2</answer>"
 
@@ -86,7 +94,7 @@ def test_whatever_is_answered_earns_between_nothing_and_all(answer: str) -> None
 
 
 def test_every_generated_solution_earns_the_full_reward() -> None:
-    for problem in itertools.islice(generate_problems(0, "train", size=5, max_walls=1), 60):
+    for problem in itertools.islice(generate_problems(0, range(10), size=5, max_walls=1), 60):
         assert problem.solution is not None
         optimal = len(problem.solution)
         grade = grade_moves(format_moves(problem.solution), problem.board, optimal)

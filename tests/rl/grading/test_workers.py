@@ -263,7 +263,6 @@ def test_workers_end_with_the_program_however_it_ends(
         text=True,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_until(lambda: file.exists() and bool(file.read_text()))
     os.killpg(program.pid, number)  # To the whole group, as a terminal sends Ctrl-C.

@@ -120,6 +120,19 @@ def test_rollouts_are_bounded_in_number_and_length(tmp_path: Path) -> None:
     assert turns[0]["prompt"] == "short"
 
 
+def test_texts_of_group_rewards_are_shown_with_the_rollout(tmp_path: Path) -> None:
+    turn = Transition(Observation((1,)), Action((2,), "5", "stop"), 0.0, {}, {})
+    rollouts = [[Trajectory((turn,))], [LostRollout("it raised", "")]]
+    logs = [[{"games": "X" * 11}], [{}]]
+    group = TrajectoryGroup(rollouts, [[1.0], [0.0]], [[{}], [{}]], logs)
+    tracker = JsonlTrackerBuilder(max_text_chars=10)(info(tmp_path))
+    tracker.log_rollouts(0, [group], decode)
+    tracker.close()
+    played, lost = map(json.loads, (tmp_path / "rollouts.jsonl").read_text().splitlines())
+    assert played["group_logs"] == {"games": "XXXXXXXXXX [1 more characters]"}
+    assert "group_logs" not in lost
+
+
 def test_a_lost_rollout_says_why(tmp_path: Path) -> None:
     lost = LostRollout("TimeoutError: no answer within 60 s", "Traceback …")
     tracker = JsonlTrackerBuilder()(info(tmp_path))

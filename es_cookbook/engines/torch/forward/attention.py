@@ -1,36 +1,53 @@
 """Attention over a slot cache: what the rows of a batch see.
 
-A lane keeps one key-value cache of fixed slots, a slot a request. A prefill batch holds whole
-prompts, ragged, and fills slots; a decode batch holds one row a slot and reads what the slots hold.
-Shapes follow the request alone, never its neighbours: prompts are padded to a multiple of
-`LENGTH_STEP` and grouped by padded length, and decoding masks what lies beyond a row's own position
-(a longer cache view gives the same bits; a test holds it to account).
+A lane keeps one key-value cache of fixed slots, a slot a request. A prefill batch holds what is new
+of several prompts, ragged, and fills slots; a decode batch holds one row a slot and reads what the
+slots hold.
+
+A token attends with the same bits whether it is prefilled or decoded, and whatever its neighbours
+are: a row of a batched matmul has the same bits for any number of rows, and of columns, as long as
+there are enough of both, keys lie in memory as the product reads them, and sums over positions are
+made of pieces with fixed ends. What lies beyond a row's own position is masked, whatever it is, and
+contributes exactly nothing. So keys and values may be kept from one turn to the next (see
+`prefix_cache`). Tests with random lengths and numbers of heads hold this to account.
 """
 
 import dataclasses
+import math
 from typing import Protocol
 
+import numpy as np
 import torch
 from typing_extensions import override
 
+from es_cookbook.engines.torch.forward.prefix_cache import LayerStates, States
+
 LENGTH_STEP = 8
-"""Prompts are padded to a multiple of this many tokens, and cache views are as long."""
-_MIN_LENGTH = 16
-"""Shortest cache view: below a vector register's width, the softmax adds in another order."""
-_MIN_PRODUCTS = 400
-"""torch hands members of a batched matmul that take fewer multiplications than this to a plain
-loop, which adds in another order; cache views are long enough to stay above."""
-_MOST_WIDTH = 64
-"""The BLAS adds up scores in another order where there are fewer of them than a head is wide, so
-cache views are as long as that. Slots have at least this many tokens; of wider heads a view may be
-shorter than the head, and a row's bits then depend on the longest row beside it."""
-_MAX_SCORES = 1 << 24
-"""Most attention scores held at once while prefilling prompts of one padded length."""
+"""Tokens to which the new part of a prompt is padded, and cache views are lengthened."""
+MIN_LENGTH = 64
+"""Shortest cache view, and shortest piece of a sum over positions: below it, the softmax or the
+BLAS may add in another order."""
+_MIN_QUERIES = 4
+"""Fewest rows of a member of a batched matmul: the BLAS multiplies fewer by other kernels."""
+_PIECE = 256
+"""Positions of one piece of the weighted sum of values. The BLAS divides longer ones (from 385 on)
+in the middle, so that a row's bits would depend on the longest row beside it."""
+_ALIGNMENT = 64
+"""Bytes to which torch aligns its own memory."""
+_MAX_ELEMENTS = 1 << 24
+"""Most attention scores, or keys and values, held at once while prefilling prompts of one padded
+length."""
 
 
 def round_up(number: int, step: int) -> int:
     """Smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
+
+
+def _view_length(longest: int) -> int:
+    """Length of a cache view for so many tokens, whose last piece is long enough."""
+    length = max(MIN_LENGTH, round_up(longest, LENGTH_STEP))
+    return round_up(length, MIN_LENGTH) if 0 < length % _PIECE < MIN_LENGTH else length
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,119 +80,172 @@ class AttentionRows(Protocol):
 class SlotCache:
     """Keys and values of `num_slots` requests of at most `slot_length` tokens, for every layer.
 
-    Layers are allocated when attention first writes them, so that the cache needs to know nothing
-    of the architecture. Memory starts as zeros and is always finite: a masked position contributes
-    exactly nothing.
+    Layers are allocated when they are first written, so that the cache needs to know nothing of the
+    architecture. Values are always finite, so that one with no weight contributes exactly nothing.
+
+    Args:
+        slot_length: a multiple of `MIN_LENGTH`.
     """
 
     def __init__(self, num_slots: int, slot_length: int) -> None:
         self.num_slots = num_slots
         self.slot_length = slot_length
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._layers: dict[int, LayerStates] = {}
 
-    def layer(
-        self, index: int, k_T: torch.Tensor, v_T: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, (num_slots · kv heads · slot_length, d) each."""
+    def write(
+        self,
+        index: int,
+        slots_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        k_T: torch.Tensor,
+        v_T: torch.Tensor,
+    ) -> None:
+        """Write a layer's keys and values of these (slot, position)."""
+        keys, values = self._layer(index, k_T, v_T.shape[-1])
+        keys[slots_T, :, :, positions_T] = k_T
+        values[slots_T, :, positions_T] = torch.nan_to_num(v_T)
+
+    def of_slots(self, index: int, slots: torch.Tensor | slice, length: int) -> LayerStates:
+        """A layer's first positions: keys (slots, kv heads, d, length), values (…, length, d)."""
+        keys, values = self._layers[index]
+        return keys[slots, :, :, :length], values[slots, :, :length]
+
+    def _layer(self, index: int, like: torch.Tensor, value_width: int) -> LayerStates:
         if index not in self._layers:
-            self._layers[index] = (self._allocate(k_T), self._allocate(v_T))
+            kv_heads, width = like.shape[1:]
+            keys = _zeros(like, self.num_slots, kv_heads, width, self.slot_length)
+            values = _zeros(like, self.num_slots, kv_heads, self.slot_length, value_width)
+            self._layers[index] = (keys, values)
         return self._layers[index]
 
-    def _allocate(self, rows_T: torch.Tensor) -> torch.Tensor:
-        kv_heads, width = rows_T.shape[1:]
-        return rows_T.new_zeros(self.num_slots * kv_heads * self.slot_length, width)
+    def copy(self, slot: int, length: int) -> States:
+        """A copy of a slot's first tokens."""
+        return {
+            index: (keys[slot, :, :, :length].clone(), values[slot, :, :length].clone())
+            for index, (keys, values) in self._layers.items()
+        }
 
-    def rows(self, slots_T: torch.Tensor, positions_T: torch.Tensor, kv_heads: int) -> torch.Tensor:
-        """Cache rows of each (slot, position), all heads: (T · kv heads,)."""
-        heads = torch.arange(kv_heads, device=slots_T.device)
-        first_T = slots_T * (kv_heads * self.slot_length) + positions_T
-        return (first_T[:, None] + heads * self.slot_length).flatten()
+    def paste(self, slot: int, length: int, states: States) -> None:
+        """Fill a slot's first tokens with those of a copy, which may have more of them."""
+        for index, (k, v) in states.items():
+            keys, values = self._layer(index, k.permute(2, 0, 1), v.shape[-1])
+            keys[slot, :, :, :length] = k[:, :, :length]
+            values[slot, :, :length] = v[:, :length]
 
     def keep(self, slots: torch.Tensor) -> None:
         """Move these slots to the front, in this order."""
         for pair in self._layers.values():
-            for cache in pair:
-                by_slot = cache.view(self.num_slots, -1)
+            for by_slot in pair:
                 by_slot[: len(slots)] = by_slot[slots]
 
 
-def _attend(
-    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Softmax of scaled, capped and masked scores, times v; the mask is float32.
+def _zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    """As `like.new_zeros`, but on the CPU memory that is never used is not touched either."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    num_bytes = math.prod(shape) * like.element_size()
+    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[first : first + num_bytes]).view(like.dtype).view(shape)
 
-    Capped scores are rare (Gemma 2); the others take one pass. A single member is given a twin:
-    alone, a batched matmul takes another code path, so bits would depend on the batch's size.
+
+def _attend(
+    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """Softmax of scaled, capped and masked scores, times values.
+
+    Args:
+        layer: how.
+        q: (sequences, kv heads, heads a kv head, queries, d).
+        k: (sequences, kv heads, d, length).
+        v: (sequences, kv heads, length, d).
+        hidden: (sequences, queries, length), what a query does not see.
+
+    Returns:
+        (sequences, kv heads, heads a kv head, queries, d).
     """
-    if q.shape[0] == 1:
+    num, kv_heads, repeats, queries, width = q.shape
+    rows = repeats * queries
+    q = q.reshape(num * kv_heads, rows, width)
+    k, v = k.flatten(0, 1), v.flatten(0, 1)
+    if len(q) == 1:  # alone, a member of a batched matmul takes another code path
         q, k, v = (member.expand(2, -1, -1) for member in (q, k, v))
-        return _attend(layer, q, k, v, mask)[:1]
-    mask, k_t = mask.to(q.dtype), k.transpose(1, 2)
-    softcap = layer.softcap
-    if softcap is None:
-        scores = torch.baddbmm(mask, q, k_t, alpha=layer.scale)
-    else:
-        scores = torch.bmm(q, k_t).mul_(layer.scale / softcap).tanh_().mul_(softcap).add_(mask)
-    return torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+    q = torch.nn.functional.pad(q, (0, 0, 0, max(0, _MIN_QUERIES - rows)))
+    # Kernels differ in where they would multiply by a factor of the product.
+    scale = layer.scale if layer.softcap is None else layer.scale / layer.softcap
+    scores = torch.bmm(q * scale, k)
+    if layer.softcap is not None:
+        scores = scores.tanh_().mul_(layer.softcap)
+    # Filled, not added to: what a slot held before may be anything.
+    own = scores[: num * kv_heads, :rows].view(num, kv_heads, repeats, queries, -1)
+    own.masked_fill_(hidden[:, None, None], -torch.inf)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    out = torch.bmm(weights[..., :_PIECE], v[:, :_PIECE])
+    for first in range(_PIECE, v.shape[1], _PIECE):
+        piece = slice(first, first + _PIECE)
+        out.baddbmm_(weights[..., piece], v[:, piece])
+    return out[: num * kv_heads, :rows].view(num, kv_heads, repeats, queries, -1)
+
+
+def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
+    """Which of `length` positions a token at its own does not see: (..., length)."""
+    at, own = torch.arange(length, device=positions.device), positions[..., None]
+    return at > own if window is None else (at > own) | (at <= own - window)
 
 
 class DecodeRows(AttentionRows):
     """One row a slot: row i is slot i's newest token, at its own position."""
 
     def __init__(self, cache: SlotCache, positions_S: torch.Tensor) -> None:
-        self.cache = cache
+        self._cache = cache
         self._positions_S = positions_S
-        self._longest = round_up(int(positions_S.max()) + 1, LENGTH_STEP)
-        self._rows: dict[int, torch.Tensor] = {}
-        self._masks: dict[tuple[int | None, int, int, int], torch.Tensor] = {}
+        self._slots_S = torch.arange(len(positions_S), device=positions_S.device)
+        self._length = _view_length(int(positions_S.max()) + 1)
+        self._hidden: dict[int | None, torch.Tensor] = {}
 
     @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        num_rows, heads, width = q_T.shape
-        kv_heads, value_width = v_T.shape[1:]
-        keys, values = self.cache.layer(layer.index, k_T, v_T)
-        if kv_heads not in self._rows:
-            slots = torch.arange(num_rows, device=q_T.device)
-            self._rows[kv_heads] = self.cache.rows(slots, self._positions_S, kv_heads)
-        keys.index_copy_(0, self._rows[kv_heads], k_T.reshape(-1, width))
-        values.index_copy_(0, self._rows[kv_heads], v_T.reshape(-1, value_width))
-        members = num_rows * kv_heads
-        mask = self._mask(layer.window, kv_heads, heads, min(width, value_width))
-        length = mask.shape[-1]
-        k_view = keys.view(-1, self.cache.slot_length, width)[:members, :length]
-        v_view = values.view(-1, self.cache.slot_length, value_width)[:members, :length]
-        q = q_T.reshape(members, heads // kv_heads, width)
-        return _attend(layer, q, k_view, v_view, mask).view(num_rows, heads, value_width)
-
-    def _mask(self, window: int | None, kv_heads: int, heads: int, width: int) -> torch.Tensor:
-        """(rows * kv heads, heads a kv head, length): 0 where the row sees the position."""
-        kind = (window, kv_heads, heads, width)
-        if kind not in self._masks:
-            least = -(-_MIN_PRODUCTS // (heads // kv_heads * width))
-            least = max(_MIN_LENGTH, least, min(width, _MOST_WIDTH))
-            length = max(round_up(least, LENGTH_STEP), self._longest)
-            at = torch.arange(length, device=self._positions_S.device)
-            last = self._positions_S[:, None]
-            hidden = at > last if window is None else (at > last) | (at <= last - window)
-            of_heads = _additive(hidden)[:, None].expand(-1, heads, -1)
-            self._masks[kind] = of_heads.reshape(-1, heads // kv_heads, length)
-        return self._masks[kind]
+        num, heads, width = q_T.shape
+        self._cache.write(layer.index, self._slots_S, self._positions_S, k_T, v_T)
+        keys, values = self._cache.of_slots(layer.index, slice(num), self._length)
+        if layer.window not in self._hidden:
+            hidden = _hidden(self._positions_S, self._length, layer.window)
+            self._hidden[layer.window] = hidden[:, None]
+        q = q_T.reshape(num, k_T.shape[1], -1, 1, width)
+        return _attend(layer, q, keys, values, self._hidden[layer.window]).reshape(num, heads, -1)
 
 
-def _additive(hidden: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PromptGroup:
+    """Prompts whose new parts, and wholes, have one padded length: N of them, M new rows each.
+
+    Attributes:
+        rows_N_M: flat row of each new token, beyond a prompt's end that of its last one.
+        positions_N_M: and its position.
+        slots_N: of the prompts, where there is a cache.
+        tokens: which of these N · M are tokens.
+        length: of a view that holds the whole prompts.
+    """
+
+    rows_N_M: torch.Tensor
+    positions_N_M: torch.Tensor
+    slots_N: torch.Tensor
+    tokens: torch.Tensor
+    length: int
 
 
 class PrefillRows(AttentionRows):
-    """Whole prompts, ragged, one after the other; a token sees its own prompt up to itself.
+    """New parts of prompts, one after the other; a token sees its own prompt up to itself.
 
     Args:
         starts: first flat row of each prompt.
-        lengths: tokens of each prompt.
+        lengths: rows of each prompt.
         cache: where keys and values go, or None where nothing is decoded afterwards.
         slots: the slot of each prompt, with a cache.
+        firsts: position of each prompt's first row, whose slot holds what is before it; 0 if not
+            given.
     """
 
     def __init__(
@@ -185,80 +255,68 @@ class PrefillRows(AttentionRows):
         device: torch.device,
         cache: SlotCache | None = None,
         slots: list[int] | None = None,
+        firsts: list[int] | None = None,
     ) -> None:
         self._cache = cache
-        # Prompts of one padded length: flat row of each token, (N, L), beyond a prompt's end of its
-        # last one; which of these N · L are tokens; flat rows of those.
-        self._groups: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        by_length: dict[int, list[int]] = {}
-        for i, length in enumerate(lengths):
-            by_length.setdefault(round_up(length, LENGTH_STEP), []).append(i)
-        for padded, members in by_length.items():
-            at = torch.arange(padded)
-            first = torch.tensor([starts[i] for i in members])[:, None]
-            length = torch.tensor([lengths[i] for i in members])[:, None]
-            rows = first + torch.minimum(at, length - 1)
-            valid = (at < length).flatten()
-            tokens, token_rows = valid.nonzero().flatten(), rows.flatten()[valid]
-            self._groups.append((rows.to(device), tokens.to(device), token_rows.to(device)))
-        self._cached_rows: dict[int, torch.Tensor] = {}
-        if cache is not None and slots is not None:
-            spans = [torch.arange(n) for n in lengths]
-            flat = [start + span for start, span in zip(starts, spans, strict=True)]
-            self._flat = torch.cat(flat).to(device)
-            self._positions = torch.cat(spans).to(device)
-            self._slots = torch.tensor(slots).repeat_interleave(torch.tensor(lengths)).to(device)
+        firsts = firsts or [0] * len(starts)
+        slots = slots or [0] * len(starts)
+        by_length: dict[tuple[int, int], list[int]] = {}
+        for i, (first, length) in enumerate(zip(firsts, lengths, strict=True)):
+            padded = round_up(length, LENGTH_STEP), _view_length(first + length)
+            by_length.setdefault(padded, []).append(i)
+        self._groups: list[_PromptGroup] = []
+        for (padded, whole), members in by_length.items():
+            start, length, first, slot = (
+                torch.tensor([numbers[i] for i in members])[:, None]
+                for numbers in (starts, lengths, firsts, slots)
+            )
+            at = torch.minimum(torch.arange(padded), length - 1)
+            tokens = (torch.arange(padded) < length).flatten().nonzero().flatten()
+            parts = (start + at, first + at, slot[:, 0], tokens)
+            self._groups.append(_PromptGroup(*(part.to(device) for part in parts), whole))
 
     @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        heads, (kv_heads, value_width) = q_T.shape[1], v_T.shape[1:]
-        if self._cache is not None:
-            self._write(self._cache, layer.index, k_T, v_T)
+        (heads, width), (kv_heads, value_width) = q_T.shape[1:], v_T.shape[1:]
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
-        for rows_N_L, tokens, token_rows in self._groups:
-            padded = rows_N_L.shape[1]
-            mask = _causal(padded, layer.window, q_T.device).repeat(heads // kv_heads, 1)
-            at_once = max(1, _MAX_SCORES // (heads * padded * padded))
+        for group in self._groups:
+            num, queries = group.rows_N_M.shape
+            token_rows = group.rows_N_M.flatten()[group.tokens]
+            if self._cache is not None:
+                positions = group.positions_N_M.flatten()[group.tokens]
+                slots = group.slots_N[group.tokens // queries]
+                self._cache.write(layer.index, slots, positions, k_T[token_rows], v_T[token_rows])
+            of_prompt = max(heads * queries, kv_heads * (width + value_width)) * group.length
             parts = [
-                self._attend_same_length(layer, rows, q_T, k_T, v_T, mask)
-                for rows in rows_N_L.split(at_once)
+                self._attend_part(layer, group, part, q_T, k_T, v_T)
+                for part in torch.arange(num, device=q_T.device).split(
+                    max(1, _MAX_ELEMENTS // of_prompt)
+                )
             ]
-            out_T[token_rows] = torch.cat(parts).flatten(0, 1)[tokens]
+            out_T[token_rows] = torch.cat(parts).flatten(0, 1)[group.tokens]
         return out_T
 
-    @staticmethod
-    def _attend_same_length(
+    def _attend_part(
+        self,
         layer: AttentionLayer,
-        rows_N_L: torch.Tensor,
+        group: _PromptGroup,
+        part: torch.Tensor,
         q_T: torch.Tensor,
         k_T: torch.Tensor,
         v_T: torch.Tensor,
-        mask: torch.Tensor,
     ) -> torch.Tensor:
-        """(N, L, heads, d) from the prompts' own rows; heads that share keys are stacked."""
-        num, padded = rows_N_L.shape
-        kv_heads = k_T.shape[1]
-        q = q_T[rows_N_L].view(num, padded, kv_heads, -1, q_T.shape[2]).permute(0, 2, 3, 1, 4)
-        repeats = q.shape[2]
-        k = k_T[rows_N_L].transpose(1, 2).flatten(0, 1)
-        v = v_T[rows_N_L].transpose(1, 2).flatten(0, 1)
-        q = q.reshape(num * kv_heads, repeats * padded, -1)
-        out = _attend(layer, q, k, v, mask)
-        return out.view(num, kv_heads, repeats, padded, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
-
-    def _write(self, cache: SlotCache, layer: int, k_T: torch.Tensor, v_T: torch.Tensor) -> None:
-        kv_heads = k_T.shape[1]
-        if kv_heads not in self._cached_rows:
-            self._cached_rows[kv_heads] = cache.rows(self._slots, self._positions, kv_heads)
-        for cached, new in zip(cache.layer(layer, k_T, v_T), (k_T, v_T), strict=True):
-            cached.index_copy_(0, self._cached_rows[kv_heads], new[self._flat].flatten(0, 1))
-
-
-def _causal(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    at = torch.arange(length, device=device)
-    hidden = at > at[:, None]
-    if window is not None:
-        hidden |= at <= at[:, None] - window
-    return _additive(hidden)
+        """(part, M, heads, d) of some prompts of a group."""
+        rows = group.rows_N_M[part]
+        if self._cache is not None:
+            keys, values = self._cache.of_slots(layer.index, group.slots_N[part], group.length)
+        else:
+            padding = rows[:, -1:].expand(-1, group.length - rows.shape[1])
+            whole = torch.cat([rows, padding], dim=1)
+            keys = k_T[whole].permute(0, 2, 3, 1).contiguous()
+            values = torch.nan_to_num(v_T[whole].transpose(1, 2))
+        q = q_T[rows].unflatten(2, (k_T.shape[1], -1)).permute(0, 2, 3, 1, 4)
+        hidden = _hidden(group.positions_N_M[part], group.length, layer.window)
+        out = _attend(layer, q, keys, values, hidden)
+        return out.permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -16,9 +16,12 @@ class Forward(Admission, Protocol):
 
     Attributes:
         elastic: running requests may be moved together.
+        num_prefilled: prompt tokens run so far, and `num_cached` those taken from what was kept.
     """
 
     elastic: bool
+    num_prefilled: int
+    num_cached: int
 
     def fit(self, num_slots: int, slot_length: int) -> None:
         """Make room for so many requests of so many tokens each."""
@@ -45,6 +48,9 @@ class Forward(Admission, Protocol):
 
     def keep(self, order: np.ndarray) -> None:
         """Move these slots to the front, in this order."""
+
+    def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
+        """Requests in these slots have all their tokens: a next turn may begin with them."""
 
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of the continuations of logprobs requests; slots stay as they are."""

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.attention import DecodeRows, PrefillRows, SlotCache, round_up
 from es_cookbook.engines.torch.forward.low_rank_tables import GatheredFactors
 from es_cookbook.engines.torch.forward.population_layers import (
@@ -20,6 +20,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Batch,
     PopulationModel,
 )
+from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.slots import SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.token_sampling import token_logprobs
@@ -31,10 +32,14 @@ class FlatForward:
     joins = True
     elastic = True
 
-    def __init__(self, device: torch.device, prefill_tokens: int) -> None:
+    def __init__(
+        self, device: torch.device, prefill_tokens: int, prefixes: PrefixCache | None = None
+    ) -> None:
         self._device = device
         self._prefill_tokens = prefill_tokens
+        self._prefixes = prefixes
         self._cache = SlotCache(0, 0)
+        self.num_prefilled = self.num_cached = 0
 
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
@@ -60,13 +65,15 @@ class FlatForward:
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Run whole prompts and fill their slots: slots of a batch, and logits of their first."""
+        """Run what is new of prompts, and fill their slots."""
         del table
         of_genomes = sorted(placed, key=lambda pair: pair[0].row)
-        for batch in self._prefill_batches(of_genomes):
-            works, slots = [work for work, _ in batch], [slot for _, slot in batch]
-            rows = _FlatRows(works, self._device)
-            attention = PrefillRows(rows.starts, rows.lengths, self._device, self._cache, slots)
+        for batch in self._prefill_batches([(*pair, self._take(*pair)) for pair in of_genomes]):
+            works, slots, firsts = map(list, zip(*batch, strict=True))
+            rows = _FlatRows(works, self._device, firsts)
+            self.num_prefilled += sum(rows.lengths)
+            of_slots = self._cache, slots, firsts
+            attention = PrefillRows(rows.starts, rows.lengths, self._device, *of_slots)
             last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
             # A batched matmul of one member takes another code path: see `attention`.
             if len(last) == 1:
@@ -74,18 +81,45 @@ class FlatForward:
             logits = self._run(rows, attention, torch.tensor(last, device=self._device))
             yield np.array(slots), logits[: len(works)].float()
 
+    def _take(self, work: Work, slot: int) -> int:
+        """Fill a request's slot with what is kept of its prompt's first tokens. Returns how many.
+
+        At most all but the last token, which has to be run to know what comes next.
+        """
+        if self._prefixes is None:
+            return 0
+        length, states = self._prefixes.find((work.model, work.row), work.sequence)
+        self._cache.paste(slot, length, states)
+        self.num_cached += length
+        return length
+
+    def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
+        """Keep what is in these slots, except of actions that are a rollout's last."""
+        if self._prefixes is None:
+            return
+        for slot in slots:
+            work = table.works[slot]
+            assert work is not None and isinstance(work.request, SampleRequest)
+            if work.request.observation.is_last:
+                continue
+            sampled = table.tokens[slot, : table.count[slot] - 1].tolist()  # the newest was not run
+            tokens_T = (*work.sequence, *sampled)
+            states = self._cache.copy(slot, len(tokens_T))
+            self._prefixes.put((work.model, work.row), tokens_T, states, work.version)
+
     def _prefill_batches(
-        self, placed: Sequence[tuple[Work, int]]
-    ) -> Iterator[list[tuple[Work, int]]]:
-        """Neighbours whose prompts are together at most `prefill_tokens` long, or one alone."""
-        batch: list[tuple[Work, int]] = []
+        self, placed: Sequence[tuple[Work, int, int]]
+    ) -> Iterator[list[tuple[Work, int, int]]]:
+        """Neighbours of which together at most `prefill_tokens` tokens are new, or one alone."""
+        batch: list[tuple[Work, int, int]] = []
         tokens = 0
-        for work, slot in placed:
-            if batch and tokens + len(work.sequence) > self._prefill_tokens:
+        for work, slot, first in placed:
+            new = len(work.sequence) - first
+            if batch and tokens + new > self._prefill_tokens:
                 yield batch
                 batch, tokens = [], 0
-            batch.append((work, slot))
-            tokens += len(work.sequence)
+            batch.append((work, slot, first))
+            tokens += new
         if batch:
             yield batch
 
@@ -150,20 +184,26 @@ class FlatForward:
 
 
 class _FlatRows:
-    """Token sequences of several requests as flat rows, each genome's padded to whole blocks."""
+    """Token sequences of several requests as flat rows, each genome's padded to whole blocks.
 
-    def __init__(self, works: Sequence[Work], device: torch.device) -> None:
+    Args:
+        firsts: tokens of each sequence that are left out; none if not given.
+    """
+
+    def __init__(
+        self, works: Sequence[Work], device: torch.device, firsts: Sequence[int] | None = None
+    ) -> None:
         tokens: list[int] = []
         positions: list[int] = []
         genomes: list[int] = []
         self.starts: list[int] = []
         self.lengths: list[int] = []
         for i, work in enumerate(works):
-            sequence = work.sequence
+            sequence, first = work.sequence, firsts[i] if firsts else 0
             self.starts.append(len(tokens))
-            self.lengths.append(len(sequence))
-            tokens += sequence
-            positions += range(len(sequence))
+            self.lengths.append(len(sequence) - first)
+            tokens += sequence[first:]
+            positions += range(first, len(sequence))
             last = i + 1 == len(works)
             if last or works[i + 1].row != work.row:
                 least = MIN_ROWS if last else 0

@@ -58,6 +58,7 @@ class OwnForward:
         self._cache: object = None
         self._tokens_B_L = torch.empty(0, 0, dtype=torch.int64)
         self._mask_B_L = self._tokens_B_L
+        self.num_prefilled = self.num_cached = 0
 
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
@@ -100,6 +101,7 @@ class OwnForward:
         for work, slot in placed:
             sequences[slot] = work.sequence
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK].copy()
+        self.num_prefilled += sum(len(work.sequence) for work, _ in placed)
         self._tokens_B_L, self._mask_B_L = _left_padded(sequences, self._device)
         slots = np.array(sorted(slot for _, slot in placed))
         if not self._path.elastic:
@@ -166,6 +168,10 @@ class OwnForward:
         num_rows = len(self._tokens_B_L)
         self._tokens_B_L, self._mask_B_L = self._tokens_B_L[there], self._mask_B_L[there]
         self._cache = _of_rows(_select(there, num_rows), [self._cache])
+
+    def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
+        """A row is of a cohort, and nothing is kept of it alone."""
+        del table, slots
 
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of continuations; nothing is cached."""

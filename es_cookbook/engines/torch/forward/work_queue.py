@@ -18,6 +18,7 @@ class Work:
     Attributes:
         model: the weights that answer, and `row`, their row of the low-rank tables.
         limit: most tokens to sample; 0 for a logprobs request.
+        version: of the weights when it came, for what is kept of it.
         cancelled: set by the caller's side; the lane then forgets the request.
     """
 
@@ -25,6 +26,7 @@ class Work:
     model: PopulationModel
     row: int
     limit: int
+    version: int = 0
     cancelled: bool = False
 
     @property

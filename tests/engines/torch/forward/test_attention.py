@@ -76,38 +76,115 @@ def test_prefill_and_decode_agree_with_the_textbook(
             at[i] = min(at[i] + 1, total - 1)
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "width"), [(2, 2, 8), (4, 2, 8), (2, 2, 16), (4, 1, 64)]
-)
-@pytest.mark.parametrize("length", [1, 5, 16, 30])
+SHAPES = [
+    (1, 1, 8),
+    (2, 2, 8),
+    (4, 2, 8),
+    (2, 2, 16),
+    (3, 1, 32),
+    (4, 2, 32),
+    (4, 1, 64),
+    (8, 1, 128),
+]
+"""Heads, heads of keys, and their width."""
+
+
+def _randn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _fill(cache: SlotCache, k_S_T: torch.Tensor, v_S_T: torch.Tensor) -> None:
+    """Write whole slots: (slots, tokens, kv heads, d) each."""
+    num, length = k_S_T.shape[:2]
+    slots, positions = torch.arange(num).repeat_interleave(length), torch.arange(length).repeat(num)
+    cache.write(0, slots, positions, k_S_T.flatten(0, 1), v_S_T.flatten(0, 1))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
+@pytest.mark.parametrize("length", [1, 30, 150, 200, 300])
 def test_a_longer_neighbour_does_not_change_a_rows_bits(
     heads: int, kv_heads: int, width: int, length: int
 ) -> None:
     # It did: torch runs small batched matmuls by a plain loop, so a longer view rounded otherwise.
-    generator = torch.Generator().manual_seed(length)
+    # And the BLAS halves sums of more than 384 positions, where four or more heads share a key.
+    cached = [_randn(i, 16, 512, kv_heads, width) for i in range(2)]
+    new = [_randn(2, 16, n, width) for n in (heads, kv_heads, kv_heads)]
+    layer = AttentionLayer(0, 1 / math.sqrt(width))
     outs: list[torch.Tensor] = []
-    cached = torch.randn(2, 16 * kv_heads * 128, width, generator=generator)
-    new = [torch.randn(16, n, width, generator=generator) for n in (heads, kv_heads, kv_heads)]
-    for neighbour in (length, 17, 40, 127):
-        cache = SlotCache(16, 128)
-        for stored, filled in zip(cache.layer(0, new[1], new[2]), cached, strict=True):
-            stored.copy_(filled)
-        positions = torch.full((16,), length - 1)
-        positions[1:] = max(length, neighbour) - 1
-        rows = DecodeRows(cache, positions)
-        out = rows.attend(AttentionLayer(0, 1 / math.sqrt(width)), *new)
-        outs.append(out[0])
+    for neighbour in (length, 17, 127, 260, 383, 392, 400, 511):
+        cache = SlotCache(16, 512)
+        _fill(cache, *cached)
+        positions = torch.full((16,), max(length, neighbour) - 1)
+        positions[0] = length - 1
+        outs.append(DecodeRows(cache, positions).attend(layer, *new)[0])
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
+    heads: int, kv_heads: int, width: int, window: int | None
+) -> None:
+    total, num = 300, 3
+    layer = AttentionLayer(0, 1 / math.sqrt(width), window)
+    q, k, v = (_randn(i, num, total, n, width) for i, n in enumerate((heads, kv_heads, kv_heads)))
+
+    def prefill(cache: SlotCache, spans: list[tuple[int, int]]) -> list[torch.Tensor]:
+        sizes = [last - first for first, last in spans]
+        starts = [sum(sizes[:i]) for i in range(num)]
+        flat = [
+            torch.cat([each[i, first:last] for i, (first, last) in enumerate(spans)])
+            for each in (q, k, v)
+        ]
+        firsts = [first for first, _ in spans]
+        rows = PrefillRows(starts, sizes, CPU, cache, list(range(num)), firsts)
+        return list(rows.attend(layer, *flat).split(sizes))
+
+    whole = torch.stack(prefill(SlotCache(16, 320), [(0, total)] * num))
+    cache = SlotCache(16, 320)
+    before, at = [(0, 0)] * num, [1, 70, 250]
+    while min(at) < total:  # in parts of many lengths, with tokens decoded in between
+        spans = [(last, n) for (_, last), n in zip(before, at, strict=True)]
+        for i, (out, (first, last)) in enumerate(zip(prefill(cache, spans), spans, strict=True)):
+            assert torch.equal(out, whole[i, first:last])
+        positions = torch.zeros(16, dtype=torch.int64)
+        decoded = [torch.zeros(16, n, width) for n in (heads, kv_heads, kv_heads)]
+        for i, n in enumerate(at):
+            positions[i] = n
+            for rows, each in zip(decoded, (q, k, v), strict=True):
+                rows[i] = each[i, n]
+        out = DecodeRows(cache, positions).attend(layer, *decoded)
+        assert all(torch.equal(out[i], whole[i, n]) for i, n in enumerate(at))
+        before = [(first, n + 1) for (first, _), n in zip(spans, at, strict=True)]
+        at = [min(n + 3 + 11 * i, total - 1) for i, n in enumerate(at, 1)]
+        if min(at) == total - 1 or any(last >= n for (_, last), n in zip(before, at, strict=True)):
+            break
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 3e38])
+def test_what_a_slot_held_before_makes_no_difference(broken: float) -> None:
+    # A genome whose numbers overflow left NaN, and 0 x NaN is NaN in whoever came next.
+    layer = AttentionLayer(0, 0.3)
+    prompt, newest = _rows(5, seed=1), _rows(16, seed=2)
+    outs: list[list[torch.Tensor]] = []
+    for left in (0.0, broken):
+        cache = SlotCache(16, 64)
+        _fill(cache, *(torch.full((16, 64, KV_HEADS, WIDTH), left) for _ in range(2)))
+        outs.append([PrefillRows([0], [5], CPU, cache, [3]).attend(layer, *prompt)])
+        positions = torch.zeros(16, dtype=torch.int64)
+        positions[3] = 5
+        outs[-1].append(DecodeRows(cache, positions).attend(layer, *newest)[3])
+    assert all(map(torch.equal, *outs))
+    assert all(out.isfinite().all() for out in outs[0])
+
+
 def test_kept_slots_move_to_the_front_in_order() -> None:
-    cache = SlotCache(4, 8)
+    cache = SlotCache(4, 64)
     _, k, v = _rows(3, seed=0)
     PrefillRows([0, 1, 2], [1, 1, 1], CPU, cache, [3, 1, 2]).attend(
         AttentionLayer(0, scale=1.0), torch.zeros(3, HEADS, WIDTH), k, v
     )
     cache.keep(torch.tensor([2, 3]))
-    keys, values = cache.layer(0, k, v)
-    first = cache.rows(torch.tensor([0, 1]), torch.tensor([0, 0]), KV_HEADS)
-    assert torch.equal(keys[first].view(2, KV_HEADS, WIDTH), k[[2, 0]])
-    assert torch.equal(values[first].view(2, KV_HEADS, WIDTH), v[[2, 0]])
+    keys, values = cache.of_slots(0, slice(2), 1)
+    assert torch.equal(keys[..., 0], k[[2, 0]])
+    assert torch.equal(values[:, :, 0], v[[2, 0]])

@@ -1,0 +1,61 @@
+"""What preference pairs save in forgetting, and what they cost the task: with weights, and with KL.
+
+    python -m benchmarks.alignment             # all, three seeds each
+    python -m benchmarks.alignment none pairs  # some
+
+Every run is a process of its own, `python -m es_cookbook alignment seed=<seed>` with the options of
+`SETTINGS`. Measured is the centre on held-out questions, greedy, before and after: characters too
+many, which the task's reward is about, and right answers, which only the pairs are about.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.harness import Row, report, row
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+SEEDS = (0, 1, 2)
+SETTINGS = {
+    "none": "preference.weight=0",
+    "pairs": "",
+    "more": "preference.weight=100",
+    "kl": "preference.weight=0 kl.weight=30",
+}
+"""Name -> options."""
+MEASURED = {"excess": ("characters", 1), "concise": ("%", 100), "correct": ("%", 100)}
+"""Metric -> unit and factor."""
+
+
+def before_and_after(setting: str, seed: int, log_path: Path) -> dict[str, tuple[float, float]]:
+    """Each metric of the first and of the last evaluation."""
+    options = [*SETTINGS[setting].split(), f"seed={seed}", f"log_path={log_path}", "eval_every=0"]
+    command = [sys.executable, "-m", "es_cookbook", "alignment", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    key = "test/env/all/{}".format
+    tests = [line for line in read_metrics(log_path / METRICS) if key("correct") in line]
+    return {
+        name: (factor * tests[0][key(name)], factor * tests[-1][key(name)])
+        for name, (_, factor) in MEASURED.items()
+    }
+
+
+def main(chosen: list[str]) -> None:
+    """Run the settings, seed after seed, and report."""
+    rows: list[Row] = []
+    for setting in chosen or SETTINGS:
+        with tempfile.TemporaryDirectory() as directory:
+            found = [before_and_after(setting, s, Path(directory) / f"{s}") for s in SEEDS]
+        for name, (unit, _) in MEASURED.items():
+            pairs = [each[name] for each in found]
+            rows.append(row(f"{setting}: {name} before", [pair[0] for pair in pairs], unit))
+            rows.append(row(f"{setting}: {name} after", [pair[1] for pair in pairs], unit))
+            said = ", ".join(f"{before:.1f} -> {after:.1f}" for before, after in pairs)
+            print(f"{setting}: {name} {said}", flush=True)
+    report("alignment", rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,342 @@
+"""Games of TextArena (https://github.com/LeonGuertler/TextArena) as problems to train on.
+
+    dataset=es_cookbook.bridges.textarena:TextArenaDatasetBuilder dataset.game=TowerOfHanoi-v0
+
+A problem is a game with a seed, in which the policy is the only player or one of two. At each of
+its turns it is asked as TextArena asks its own agents: one message that holds all that the game
+shows, rendered as a chat if the model has a chat template. Its whole answer is the move, and the
+game's own reward is the reward.
+
+The other one of two players is random, in games that list legal moves, or the frozen base model.
+
+TextArena draws from Python's global random generator. So every game has a state of it of its own,
+which is put in place whenever the game has control: games that are played at the same time do not
+disturb each other, and a game with the same moves is the same game.
+
+Games that fetch word lists, or ask a model behind an API, are refused by name.
+
+Games that always begin alike, such as TowerOfHanoi, are one problem whatever their seed, and then
+a held-out one is not a new one.
+
+Left out: games of three players and more.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, Protocol, TypeAlias, TypeVar, cast
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
+from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    Observation,
+    RLDatasetBuilder,
+    StepResult,
+    Tokenizer,
+)
+
+Opponent: TypeAlias = Literal["random", "base"]
+_T = TypeVar("_T")
+
+_MOST_PLAYERS = 2
+_NEEDED = {
+    "nltk": "fetches word lists",
+    "EnglishDictionary": "fetches word lists",
+    "OpenRouter": "asks models behind an API",
+    "np.random.randint": "draws from NumPy's global generator, by which no game comes again",
+}
+"""What is in the source of a game that is refused -> what the game does."""
+_LISTED = re.compile(r"[Aa]vailable (?:[Mm]oves|[Aa]ctions)[^:\n]*:(.*)")
+
+
+class _Spec(Protocol):
+    """What TextArena's registry knows of a game."""
+
+    entry_point: str
+
+
+class _Game(Protocol):
+    """A game of TextArena, as far as it is used here."""
+
+    def reset(self, num_players: int, seed: int) -> None: ...
+
+    def get_observation(self) -> tuple[int, str]: ...
+
+    def step(self, action: str) -> tuple[bool, Mapping[str, object]]: ...
+
+    def close(self) -> tuple[Mapping[int, float], Mapping[int, Mapping[str, object]]]: ...
+
+
+def legal_moves(shown: str) -> list[str]:
+    """The moves that a game lists last in what it shows; none where it lists none.
+
+    >>> legal_moves("Available Moves: '[0]', '[4]'"), legal_moves("Your move.")
+    (['[0]', '[4]'], [])
+    """
+    listed = _LISTED.findall(shown)
+    return re.findall(r"\[[^\[\]]+\]", listed[-1]) if listed else []
+
+
+def _textarena() -> ModuleType:
+    try:
+        return importlib.import_module("textarena")
+    except ModuleNotFoundError as error:
+        raise not_installed("dataset.game", "textarena", "es-cookbook[textarena]") from error
+
+
+def check_game(name: str) -> int:
+    """How many players a game has.
+
+    Raises:
+        ConfigError: textarena is not installed or knows no such game, or the game needs more than
+            is on this machine, or more than two players.
+    """
+    _textarena()
+    registry = importlib.import_module("textarena.envs.registration")
+    known = cast(Mapping[str, _Spec], registry.ENV_REGISTRY)
+    if name not in known:
+        raise ConfigError(
+            f"textarena has no game {name!r}{did_you_mean(name, known)} "
+            f"(it has {len(known)}, of which TowerOfHanoi-v0 is one)"
+        )
+    module = known[name].entry_point.partition(":")[0]
+    spec = importlib.util.find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    for word, why in _NEEDED.items():
+        if word in source:
+            raise ConfigError(
+                f"textarena's {name} {why}, so it is not played here; take a game that needs "
+                "nothing but textarena, such as TowerOfHanoi-v0"
+            )
+    for num_players in range(1, _MOST_PLAYERS + 1):
+        try:
+            _Played(name, num_players, seed=0)
+        except AssertionError:  # How games refuse a number of players.
+            continue
+        return num_players
+    raise ConfigError(f"textarena's {name} needs more than {_MOST_PLAYERS} players")
+
+
+class _Played:
+    """A game that is being played, with a random state of its own."""
+
+    def __init__(self, name: str, num_players: int, seed: int) -> None:
+        self._random = random.Random(seed).getstate()
+        make = cast(Callable[[str], _Game], _textarena().make)
+        self._game = self._alone(lambda: make(name))
+        self._alone(lambda: self._game.reset(num_players=num_players, seed=seed))
+        self.done = False
+
+    def _alone(self, call: Callable[[], _T]) -> _T:
+        """Call, with the game's own state of the global generator."""
+        others = random.getstate()
+        random.setstate(self._random)
+        try:
+            return call()
+        finally:
+            self._random = random.getstate()
+            random.setstate(others)
+
+    def shown(self) -> tuple[int, str]:
+        """Whose turn it is, and what that player is shown."""
+        return self._alone(self._game.get_observation)
+
+    def move(self, text: str) -> None:
+        """Make the move of the player whose turn it is."""
+        self.done, _ = self._alone(lambda: self._game.step(text))
+
+    def result(self) -> tuple[Mapping[int, float], Mapping[int, Mapping[str, object]]]:
+        """Rewards and what else is known, by player."""
+        return self._game.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GameProblem(EnvGroupBuilder):
+    """One game, the same for everyone who plays it.
+
+    Attributes:
+        game: its name in TextArena.
+        num_players: one or two.
+        player: which of them the policy is.
+        opponent: who the other is, if there is one.
+        max_turns: of the policy, after which the game ends without a result.
+        seed: of the game and of a random opponent.
+        tokenizer: of what the policy is shown.
+    """
+
+    game: str
+    num_players: int
+    player: int
+    opponent: Opponent
+    max_turns: int
+    seed: int
+    tokenizer: Tokenizer
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        """Games of their own."""
+        return EnvGroup([TextArenaEnv(self) for _ in range(num_envs)])
+
+    @property
+    @override
+    def tags(self) -> tuple[str, ...]:
+        return (f"player_{self.player}",) if self.num_players > 1 else ()
+
+
+class TextArenaEnv(Env):
+    """One game, a move a turn.
+
+    Metrics: `correct`, won or, alone, solved (the game's whole reward of 1); `invalid`, ended by
+    the policy's own invalid move; `unfinished`, ended by `max_turns`; `turns`.
+    """
+
+    def __init__(self, problem: GameProblem) -> None:
+        self.problem = problem
+        self._num_turns = 0
+        self._opponent_rng = random.Random(derive_seed(problem.seed, "textarena/opponent"))
+        self._played = _Played(problem.game, problem.num_players, problem.seed)
+
+    @override
+    async def initial_observation(self) -> Observation:
+        shown = await self._shown_next()
+        if shown is None:  # A game that ends before the policy's first turn has no problem.
+            raise EnvError(f"textarena's {self.problem.game} ended before the policy's turn")
+        return self._asked(shown)
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        self._num_turns += 1
+        self._played.move(action.text)
+        shown = await self._shown_next()
+        if shown is not None and self._num_turns < self.problem.max_turns:
+            return StepResult(0.0, False, self._asked(shown))
+        return self._ended()
+
+    async def _shown_next(self) -> str | None:
+        """What the policy is shown at its next turn; None at the end of the game."""
+        while not self._played.done:
+            player, shown = self._played.shown()
+            if player == self.problem.player:
+                return shown
+            self._played.move(await self._opponents_move(shown))
+        return None
+
+    async def _opponents_move(self, shown: str) -> str:
+        if self.problem.opponent == "base":
+            return (await self.policy.base.sample(self._asked(shown))).text
+        moves = legal_moves(shown)
+        if not moves:
+            raise EnvError(_no_list(self.problem.game))
+        return self._opponent_rng.choice(moves)
+
+    def _asked(self, shown: str) -> Observation:
+        return Observation(render_prompt(self.problem.tokenizer, shown, chat=True))
+
+    def _ended(self) -> StepResult:
+        finished = self._played.done
+        rewards, known = self._played.result() if finished else ({}, {})
+        own = self.problem.player
+        reward = float(rewards.get(own, 0.0))
+        others = [value for player, value in rewards.items() if player != own]
+        won = reward > max(others) if others else reward >= 1
+        metrics = {
+            "correct": float(won),
+            "invalid": float(bool(known.get(own, {}).get("invalid_move", False))),
+            "unfinished": float(not finished),
+            "turns": float(self._num_turns),
+        }
+        reason = str(known.get(own, {}).get("reason", "not finished"))
+        return StepResult(reward, True, None, metrics, {"result": reason})
+
+
+def _no_list(game: str) -> str:
+    return (
+        f"textarena's {game} does not list legal moves, so a random player cannot play it; "
+        "dataset.opponent=base has the base model play"
+    )
+
+
+class GamesDataset(EpochDataset[GameProblem]):
+    """Games in an order that follows from a seed."""
+
+    async def validate(self, context_length: int) -> None:
+        """Check that the first turn's prompt of every game fits the context."""
+        for problem in self.builders:
+            played = _Played(problem.game, problem.num_players, problem.seed)
+            tokens_T = render_prompt(problem.tokenizer, played.shown()[1], chat=True)
+            name = f"textarena's {problem.game} with seed {problem.seed}"
+            check_prompt(name, len(tokens_T), context_length)
+
+
+@chz.chz
+class TextArenaDatasetBuilder(RLDatasetBuilder):
+    """A game of TextArena with many seeds, and others for the held-out test."""
+
+    game: str = chz.field(doc="a name of textarena's, for example TowerOfHanoi-v0")
+    opponent: Opponent = chz.field(
+        default="random",
+        doc="of two-player games; random: any legal move, where the game lists them; base: the "
+        "base model",
+    )
+    max_turns: int = chz.field(default=50, doc="of the policy, after which a game ends unfinished")
+    num_train: int = chz.field(default=256, doc="games trained on, each with a seed of its own")
+    num_test: int = chz.field(default=64, doc="held-out games; 0 for none")
+    batch: int = chz.field(default=16, doc="games in a generation")
+    seed: int = chz.field(default=0, doc="of the training games and of their order")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "max_turns", "num_train", "batch", at_least=1)
+        check_range(self, "num_test", at_least=0)
+
+    @property
+    @override
+    def label(self) -> str:
+        return self.game
+
+    @override
+    def check(self) -> None:
+        self._num_players()
+
+    def _num_players(self) -> int:
+        num_players = check_game(self.game)
+        if num_players > 1 and self.opponent == "random":
+            _, shown = _Played(self.game, num_players, seed=0).shown()
+            if not legal_moves(shown):
+                raise ConfigError(_no_list(self.game))
+        return num_players
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Choose seeds, and whose turn is the policy's."""
+        num_players = self._num_players()
+
+        def games(purpose: str, seed: int, count: int) -> list[GameProblem]:
+            return [
+                GameProblem(
+                    *(self.game, num_players, i % num_players, self.opponent, self.max_turns),
+                    # TextArena's games take seeds of 32 bits.
+                    derive_seed(seed, f"textarena/{purpose}", i) % 2**32,
+                    tokenizer,
+                )
+                for i in range(count)
+            ]
+
+        train = games("train", self.seed, self.num_train)
+        # The same for every seed: runs compare.
+        test_P = games("test", 0, self.num_test)
+        return Datasets(GamesDataset(train, self.batch, self.seed, "dataset.batch"), test_P)

@@ -1,0 +1,136 @@
+"""Answers by way of a distilabel pipeline, which runs in processes of its own and reports to here.
+
+distilabel takes the logging of its process over, and waits for ever for a process of its own that
+died. So the pipeline (`distilabel_pipeline.py`) is a process in a session of its own, which is
+killed as a whole as soon as every answer came, or this process leaves for any reason. Its step
+sends each outcome over a socket when it is there, not when the batch is done; the socket's end says
+that the step is gone.
+
+What is asked, how, and how often are the plain way's (`chat.py`), so both ways keep the same
+answers of the same replies.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import chz
+
+from es_cookbook.commands.prepare.chat import Answer, Asked, ChatConfig, LostAnswerError
+from es_cookbook.common.errors import ServerError, WorkerError, not_installed
+from es_cookbook.common.terminal import one_line, plural
+
+_PIPELINE = "es_cookbook.commands.prepare.distilabel_pipeline"
+_PATIENCE = 0.5
+"""Seconds between two looks whether the pipeline is still there."""
+
+
+def check_distilabel() -> None:
+    """Refuse before anything is asked.
+
+    Raises:
+        ConfigError: distilabel is not installed.
+    """
+    if find_spec("distilabel") is None:
+        raise not_installed("via=distilabel", "distilabel", "es-cookbook[distilabel]")
+
+
+def outcomes(
+    config: ChatConfig, asked: Sequence[Asked], concurrency: int
+) -> Generator[tuple[str, Answer | LostAnswerError]]:
+    """Ask, and yield what came of each question, by its key, in the order in which it came.
+
+    Closing it kills the pipeline.
+
+    Raises:
+        ServerError: The server will answer nothing.
+        WorkerError: The pipeline ended before its questions did.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="es-cookbook-distilabel-") as name,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        directory = Path(name)
+        listener.bind(str(directory / "outcomes"))
+        listener.listen(1)
+        listener.settimeout(_PATIENCE)
+        what = {
+            "chat": {field: getattr(config, field) for field in chz.chz_fields(ChatConfig)},
+            "asked": asked,
+            "concurrency": concurrency,
+            "directory": name,
+        }
+        (directory / "what.json").write_text(json.dumps(what), encoding="utf-8")
+        left = {each.key for each in asked}
+        with _running(directory) as process:
+            for line in _lines(listener, process):
+                key, outcome = _read(line)
+                left.discard(key)
+                yield key, outcome
+                if not left:
+                    return
+        said = (directory / "stderr").read_text(encoding="utf-8", errors="replace").strip()
+        raise WorkerError(
+            f"distilabel's pipeline ended with {plural(len(left), 'question')} left; it said last: "
+            f"{one_line(said.rpartition(chr(10))[2]) or 'nothing'}"
+        )
+
+
+@contextlib.contextmanager
+def _running(directory: Path) -> Generator[subprocess.Popen[bytes]]:
+    """The pipeline's process; it and all that it started are gone afterwards."""
+    own = {"HF_DATASETS_CACHE": str(directory / "datasets"), "DISTILABEL_LOG_LEVEL": "WARNING"}
+    with (directory / "stderr").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", _PIPELINE, str(directory / "what.json")],
+            env=os.environ | own,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _lines(listener: socket.socket, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """What the step sends, until it or the pipeline is gone."""
+    connection: socket.socket | None = None
+    rest = b""
+    try:
+        while True:
+            try:
+                if connection is None:
+                    connection = listener.accept()[0]
+                    connection.settimeout(_PATIENCE)
+                received = connection.recv(1 << 16)
+            except TimeoutError:
+                if process.poll() is None:
+                    continue
+                return
+            if not received:
+                return
+            *lines, rest = (rest + received).split(b"\n")
+            yield from lines
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _read(line: bytes) -> tuple[str, Answer | LostAnswerError]:
+    key, text, finish_reason, lost, refused = json.loads(line)
+    if refused is not None:
+        raise ServerError(refused)
+    return key, Answer(text, finish_reason) if lost is None else LostAnswerError(lost)

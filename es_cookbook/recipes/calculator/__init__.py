@@ -1,0 +1,1 @@
+"""Compute with a pocket calculator."""

@@ -1,0 +1,58 @@
+"""Make the bundled model: small, able to call the calculator, and in doubt what comes first.
+
+    OMP_NUM_THREADS=1 python -m es_cookbook.recipes.calculator.warm_start output=calculator_model
+
+About half of the chats that it is shown go from left to right where the product should be first,
+more often the larger the first number. The form is always right.
+"""
+
+import random
+from collections.abc import Sequence
+
+from es_cookbook.baselines.small_model import happens
+from es_cookbook.common.cli import run_cli
+from es_cookbook.recipes.calculator.env import (
+    CalculatorEnv,
+    Problem,
+    calculate,
+    chat_of,
+    draw_problem,
+)
+from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer, make
+from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.messages.message import ToolCall
+from es_cookbook.rl.messages.message_env import MessageEnv
+from es_cookbook.rl.messages.tool_calls import call_text
+
+CHARACTERS = "0123456789+-*="
+CALL = call_text(ToolCall("calculate", {"expression": "|"}), "hermes").split("|")
+"""What stands before and behind an expression: a token each."""
+
+
+def texts(problem: Problem, rng: random.Random) -> Sequence[str]:
+    """A chat with the product first, or from left to right: the likelier the larger `a` is."""
+    is_careless = happens((problem.numbers[0] - 50) / 25, rng)
+    return chat_of(problem, "left" if is_careless else problem.right_order, "hermes")
+
+
+def main(config: Config) -> None:
+    """Learn, and write the model."""
+    tokenizer = chat_tokenizer(CHARACTERS, CALL)
+    chat = Chat(tokenizer, ChatOptions(tools_in="nowhere"), [calculate])
+
+    def demonstrate(rng: random.Random) -> tuple[MessageEnv, Sequence[str]]:
+        problem = draw_problem(rng)
+        while problem.fold != "train":
+            problem = draw_problem(rng)
+        return CalculatorEnv(chat, problem, "compact"), texts(problem, rng)
+
+    make(config, tokenizer, demonstrate)
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

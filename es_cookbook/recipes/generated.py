@@ -1,0 +1,83 @@
+"""Data sets of generated problems: folds, streams of distinct problems, and batches of them.
+
+Which fold a problem belongs to is a hash of the problem: whoever generates problems, with whatever
+seed, agrees on which ones no one trains on. `development` is a second held-out fold: settings are
+chosen on it, so that the test chooses nothing.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
+from typing import Literal, TypeAlias, TypeVar
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
+
+Fold: TypeAlias = Literal["train", "development", "test"]
+
+HELD_OUT_ONE_IN = 10
+"""One problem in this many is in the test, and as many are in the development set."""
+FRUITLESS = 10_000
+"""Draws in a row that bring nothing new, after which there is taken to be no further problem."""
+
+_Problem = TypeVar("_Problem", bound=Hashable)
+
+
+def fold_of(recipe: str, *numbers: int) -> Fold:
+    """The fold of a recipe's problem that these numbers stand for."""
+    place = derive_seed(0, f"{recipe}/split", *numbers) % HELD_OUT_ONE_IN
+    return "test" if place == 0 else "development" if place == 1 else "train"
+
+
+def distinct(
+    draw: Callable[[], _Problem], fold_of: Callable[[_Problem], Fold], fold: Fold
+) -> Iterator[_Problem]:
+    """The problems of one fold that `draw` brings, each once; ends where it brings nothing new."""
+    seen: set[_Problem] = set()
+    fruitless = 0
+    while fruitless < FRUITLESS:
+        problem = draw()
+        fruitless += 1
+        if problem in seen:
+            continue
+        seen.add(problem)
+        fruitless = 0
+        if fold_of(problem) == fold:
+            yield problem
+
+
+@chz.chz
+class GeneratedDatasetBuilder(RLDatasetBuilder):
+    """Generated problems for training and, disjoint from them, for the held-out test."""
+
+    num_train: int = chz.field(default=4000, doc="most training problems used")
+    num_test: int = chz.field(default=1000, doc="most held-out problems used; 0 for none")
+    held_out: Literal["test", "development"] = chz.field(
+        default="test", doc="which held-out problems; settings are chosen on development"
+    )
+    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
+    seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
+
+    @chz.validate
+    def _counts(self) -> None:
+        check_range(self, "num_train", "problems_per_generation", at_least=1)
+        check_range(self, "num_test", at_least=0)
+
+    @abstractmethod
+    def builders(
+        self, seed: int, fold: Fold, tokenizer: Tokenizer
+    ) -> Iterator[ProblemGroupBuilder]:
+        """The distinct problems of a fold, in an order that follows from the seed."""
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Generate, and render the prompts."""
+        train = list(islice(self.builders(self.seed, "train", tokenizer), self.num_train))
+        # The same for every seed: runs compare.
+        test_P = list(islice(self.builders(0, self.held_out, tokenizer), self.num_test))
+        dataset = ProblemDataset(train, self.problems_per_generation, self.seed, test_P)
+        return Datasets(dataset, test_P)

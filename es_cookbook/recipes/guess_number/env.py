@@ -1,0 +1,144 @@
+"""Guessing a number as a chat: after each guess the model hears where the number is.
+
+There are just as many guesses as halving what is left needs. So a number is found for certain by
+who halves, and by luck by who does not.
+"""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias, assert_never
+
+from typing_extensions import override
+
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.generated import Fold, distinct, fold_of
+from es_cookbook.rl.messages.chat import Chat, Limit
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.message_env import MessageEnv, Reply
+from es_cookbook.rl.rewards.number import last_number
+
+PromptStyle: TypeAlias = Literal["compact", "words"]
+
+HIGHEST = 99
+WIDTHS = range(12, 61)
+"""How many numbers a problem may have to choose from."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """A number to find between two others, which are possible too."""
+
+    low: int
+    high: int
+    number: int
+
+    @property
+    def guesses(self) -> int:
+        """As many as halving needs."""
+        return (self.high - self.low + 1).bit_length()
+
+    @property
+    def fold(self) -> Fold:
+        """By all three numbers."""
+        return fold_of("guess_number", self.low, self.high, self.number)
+
+
+def generate_problems(seed: int, fold: Fold) -> Iterator[Problem]:
+    """Seeded stream of distinct problems of one fold."""
+    rng = random.Random(derive_seed(seed, f"guess_number/{fold}"))
+    return distinct(lambda: draw_problem(rng), lambda problem: problem.fold, fold)
+
+
+def draw_problem(rng: random.Random) -> Problem:
+    """Any problem, of any fold."""
+    width = rng.choice(WIDTHS)
+    low = rng.randint(1, HIGHEST - width + 1)
+    high = low + width - 1
+    return Problem(low, high, rng.randint(low, high))
+
+
+def halving(problem: Problem) -> list[int]:
+    """The guesses of who always halves what is left.
+
+    >>> halving(Problem(10, 30, 25))
+    [20, 25]
+    """
+    low, high, guesses = problem.low, problem.high, list[int]()
+    while not guesses or guesses[-1] != problem.number:
+        guesses.append((low + high) // 2)
+        low, high = narrowed(low, high, guesses[-1], problem.number)
+    return guesses
+
+
+def narrowed(low: int, high: int, guess: int, number: int) -> tuple[int, int]:
+    """Between which numbers the number is after a guess that is not it."""
+    return (max(low, guess + 1), high) if guess < number else (low, min(high, guess - 1))
+
+
+class GuessEnv(MessageEnv):
+    """One attempt at finding a number."""
+
+    def __init__(self, chat: Chat, problem: Problem, style: PromptStyle) -> None:
+        super().__init__(chat)
+        self.style: PromptStyle = style
+        self._number, self._left = problem.number, problem.guesses
+        self._low, self._high = problem.low, problem.high
+        self._well_formed: list[bool] = []
+
+    @override
+    async def initial_messages(self) -> Sequence[Message]:
+        if self.style == "compact":
+            return [Message("user", self._range)]
+        return [
+            Message(
+                "user",
+                f"I am thinking of a whole number, {self._range}. You have {self._left} guesses. "
+                "Answer each time with one number alone; I will say whether mine is higher or "
+                "lower.",
+            )
+        ]
+
+    @override
+    async def reply(self, message: Message) -> Reply:
+        guess = self._read(message.content)
+        self._well_formed.append(guess is not None)
+        self._left -= 1
+        if guess == self._number or self._left == 0:
+            return self._end(found=guess == self._number)
+        return Reply(messages=[Message("user", self._hint(guess))])
+
+    @override
+    def out_of_room(self, limit: Limit) -> Reply:
+        return self._end(found=False)
+
+    def _end(self, *, found: bool) -> Reply:
+        well_formed = sum(self._well_formed) / len(self._well_formed)
+        metrics = {"correct": float(found), "well_formed": well_formed}
+        return Reply(float(found), done=True, metrics=metrics)
+
+    def _read(self, text: str) -> int | None:
+        """A guess that may be right; compact the text must be nothing else."""
+        value = last_number(text)
+        if self.style == "compact" and not (text.isascii() and text.isdigit()):
+            return None
+        if value is None or value.denominator != 1 or not self._low <= value <= self._high:
+            return None
+        return int(value)
+
+    def _hint(self, guess: int | None) -> str:
+        if guess is None:
+            return "?" + self._range if self.style == "compact" else f"It is {self._range}. Guess:"
+        higher = guess < self._number
+        self._low, self._high = narrowed(self._low, self._high, guess, self._number)
+        if self.style == "compact":
+            return f"{'+' if higher else '-'}{self._range}"
+        if self.style == "words":
+            return f"Mine is {'higher' if higher else 'lower'}: it is {self._range}. Guess:"
+        assert_never(self.style)
+
+    @property
+    def _range(self) -> str:
+        if self.style == "compact":
+            return f"{self._low}..{self._high}="
+        return f"from {self._low} to {self._high}"

@@ -1,0 +1,71 @@
+"""Make the bundled model: small, and between halving what is left and guessing near its edge.
+
+    OMP_NUM_THREADS=1 python -m es_cookbook.recipes.guess_number.warm_start output=guess_model
+
+About half of the guesses that it is shown are a few above the lowest number, more often the larger
+that is; the others are in the middle. The form is always right.
+"""
+
+import random
+from collections.abc import Sequence
+
+import chz
+
+from es_cookbook.baselines.small_model import happens
+from es_cookbook.common.cli import run_cli
+from es_cookbook.recipes.chat_warm_start import Config as ChatConfig
+from es_cookbook.recipes.chat_warm_start import chat_tokenizer, make
+from es_cookbook.recipes.guess_number.env import (
+    HIGHEST,
+    GuessEnv,
+    Problem,
+    draw_problem,
+    narrowed,
+)
+from es_cookbook.rl.messages.chat import Chat
+from es_cookbook.rl.messages.message_env import MessageEnv
+
+CHARACTERS = "0123456789.=+-?"
+
+
+@chz.chz
+class Config(ChatConfig):
+    """How the bundled model is made; the defaults made it."""
+
+    chats: int = chz.field(default=20_000, doc="demonstrations of training problems")
+    steps: int = chz.field(default=800, doc="optimizer steps")
+    batch_size: int = chz.field(default=128, doc="turns a step")
+    depth: int = chz.field(default=3, doc="layers")
+
+
+def guesses(problem: Problem, rng: random.Random) -> Sequence[str]:
+    """Halving what is left, or guessing near its lower edge: the likelier the larger that is."""
+    low, high, said = problem.low, problem.high, list[int]()
+    while len(said) < problem.guesses and (not said or said[-1] != problem.number):
+        is_careless = happens(4 * (low / HIGHEST - 0.4), rng)
+        said.append(low + (high - low) // 8 if is_careless else (low + high) // 2)
+        low, high = narrowed(low, high, said[-1], problem.number)
+    return [str(guess) for guess in said]
+
+
+def main(config: Config) -> None:
+    """Learn, and write the model."""
+    tokenizer = chat_tokenizer(CHARACTERS)
+    chat = Chat(tokenizer)
+
+    def demonstrate(rng: random.Random) -> tuple[MessageEnv, Sequence[str]]:
+        problem = draw_problem(rng)
+        while problem.fold != "train":
+            problem = draw_problem(rng)
+        return GuessEnv(chat, problem, "compact"), guesses(problem, rng)
+
+    make(config, tokenizer, demonstrate)
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

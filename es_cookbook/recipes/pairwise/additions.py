@@ -1,0 +1,115 @@
+"""Additions as rows, and pairs of answers to them, better and worse.
+
+    python -m es_cookbook.recipes.pairwise.additions output=additions.jsonl
+
+    {"question": "347+285=", "answer": "236"}
+
+The answer is 632, ones first, as in the recipe arithmetic. The recipe's own `additions.jsonl` was
+made by the command above, of problems that its warm start shows to nobody.
+"""
+
+import random
+import re
+from itertools import islice
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.terminal import plural
+from es_cookbook.recipes.arithmetic.env import gold_answer, question, right_digits
+from es_cookbook.recipes.arithmetic.problems import (
+    Problem,
+    forgot_a_carry,
+    generate_problems,
+    without_carries,
+)
+from es_cookbook.rl.data.rows import write_rows
+from es_cookbook.rl.rewards.base import Fields
+
+JUDGED = "{question}{first};{question}{second}?"
+"""What the bundled model is asked as a judge; each answer stands behind its question."""
+VERDICTS = ("A", "B")
+"""What it says where the first answer is the better one, and where the second is."""
+
+_ADDITION = re.compile(r"([0-9]{1,30})\+([0-9]{1,30})=")
+
+
+def measured(text: str, row: Fields) -> tuple[float, dict[str, float]]:
+    """1 for the row's answer, and the metric `correct`; nothing where the row has none.
+
+    For additions also `digits`, `well_formed` and `forgot_carry`.
+
+    >>> measured("225", {"question": "347+285=", "answer": "236"})[0]
+    0.0
+    >>> measured("225", {"question": "Why?"})
+    (0.0, {})
+    """
+    if "answer" not in row:
+        return 0.0, {}
+    given, gold = text.strip(), str(row["answer"])
+    correct = float(given == gold)
+    metrics = {"correct": correct}
+    if addition := _ADDITION.fullmatch(str(row.get("question", ""))):
+        well_formed = given.isascii() and given.isdigit() and len(given) <= len(gold) + 1
+        terms = [int(term) for term in addition.groups()]
+        metrics |= {
+            "digits": right_digits(given, gold) if well_formed else 0.0,
+            "well_formed": float(well_formed),
+            "forgot_carry": float(well_formed and forgot_a_carry(terms, given)),
+        }
+    return correct, metrics
+
+
+def draw_pair(problem: Problem, rng: random.Random) -> tuple[str, str]:
+    """Two different answers: the right one, one without carries, one with a wrong digit."""
+    gold = gold_answer(problem.terms, "compact")
+    found = {gold, without_carries(problem.terms), with_a_wrong_digit(gold, rng)}
+    one, other = rng.sample(sorted(found), 2)
+    return one, other
+
+
+def with_a_wrong_digit(answer: str, rng: random.Random) -> str:
+    """The answer with one digit, at any place, replaced by another."""
+    place = rng.randrange(len(answer))
+    digit = rng.choice([each for each in "0123456789" if each != answer[place]])
+    return answer[:place] + digit + answer[place + 1 :]
+
+
+@chz.chz
+class Config:
+    """What is generated."""
+
+    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
+    count: int = chz.field(default=2000, doc="additions")
+    seed: int = chz.field(default=0, doc="same seed, same additions")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "count", at_least=1)
+
+
+def main(config: Config) -> None:
+    """Generate and write.
+
+    Raises:
+        ConfigError: The file is there already, or cannot be written.
+    """
+    rows = [
+        {
+            "question": question(problem.terms, "compact"),
+            "answer": gold_answer(problem.terms, "compact"),
+        }
+        for problem in islice(generate_problems(config.seed, "test"), config.count)
+    ]
+    write_rows(config.output, rows)
+    print(f"{plural(len(rows), 'addition')} written to {config.output}")
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Config)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,1 @@
+"""Find answers in a corpus."""

@@ -1,0 +1,166 @@
+"""Tic-tac-toe: positions, moves, results, perfect play, openings, and what a player is shown.
+
+A position is nine characters, row by row, X, O or "." for a free cell; X began, so the marks say
+who moves next. Cells have the numbers 1 to 9. Perfect play is minimax over all 5,478 positions,
+each computed once.
+
+An opening is a position from which a game begins. Those used here have the same number of marks and
+are drawn if both sides play perfectly, so that neither begins with an advantage that the other
+cannot hold. Which split an opening belongs to is a hash of its symmetry class: no held-out opening
+is a rotation or reflection of a training one. No training game comes past a held-out opening
+either, since all its positions have more marks than the openings.
+"""
+
+import functools
+import itertools
+from typing import Literal, TypeAlias, assert_never
+
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.rewards.number import last_number
+
+Mark: TypeAlias = Literal["X", "O"]
+Fold: TypeAlias = Literal["train", "development", "test"]
+PromptStyle: TypeAlias = Literal["compact", "words"]
+
+EMPTY = "." * 9
+CELLS = range(1, 10)
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+HELD_OUT_ONE_IN = 5
+"""One symmetry class of openings in this many is in the test, as many in the development set."""
+
+_ROTATED = (6, 3, 0, 7, 4, 1, 8, 5, 2)
+_REFLECTED = (2, 1, 0, 5, 4, 3, 8, 7, 6)
+
+_WORDS = """\
+You play {mark} in a game of tic-tac-toe. Free cells of the board are shown by their numbers:
+
+{board}
+
+It is your move. Answer with the number of the free cell that you take, and nothing else."""
+
+
+@functools.cache
+def mover(position: str) -> Mark:
+    """Who moves next: X where both have as many marks.
+
+    >>> mover("X........")
+    'O'
+    """
+    return "X" if position.count("X") == position.count("O") else "O"
+
+
+@functools.cache
+def legal_moves(position: str) -> tuple[int, ...]:
+    """The free cells, none once the game is over.
+
+    >>> legal_moves("XOXOXOOX."), legal_moves("XXXOO....")
+    ((9,), ())
+    """
+    if winner(position) is not None:
+        return ()
+    return tuple(cell for cell in CELLS if position[cell - 1] == ".")
+
+
+def played(position: str, cell: int) -> str:
+    """The position after a legal move.
+
+    >>> played("X........", 5)
+    'X...O....'
+    """
+    return position[: cell - 1] + mover(position) + position[cell:]
+
+
+@functools.cache
+def winner(position: str) -> Mark | None:
+    """Who has three in a line.
+
+    >>> winner("XXXOO...."), winner("XX.OO....")
+    ('X', None)
+    """
+    for a, b, c in LINES:
+        if position[a] == position[b] == position[c] != ".":
+            return "X" if position[a] == "X" else "O"
+    return None
+
+
+@functools.cache
+def value(position: str) -> int:
+    """What perfect play brings the side that moves: 1 a win, 0 a draw, -1 a loss.
+
+    >>> value(EMPTY), value("XX.OO....")
+    (0, 1)
+    """
+    if winner(position) is not None:  # Of the side that has just moved.
+        return -1
+    return max((-value(played(position, cell)) for cell in legal_moves(position)), default=0)
+
+
+@functools.cache
+def best_moves(position: str) -> tuple[int, ...]:
+    """All moves of a perfect player: of the best value, and winning at once where it can.
+
+    >>> best_moves("XX.OO...."), best_moves("XX..O....")
+    ((3,), (3,))
+    """
+    moves = legal_moves(position)
+    after = {cell: played(position, cell) for cell in moves}
+    at_once = tuple(cell for cell in moves if winner(after[cell]) is not None)
+    return at_once or tuple(cell for cell in moves if -value(after[cell]) == value(position))
+
+
+@functools.cache
+def symmetry_class(position: str) -> str:
+    """One position that stands for all its rotations and reflections."""
+    images = [position]
+    for _ in range(3):
+        images.append("".join(images[-1][i] for i in _ROTATED))
+    return min(images + ["".join(image[i] for i in _REFLECTED) for image in images])
+
+
+def fold(opening: str) -> Fold:
+    """Which split an opening belongs to, a pure function of its symmetry class."""
+    place = derive_seed(0, f"tic_tac_toe/split/{symmetry_class(opening)}") % HELD_OUT_ONE_IN
+    return "test" if place == 0 else "development" if place == 1 else "train"
+
+
+@functools.cache
+def openings(num_moves: int, of: Fold | None = None) -> tuple[str, ...]:
+    """All positions after so many moves that perfect play draws, of one split or of all."""
+    found: list[str] = []
+    for taken in itertools.permutations(CELLS, num_moves):
+        if list(taken[::2]) != sorted(taken[::2]) or list(taken[1::2]) != sorted(taken[1::2]):
+            continue  # The same marks in another order.
+        position = functools.reduce(played, taken, EMPTY)
+        is_open = winner(position) is None and legal_moves(position) and value(position) == 0
+        if is_open and of in (None, fold(position)):
+            found.append(position)
+    return tuple(sorted(found))
+
+
+def question(position: str, style: PromptStyle) -> str:
+    """What the side that moves is shown.
+
+    In the bundled model's shorthand free cells are their numbers, its own marks "#", others "@".
+
+    >>> question("XO.......", "compact")
+    '#@3456789='
+    """
+    mark = mover(position)
+    if style == "compact":
+        signs = {mark: "#", "X" if mark == "O" else "O": "@"}
+        return "".join(signs.get(sign, str(i)) for i, sign in enumerate(position, 1)) + "="
+    if style == "words":
+        signs = [str(i) if sign == "." else sign for i, sign in enumerate(position, 1)]
+        rows = [" | ".join(signs[i : i + 3]) for i in (0, 3, 6)]
+        return _WORDS.format(mark=mark, board="\n".join(rows))
+    assert_never(style)
+
+
+def read_move(text: str) -> int | None:
+    """The cell that an answer names: its last number, if that is one of 1 to 9.
+
+    >>> read_move("5"), read_move("I take 7."), read_move("12"), read_move("no")
+    (5, 7, None, None)
+    """
+    number = last_number(text)
+    return int(number) if number is not None and number in CELLS else None

@@ -1,0 +1,1 @@
+"""Language models as judges of two answers, and tournaments among the answers of a group."""

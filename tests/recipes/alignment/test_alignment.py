@@ -1,0 +1,108 @@
+"""The recipe alignment: its pairs, its command line, and what a preference weight does in a run."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.recipes.alignment import pairs
+from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig, main
+from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
+from es_cookbook.recipes.conciseness.warm_start import CHARACTERS
+from es_cookbook.rl.rewards.length import Conciseness
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+pytestmark = pytest.mark.anyio
+
+
+def parsed(*options: str) -> CLIConfig:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    return seen[0]
+
+
+def test_the_config_round_trips_through_json_and_the_weight_is_an_option() -> None:
+    config = parsed("preference.weight=3", "kl.weight=30")
+    again = config_from_json(config_to_json(config))
+    assert type(again) is CLIConfig
+    assert again == config
+    assert config.preference is not None and config.preference.weight == 3
+    assert config.preference.source == str(PAIRS)
+    assert parsed("preference=None").preference is None
+
+
+def rows() -> list[dict[str, str]]:
+    return [json.loads(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
+
+
+def test_pairs_prefer_a_right_answer_to_a_wrong_one_that_is_as_brief() -> None:
+    for row in rows():
+        scored = [
+            Conciseness()(row[name], {"answer": row["chosen"]}) for name in ("chosen", "rejected")
+        ]
+        assert [metrics["correct"] for _, metrics in scored] == [1, 0]
+        assert len(row["chosen"]) == len(row["rejected"]), "the pair says nothing about length"
+
+
+def test_no_pair_is_about_a_question_of_the_task() -> None:
+    asked = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    task = {PROMPT.format(**row) for row in asked}
+    assert len(rows()) == 1000
+    assert task.isdisjoint(row["prompt"] for row in rows())
+
+
+def test_the_bundled_pairs_are_those_of_the_command_and_their_characters_are_known(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "pairs.jsonl"
+    pairs.main(pairs.Config(output=str(output)))
+    assert output.read_bytes() == PAIRS.read_bytes()
+    with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
+        pairs.main(pairs.Config(output=str(output)))
+    tokenizer = build_tokenizer(CHARACTERS)
+    assert all(
+        tokenizer.decode(tokenizer.encode(text)) == text for row in rows() for text in row.values()
+    )
+
+
+@pytest.mark.parametrize("answer", ["7", "1099", "tabo"])
+def test_one_character_is_made_wrong(answer: str) -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        wrong = pairs.with_a_wrong_character(answer, rng)
+        assert sum(a != b for a, b in zip(answer, wrong, strict=True)) == 1
+
+
+async def test_the_tasks_own_questions_are_valid() -> None:
+    built = await CLIConfig().dataset(build_tokenizer(CHARACTERS))
+    await built.train.validate(512)
+    assert len(built.test_P) > 100
+
+
+def steps(tmp_path: Path, weight: float) -> tuple[bytes, list[dict[str, float]]]:
+    run = tmp_path / f"{weight}"
+    options = (
+        *(f"log_path={run}", "trackers=JsonlTrackerBuilder", f"preference.weight={weight}"),
+        *("num_generations=2", "optimizer.population_size=4", "dataset.batch=2"),
+        *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
+        *("dataset.num_train=6", "dataset.num_test=4", "preference.problems_per_generation=3"),
+    )
+    run_cli(main, CLIConfig, options)
+    return (run / "history.jsonl").read_bytes(), read_metrics(run / "metrics.jsonl")
+
+
+def test_a_run_of_two_generations_is_moved_by_the_pairs_and_by_weight_0_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved, metrics = steps(tmp_path, 50)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    assert {"env/preference/margin", "env/preference/preferred"} <= metrics[0].keys()
+    assert {"test/env/all/excess", "test/env/all/correct"} <= metrics[-1].keys()
+    plain, measured = steps(tmp_path, 0)
+    assert plain != moved
+    assert measured[0]["env/preference/margin"] == metrics[0]["env/preference/margin"]

@@ -1,0 +1,125 @@
+"""Guessing numbers: hints, rewards, the dataset, the bundled model and a short run."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from transformers import AutoTokenizer
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.recipes.chat_warm_start import chat_tokenizer
+from es_cookbook.recipes.guess_number import warm_start
+from es_cookbook.recipes.guess_number.dataset import GuessNumberDatasetBuilder
+from es_cookbook.recipes.guess_number.env import GuessEnv, Problem, generate_problems, halving
+from es_cookbook.recipes.guess_number.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.rl.messages.chat import Chat
+from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.rollouts import run_rollout
+from es_cookbook.rl.types import Trajectory
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.chat_templates import CHATML, tokenizer_with
+
+pytestmark = pytest.mark.anyio
+
+TOKENIZER = chat_tokenizer(warm_start.CHARACTERS)
+PROBLEM = Problem(10, 30, 25)
+
+
+async def played(
+    texts: Sequence[str], style: Literal["compact", "words"] = "compact"
+) -> Trajectory:
+    tokenizer = TOKENIZER if style == "compact" else tokenizer_with(CHATML)
+    env = GuessEnv(Chat(tokenizer), PROBLEM, style)
+    return await run_rollout(env, Script(texts, tokenizer))
+
+
+async def test_a_guess_is_answered_with_where_the_number_is() -> None:
+    trajectory = await played(["28", "12", "25"])
+    seen = [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen]
+    assert seen == ["10..30=", "-10..27=", "+13..27="]
+    assert trajectory.reward == 1.0
+    assert trajectory.transitions[-1].metrics["well_formed"] == 1.0
+
+
+async def test_after_as_many_guesses_as_halving_needs_it_is_over() -> None:
+    assert PROBLEM.guesses == 5
+    trajectory = await played(["10", "11", "12", "13", "14", "25"])
+    assert trajectory.reward == 0.0
+    assert trajectory.transitions[-1].metrics["correct"] == 0.0
+    assert len(trajectory.transitions) == 5
+
+
+async def test_what_is_no_possible_number_counts_as_a_guess_and_is_told() -> None:
+    trajectory = await played(["31", "twenty", "20", "19", "25"])
+    seen = [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen]
+    assert seen[1:] == ["?10..30=", "?10..30=", "+21..30=", "?21..30="]
+    assert trajectory.reward == 1.0
+    assert trajectory.transitions[-1].metrics["well_formed"] == pytest.approx(2 / 5)
+
+
+async def test_in_words_the_last_number_of_a_turn_counts() -> None:
+    trajectory = await played(["I say 20.", "Then 25!"], "words")
+    assert trajectory.reward == 1.0
+    tokenizer = tokenizer_with(CHATML)
+    added = str(tokenizer.decode(trajectory.seen[1][1]))
+    assert "Mine is higher: it is from 21 to 30. Guess:" in added
+
+
+@pytest.mark.parametrize("fold", ["train", "test"])
+def test_halving_finds_every_number_in_time(fold: Literal["train", "test"]) -> None:
+    problems = list(islice(generate_problems(0, fold), 500))
+    assert len(set(problems)) == 500
+    assert all(len(halving(problem)) <= problem.guesses for problem in problems)
+
+
+async def test_every_gold_chat_earns_everything() -> None:
+    built = await GuessNumberDatasetBuilder(num_train=40, num_test=20)(TOKENIZER)
+    await built.train.validate(200)
+    words = GuessNumberDatasetBuilder(num_train=40, num_test=20, prompt="words")
+    await (await words(tokenizer_with(CHATML))).train.validate(4096)
+
+
+def test_demonstrations_end_in_time_and_about_half_of_them_fail() -> None:
+    import random
+
+    rng = random.Random(0)
+    problems = list(islice(generate_problems(0, "train"), 500))
+    chats = [warm_start.guesses(problem, rng) for problem in problems]
+    assert all(len(chat) <= p.guesses for chat, p in zip(chats, problems, strict=True))
+    found = [int(chat[-1]) == p.number for chat, p in zip(chats, problems, strict=True)]
+    assert 0.3 < sum(found) / 500 < 0.8
+
+
+def test_the_config_round_trips_through_json() -> None:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.max_tokens=9"])
+    assert config_from_json(config_to_json(seen[0])) == seen[0]
+
+
+def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
+        *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
+        f"log_path={tmp_path / 'run'}",
+    )
+    run_cli(main, CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert {"test/env/all/well_formed", "test/env/all/turns"} <= rows[-1].keys()
+    assert rows[-1]["test/env/all/well_formed"] >= 0.9
+
+
+def test_the_warm_start_writes_a_model_that_talks(tmp_path: Path) -> None:
+    warm_start.main(
+        warm_start.Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.chat_template == TOKENIZER.chat_template
+    assert tokenizer.encode("10..30=") == TOKENIZER.encode("10..30=")
+
+
+def test_bundled_files_fit_in_the_package() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000

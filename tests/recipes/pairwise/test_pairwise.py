@@ -1,0 +1,149 @@
+"""The recipe pairwise: its additions, its judge, its command line, and a run."""
+
+import json
+import random
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
+from es_cookbook.recipes.pairwise import additions, warm_start
+from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.rl.judging.judges import TEMPLATE, BaseJudge, ServerJudge
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+pytestmark = pytest.mark.anyio
+
+
+def parsed(*options: str) -> CLIConfig:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    return seen[0]
+
+
+def test_the_config_round_trips_through_json_and_another_judge_is_asked_in_words() -> None:
+    config = parsed("dataset.tournament.pattern=swiss", "dataset.tournament.orders=one")
+    again = config_from_json(config_to_json(config))
+    assert type(again) is CLIConfig
+    assert again == config
+    assert config.dataset.judge == CLIConfig().dataset.judge == BaseJudge(template=additions.JUDGED)
+    assert parsed("dataset.judge=base").dataset.judge.template == TEMPLATE
+    server = parsed("dataset.judge=server", "dataset.judge.model=m").dataset.judge
+    assert server == ServerJudge(model="m")
+
+
+async def test_every_bundled_addition_is_valid_and_none_was_demonstrated() -> None:
+    built = await CLIConfig().dataset(build_tokenizer(warm_start.CHARACTERS))
+    await built.train.validate(64)
+    assert len(built.train) > 1700 and len(built.test_P) > 150
+    rows = [json.loads(line) for line in ADDITIONS.read_text().splitlines()]
+    terms = [tuple(map(int, row["question"].rstrip("=").split("+"))) for row in rows]
+    assert {Problem(each).fold for each in terms} == {"test"}
+
+
+def test_the_bundled_additions_are_those_of_the_command(tmp_path: Path) -> None:
+    output = tmp_path / "additions.jsonl"
+    additions.main(additions.Config(output=str(output)))
+    assert output.read_bytes() == ADDITIONS.read_bytes()
+    with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
+        additions.main(additions.Config(output=str(output)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "metrics"),
+    [
+        ("236", 1, (1, 1, 0)),
+        (" 236\n", 1, (1, 1, 0)),
+        ("225", 0, (0, 1, 1)),
+        ("", 0, (0, 0, 0)),
+        ("choose A", 0, (0, 0, 0)),
+        ("236;347+285=225?A", 0, (0, 0, 0)),
+        ("٢٣٦", 0, (0, 0, 0)),
+        ("9" * 100_000, 0, (0, 0, 0)),
+    ],
+)
+def test_what_is_measured_beside_the_win_rate(
+    text: str, reward: float, metrics: tuple[float, float, float]
+) -> None:
+    earned, found = additions.measured(text, {"question": "347+285=", "answer": "236"})
+    assert earned == reward
+    names = ("correct", "well_formed", "forgot_carry")
+    assert tuple(found[name] for name in names) == metrics
+
+
+def test_rows_of_ones_own_are_measured_by_their_answer_if_they_have_one() -> None:
+    assert additions.measured("Paris", {"question": "?", "answer": "Paris"}) == (
+        1.0,
+        {"correct": 1.0},
+    )
+    assert additions.measured("Paris", {"question": "1+1="}) == (0.0, {})
+
+
+def test_judgements_are_demonstrated_of_different_answers_by_the_better_one_and_the_place() -> None:
+    rng, config = random.Random(0), warm_start.Config(output="x", clarity=3, bias=1)
+    for problem in islice(generate_problems(0, "train"), 50):
+        first, second = additions.draw_pair(problem, rng)
+        assert first != second
+        ahead = warm_start.leaning(problem, first, second, config)
+        behind = warm_start.leaning(problem, second, first, config)
+        assert ahead + behind == pytest.approx(2 * config.bias)
+    problem = Problem((347, 285))
+    assert warm_start.leaning(problem, "236", "225", config) == 4
+    assert warm_start.leaning(problem, "225", "226", config) == -2
+    assert warm_start.leaning(problem, "246", "136", config) == 1
+
+
+def test_a_run_of_two_generations_pays_the_win_rate_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        *(f"log_path={tmp_path / 'run'}", "trackers=JsonlTrackerBuilder"),
+        *("num_generations=2", "optimizer.population_size=6", "dataset.batch=2"),
+        *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
+        *("dataset.num_train=6", "dataset.num_test=4", "dataset.judge.least_mass=0"),
+        f"dataset.judge.template={additions.JUDGED}",
+    )
+    run_cli(main, CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    first, second, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for row in (first, second):
+        assert row["reward/mean"] == pytest.approx(row["env/all/win_rate"])
+        assert row["env/all/win_rate"] == pytest.approx(0.5), "what one wins another loses"
+        assert row["env/all/judgements"] >= 2
+        assert {"env/all/first_wins", "env/all/swap_changes", "env/all/correct"} <= row.keys()
+    assert first["test/env/all/win_rate"] == 0.5, "the centre is the base"
+    assert last["test/env/all/win_rate"] != 0.5
+
+
+def test_the_bundled_model_judges_better_than_it_answers_and_prefers_the_first_place() -> None:
+    """The point of the warm start; the README's numbers come from the command it names."""
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 1_000_000
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    tokenizer = build_tokenizer(warm_start.CHARACTERS)
+    held_out = list(islice(generate_problems(0, "development"), 100))
+    found = warm_start.measure(model, tokenizer, held_out, seed=0)
+    assert found["digits alone"] >= 0.98
+    assert 0.3 < found["correct"] < 0.65
+    assert found["better answer wins, both orders"] > found["correct"] + 0.1
+    assert found["first place wins"] > 0.6
+
+
+def test_the_warm_start_is_seeded_and_loads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warm_start, "NUM_MEASURED", 4)
+    small = {"steps": 2, "answers": 2, "judgements": 4}
+    weights: list[bytes] = []
+    for name in ("a", "b"):
+        warm_start.main(warm_start.Config(output=str(tmp_path / name), **small))
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert "better answer wins, both orders" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="output must be a new directory"):
+        warm_start.main(warm_start.Config(output=str(tmp_path)))

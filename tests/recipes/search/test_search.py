@@ -1,0 +1,106 @@
+"""Questions that need two searches: the index, the world, rewards, the dataset and a short run."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer
+from es_cookbook.recipes.search import warm_start
+from es_cookbook.recipes.search.bm25 import BM25
+from es_cookbook.recipes.search.corpus import index, people
+from es_cookbook.recipes.search.dataset import SearchDatasetBuilder
+from es_cookbook.recipes.search.env import SearchEnv, chat_of, people_of, search
+from es_cookbook.recipes.search.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.rollouts import run_rollout
+from es_cookbook.rl.types import Trajectory
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.chat_templates import CHATML, tokenizer_with
+
+pytestmark = pytest.mark.anyio
+
+TOKENIZER = chat_tokenizer(warm_start.CHARACTERS, warm_start.WORDS)
+CHAT = Chat(TOKENIZER, ChatOptions(max_turns=4, tools_in="nowhere"), [search])
+
+
+async def played(texts: Sequence[str]) -> Trajectory:
+    env = SearchEnv(CHAT, people()[0], "compact")
+    return await run_rollout(env, Script(texts, TOKENIZER))
+
+
+def test_bm25_prefers_rare_words_short_texts_and_repeated_words() -> None:
+    texts = ["a cat", "a cat and a dog and a bird", "a dog", "dog dog a", "a fish"]
+    assert BM25(texts).search("cat", 9) == ["a cat", "a cat and a dog and a bird"]
+    assert BM25(texts).search("dog", 1) == ["dog dog a"]
+    assert BM25(texts).search("the fish, a", 1) == ["a fish"]
+    assert BM25(texts).search("horse", 9) == BM25([]).search("cat", 9) == []
+
+
+async def test_asking_for_the_river_finds_it_and_the_town_alone_does_not() -> None:
+    person = people()[0]
+    right = await played(chat_of(person, "hermes"))
+    assert right.reward == 1.0
+    careless = await played(chat_of(person, "hermes", asks_for_river=False))
+    assert careless.reward == 0.0
+    for trajectory in (right, careless):
+        metrics = trajectory.transitions[-1].metrics
+        assert (metrics["well_formed"], metrics["tool_calls"], metrics["turns"]) == (1.0, 2.0, 3.0)
+
+
+def test_every_person_is_found_by_name_and_every_river_by_its_town() -> None:
+    assert len({person.name for person in people()}) == 2000
+    for person in people()[::20]:
+        assert index().search(person.name, 1) == [person.sentence]
+        found = index().search(f"river {person.town}", 1)
+        assert found == [f"river of {person.town} is {person.river}"]
+
+
+def test_nobody_held_out_is_trained_on() -> None:
+    folds = [set(people_of(fold)) for fold in ("train", "development", "test")]
+    assert sum(map(len, folds)) == len(set.union(*folds)) == 2000
+
+
+async def test_every_gold_chat_earns_everything() -> None:
+    built = await SearchDatasetBuilder(num_train=40, num_test=20)(TOKENIZER)
+    await built.train.validate(512)
+    words = SearchDatasetBuilder(num_train=40, num_test=20, prompt="words", chat=ChatOptions())
+    await (await words(tokenizer_with(CHATML))).train.validate(4096)
+
+
+def test_half_of_the_demonstrations_search_for_the_town_alone() -> None:
+    rng = random.Random(0)
+    persons = people_of("train")
+    careful = [warm_start.texts(person, rng) == chat_of(person, "hermes") for person in persons]
+    assert sum(careful) / len(careful) == pytest.approx(0.5, abs=0.06)
+
+
+def test_the_config_round_trips_through_json() -> None:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.tools_in=template"])
+    assert config_from_json(config_to_json(seen[0])) == seen[0]
+
+
+def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
+        *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
+        f"log_path={tmp_path / 'run'}",
+    )
+    run_cli(main, CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert {"test/env/all/tool_calls", "test/env/all/well_formed"} <= rows[-1].keys()
+
+
+def test_the_warm_start_writes_a_model(tmp_path: Path) -> None:
+    warm_start.main(Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4))
+    assert (tmp_path / "model/chat_template.jinja").read_text() == TOKENIZER.chat_template
+
+
+def test_bundled_files_fit_in_the_package() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000

@@ -1,0 +1,255 @@
+"""The recipe tic_tac_toe: games as group rewards, games against fixed opponents, runs."""
+
+import pickle
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.commands import rewind
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.tic_tac_toe import warm_start
+from es_cookbook.recipes.tic_tac_toe.dataset import OpeningsDataset, TicTacToeDatasetBuilder
+from es_cookbook.recipes.tic_tac_toe.env import OpeningGroup, OpponentGroup, Prompts
+from es_cookbook.recipes.tic_tac_toe.game import (
+    best_moves,
+    fold,
+    legal_moves,
+    openings,
+    question,
+    symmetry_class,
+)
+from es_cookbook.recipes.tic_tac_toe.players import careful_move, careless_move, urgent_moves
+from es_cookbook.recipes.tic_tac_toe.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.rl.rollouts import run_rollout
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    LostRollout,
+    Observation,
+    Policy,
+    SamplingParams,
+    Trajectory,
+)
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+pytestmark = pytest.mark.anyio
+TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
+PROMPTS = Prompts(TOKENIZER, "compact")
+OPENING = "....OXX.O"
+
+
+class Player(Policy):
+    """Knows the position from the prompt, and a way to answer it."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    async def sample(
+        self, observation: Observation, params: SamplingParams | None = None
+    ) -> Action:
+        shown = TOKENIZER.decode(observation.tokens_T)
+        free = [cell for cell in range(1, 10) if shown[cell - 1] == str(cell)]
+        x, o = ("#", "@") if len(free) % 2 else ("@", "#")
+        position = "".join({x: "X", o: "O"}.get(sign, ".") for sign in shown[:9])
+        assert question(position, "compact") == shown
+        move = {
+            "careful": careful_move,
+            "careless": careless_move,
+            "perfect": lambda p: best_moves(p)[0],
+            "taken": lambda p: next(cell for cell in range(1, 10) if cell not in legal_moves(p)),
+        }[self.way](position)
+        return Action((move,), str(move), "stop")
+
+    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
+        raise NotImplementedError
+
+    @property
+    def context_length(self) -> int:
+        return 4096
+
+    @property
+    def centre(self) -> Policy:
+        return Player("careless")
+
+    @property
+    def base(self) -> Policy:
+        return Player("careless")
+
+
+async def build(**fields: object) -> tuple[OpeningsDataset, list[OpponentGroup]]:
+    built: Datasets = await TicTacToeDatasetBuilder(**fields)(TOKENIZER)
+    assert isinstance(built.train, OpeningsDataset)
+    await built.train.validate(512)
+    return built.train, [game for game in built.test_P if isinstance(game, OpponentGroup)]
+
+
+def test_the_config_round_trips_through_json() -> None:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, ["dataset.pairing=swiss", "dataset.draw=0.25"])
+    again = config_from_json(config_to_json(seen[0]))
+    assert again == seen[0]
+    assert seen[0].dataset == TicTacToeDatasetBuilder(pairing="swiss", draw=0.25)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"draw": 1.5}, r"draw must be in \[0, 1\], found 1.5"),
+        ({"opening_moves": 7}, r"opening_moves must be in \[3, 6\], found 7"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+    ],
+)
+def test_impossible_settings_are_refused(option: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        TicTacToeDatasetBuilder(**option)
+
+
+async def test_openings_are_valid_and_none_is_held_out_and_trained_on() -> None:
+    train, test = await build()
+    _, development = await build(held_out="development", random_games=1, perfect_games=0)
+    classes = [
+        {symmetry_class(each.opening) for each in part}
+        for part in (train.builders, test, development)
+    ]
+    assert all(len(part) >= 3 for part in classes)
+    assert not classes[0] & classes[1] and not classes[0] & classes[2]
+    assert not classes[1] & classes[2]
+    assert len(test) == 20 * 2 * (16 + 4) and len(development) == 32 * 2
+    assert len(train.get_batch(0)) == 32
+    assert pickle.loads(pickle.dumps(test[0])).prompts(OPENING) == PROMPTS(OPENING)
+
+
+async def test_a_tokenizer_that_cannot_tell_openings_apart_is_refused() -> None:
+    blind = build_tokenizer("123456789=")
+    built = await TicTacToeDatasetBuilder()(blind)
+    with pytest.raises(DataError, match=r"makes the same tokens of it as of opening .*words"):
+        await built.train.validate(512)
+    with pytest.raises(DataError, match="leaves no room in the engine's context"):
+        await built.train.validate(5)
+
+
+async def group_of(*ways: str, swiss_rounds: int = 0, draw: float = 0.5) -> list[dict[str, float]]:
+    """Rewards and metrics of players of these ways; "lost" is one whose rollout was."""
+    group = OpeningGroup(OPENING, PROMPTS, swiss_rounds, draw)
+    policies = [Player("careful" if way == "lost" else way) for way in ways]
+    envs = (await group.make_envs(len(ways))).envs
+    trajectories: list[Trajectory | LostRollout] = [
+        LostRollout("it raised", "") if way == "lost" else await run_rollout(env, policy)
+        for way, env, policy in zip(ways, envs, policies, strict=True)
+    ]
+    found = await group.compute_group_rewards(trajectories, policies)
+    return [{"reward": each.reward, **each.metrics} for each in found]
+
+
+async def test_results_of_games_are_the_rewards() -> None:
+    careful, perfect, taken = await group_of("careful", "perfect", "taken")
+    assert taken == {
+        **{"reward": 0, "wins": 0, "draws": 0, "losses": 1},
+        **{"illegal": 1, "score_against_base": 0},
+    }
+    assert careful["reward"] == pytest.approx(1 - perfect["reward"] + 0.5)
+    assert careful["wins"] >= 0.5 and careful["illegal"] == 0
+    one, other = await group_of("careful", "careful")
+    assert one == other
+    assert (one["reward"], one["draws"]) == (0.5, 1)
+    assert (await group_of("careful", "careful", draw=0.25))[0]["reward"] == 0.25
+    assert len(await group_of(*["careful"] * 9, swiss_rounds=2)) == 9
+
+
+async def test_a_lost_rollout_plays_nobody() -> None:
+    whole = await group_of("careful", "careless")
+    assert await group_of("careful", "lost", "careless") == [whole[0], {"reward": 0.0}, whole[1]]
+    assert await group_of("lost", "lost") == [{"reward": 0.0}] * 2
+    assert (await group_of("careful"))[0]["reward"] == 0.0
+
+
+async def test_a_rollouts_games_are_shown() -> None:
+    group = OpeningGroup(OPENING, PROMPTS, 0, 0.5)
+    assert group.asks_genomes
+    policies = [Player("careful"), Player("taken")]
+    envs = (await group.make_envs(2)).envs
+    trajectories = [await run_rollout(env, p) for env, p in zip(envs, policies, strict=True)]
+    found = await group.compute_group_rewards(trajectories, policies)
+    lines = found[0].logs["games"].splitlines()
+    assert lines[1] == f"X player 0, O player 1: {OPENING} 1 forfeits"
+    assert lines[0].startswith(f"X player 0, O base: {OPENING} 1 ")
+
+
+@pytest.mark.parametrize(("way", "earned"), [("perfect", {0.5, 1.0}), ("taken", {0.0})])
+@pytest.mark.parametrize("opponent", ["random", "perfect"])
+async def test_games_against_fixed_opponents(way: str, earned: set[float], opponent: str) -> None:
+    _, games = await build(random_games=2, perfect_games=1)
+    for game in [game for game in games if game.opponent == opponent]:
+        rollouts = [await run_rollout(env, Player(way)) for env in (await game.make_envs(2)).envs]
+        assert rollouts[0] == rollouts[1], "the same opponent's moves"
+        metrics = rollouts[0].transitions[-1].metrics
+        assert metrics["illegal"] == (way == "taken")
+        assert rollouts[0].reward in earned
+        assert metrics[f"loses_to_{opponent}"] == (rollouts[0].reward == 0)
+        assert metrics[f"draws_with_{opponent}"] == (rollouts[0].reward == 0.5)
+        assert metrics[f"wins_against_{opponent}"] == (rollouts[0].reward == 1)
+
+
+def test_demonstrations_mix_both_players_and_no_held_out_opening_is_shown() -> None:
+    rng = random.Random(0)
+    positions = [warm_start.draw_position(rng) for _ in range(2000)]
+    urgent = [position for position in positions if urgent_moves(position)]
+    moves = [warm_start.demonstrate(position, 0.8, rng) for position in urgent]
+    shares = sum(move in urgent_moves(p) for p, move in zip(urgent, moves, strict=True))
+    assert 0.25 < shares / len(urgent) < 0.6
+    assert all(move in legal_moves(p) for p, move in zip(urgent, moves, strict=True))
+    held_out = {p for p in positions if warm_start.is_held_out(p, 4)}
+    assert held_out and held_out < set(openings(4))
+    assert "train" not in {fold(position) for position in held_out}
+
+
+OPTIONS = (
+    *("optimizer.population_size=4", "dataset.problems_per_generation=2", "num_generations=2"),
+    *("dataset.random_games=1", "dataset.perfect_games=1", "trackers=JsonlTrackerBuilder"),
+)
+
+
+def test_a_warm_start_and_a_run_of_two_generations_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warm_start, "NUM_MEASURED", 40)
+    model = tmp_path / "model"
+    config = warm_start.Config(output=str(model), steps=2, width=16, depth=1)
+    warm_start.main(config)
+    assert AutoModelForCausalLM.from_pretrained(model).num_parameters() < 20_000
+    with pytest.raises(ConfigError, match="output must be a new directory"):
+        warm_start.main(config)
+    capsys.readouterr()
+    run_cli(main, CLIConfig, (*OPTIONS, f"model_name={model}", f"log_path={tmp_path / 'run'}"))
+    assert capsys.readouterr().out.startswith("test/env/all/loses_to_random ")
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert {"env/all/wins", "env/all/illegal", "data/elo_over_base"} <= rows[0].keys()
+    assert "test/env/all/draws_with_perfect" in rows[0]
+
+
+@pytest.mark.parametrize("pairing", ["round_robin", "swiss"])
+def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path, pairing: str) -> None:
+    options = (*OPTIONS, f"dataset.pairing={pairing}", f"model_name={BUNDLED_MODEL}")
+    run_cli(main, CLIConfig, (*options, f"log_path={tmp_path / 'whole'}"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "parted")
+    rewind.main(rewind.Rewind(log_path=str(tmp_path / "parted"), generation=1))
+    resume = f"log_path={tmp_path / 'parted'}", "behavior_if_log_dir_exists=resume"
+    run_cli(main, CLIConfig, (*options, *resume))
+    histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("whole", "parted")]
+    assert histories[0] == histories[1]
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "parted")]
+    for key in ("env/all/wins", "env/all/score_against_base", "data/elo_over_base"):
+        assert [row[key] for row in rows[0][:2]] == [row[key] for row in rows[1][:2]]
+    assert rows[0][-1]["test/reward/mean"] == rows[1][-1]["test/reward/mean"]
+
+
+def test_the_bundled_model_moves_legally(capsys: pytest.CaptureFixture[str]) -> None:
+    size = sum(file.stat().st_size for file in BUNDLED_MODEL.iterdir())
+    assert size < 4_000_000

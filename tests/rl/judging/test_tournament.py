@@ -1,0 +1,174 @@
+"""Tournaments among answers, with judges of which it is known what they prefer."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.rl.judging.tournament import Compare, Tally, Tournament
+
+pytestmark = pytest.mark.anyio
+NUMBERS = [str(number) for number in range(20)]
+
+
+class Judge:
+    """Prefers the larger number, and the first place by `bias`."""
+
+    def __init__(self, bias: float = 0.0, speechless: str = "") -> None:
+        self.bias, self.speechless = bias, speechless
+        self.asked: list[tuple[str, str]] = []
+
+    async def __call__(self, first: str, second: str) -> float:
+        self.asked.append((first, second))
+        if self.speechless in (first, second):
+            raise EnvError("no verdict")
+        return min(0.5 + 0.2 * (int(first) > int(second)) - 0.1 + self.bias, 1.0)
+
+
+async def rates(
+    answers: list[str], judge: Compare, against: str | None = None, **options: object
+) -> list[float]:
+    found, _ = await Tournament(**options).win_rates(answers, judge, 0, against)  # pyright: ignore[reportArgumentType]
+    return found
+
+
+async def test_all_meet_all_in_both_orders_and_the_win_rate_is_the_mean() -> None:
+    async def table(first: str, second: str) -> float:
+        return {"ab": 0.9, "ba": 0.3, "ac": 1.0, "ca": 0.0, "bc": 0.5, "cb": 0.5}[first + second]
+
+    found, tally = await Tournament(pattern="all").win_rates(["a", "b", "c"], table, 0)
+    assert found == pytest.approx([(0.8 + 1) / 2, (0.2 + 0.5) / 2, (0 + 0.5) / 2])
+    assert tally.metrics == {
+        "judgements": 6.0,
+        "lost_judgements": 0.0,
+        "first_wins": pytest.approx(3 / 6),  # ab, ac and two halves
+        "swap_changes": 0.0,
+    }
+
+
+async def test_a_preference_for_the_first_place_cancels_and_is_measured() -> None:
+    biased = Judge(bias=0.3)
+    found, tally = await Tournament(pattern="all").win_rates(["1", "2"], biased, 0)
+    assert found == pytest.approx([0.4, 0.6])
+    assert tally.metrics["first_wins"] == tally.metrics["swap_changes"] == 1.0
+    one, tally = await Tournament(pattern="all", orders="one").win_rates(["1", "2"], biased, 0)
+    assert sorted(one) == pytest.approx([0.1, 0.9]) or sorted(one) == pytest.approx([0.3, 0.7])
+    assert "swap_changes" not in tally.metrics
+
+
+async def test_one_order_costs_half_and_is_drawn_by_the_seed() -> None:
+    judge = Judge()
+    tournament = Tournament(pattern="all", orders="one")
+    for _ in range(2):
+        await tournament.win_rates(NUMBERS, judge, 3)
+    half = len(judge.asked) // 2
+    assert half == 190
+    assert judge.asked[:half] == judge.asked[half:]
+    ahead = sum(int(first) > int(second) for first, second in judge.asked[:half])
+    assert 60 < ahead < 130
+
+
+@pytest.mark.parametrize(
+    ("options", "judgements"),
+    [
+        ({"pattern": "all"}, 20 * 19),
+        ({"pattern": "ring", "opponents": 4}, 20 * 4),
+        ({"pattern": "swiss", "opponents": 4}, 20 * 4),
+        ({"pattern": "ring", "opponents": 4, "orders": "one"}, 20 * 2),
+        ({"pattern": "ring", "opponents": 99}, 20 * 19),
+    ],
+)
+async def test_what_each_pattern_costs(options: dict[str, object], judgements: int) -> None:
+    judge = Judge()
+    found, tally = await Tournament(**options).win_rates(NUMBERS, judge, 0)  # pyright: ignore[reportArgumentType]
+    assert len(judge.asked) == tally.metrics["judgements"] == judgements
+    assert len(set(judge.asked)) == judgements, "no judgement twice"
+    assert found[19] == pytest.approx(0.6), "who wins all wins against whomever it meets"
+    assert found[0] == pytest.approx(0.4)
+
+
+async def test_swiss_asks_about_no_pair_twice_however_many_rounds() -> None:
+    judge = Judge()
+    await rates(NUMBERS, judge, pattern="swiss", opponents=99)
+    assert 20 * 15 < len(judge.asked) == len(set(judge.asked)) <= 20 * 19
+
+
+async def test_against_one_answer_each_is_asked_once_in_each_order() -> None:
+    judge = Judge()
+    assert await rates(["1", "5", "3", "5"], judge, against="3") == pytest.approx(
+        [0.4, 0.6, 0.5, 0.6]
+    )
+    assert len(judge.asked) == 4
+    assert await rates(["3"], judge, against="3") == [0.5]
+    assert len(judge.asked) == 4, "the same text is not asked about"
+
+
+async def test_the_same_text_is_one_player_and_counts_as_often_as_it_stands_there() -> None:
+    judge = Judge()
+    found = await rates(["1", "2", "2", "2"], judge)
+    assert len(judge.asked) == 2
+    assert found == pytest.approx([0.4, *[(0.6 + 2 * 0.5) / 3] * 3])
+    assert await rates(["7"] * 5, judge) == [0.5] * 5
+    assert len(judge.asked) == 2
+
+
+async def test_an_answer_without_a_judgement_has_no_win_rate_and_the_others_keep_theirs() -> None:
+    judge = Judge(speechless="2")
+    found, tally = await Tournament(pattern="all").win_rates(["1", "2", "3", "2"], judge, 0)
+    assert math.isnan(found[1]) and math.isnan(found[3])
+    assert [found[0], found[2]] == pytest.approx([0.4, 0.6])
+    assert tally.metrics["lost_judgements"] == pytest.approx(4 / 6)
+    assert tally.lost[0] == "no verdict"
+
+
+async def test_a_pair_of_which_one_order_is_lost_is_lost() -> None:
+    async def half(first: str, second: str) -> float:
+        if first == "1":
+            raise EnvError("no verdict")
+        return 1.0
+
+    assert all(math.isnan(rate) for rate in await rates(["1", "2"], half))
+
+
+async def test_a_judge_that_contradicts_itself_makes_nobody_win() -> None:
+    async def circle(first: str, second: str) -> float:
+        return float((int(first) - int(second)) % 3 == 1)
+
+    assert await rates(["0", "1", "2"], circle) == pytest.approx([0.5] * 3)
+
+
+async def test_what_is_no_lost_judgement_goes_through() -> None:
+    async def broken(first: str, second: str) -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await rates(["1", "2"], broken)
+    assert raised.group_contains(ZeroDivisionError, depth=1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from(NUMBERS[:9]), min_size=2, max_size=12),
+    st.sampled_from(["all", "ring", "swiss"]),
+    st.floats(-0.3, 0.3),
+)
+async def test_whatever_the_bias_equal_answers_rank_equal(
+    answers: list[str], pattern: str, bias: float
+) -> None:
+    found = await rates(answers, Judge(bias), pattern=pattern, opponents=2)
+    plain = await rates(answers, Judge(), pattern=pattern, opponents=2)
+    assert found == pytest.approx(plain)
+    assert all(0 <= rate <= 1 for rate in found)
+    by_text = dict(zip(answers, found, strict=True))
+    assert found == [by_text[text] for text in answers]
+
+
+def test_a_tally_of_nothing_says_so() -> None:
+    assert Tally().metrics == {"judgements": 0.0}
+
+
+def test_no_opponents_are_refused() -> None:
+    with pytest.raises(ConfigError, match="opponents must be at least 1"):
+        Tournament(opponents=0)
