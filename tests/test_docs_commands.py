@@ -169,6 +169,7 @@ PARSED_ONLY = {
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_(package|taskset)": "a package of the reader's",
     r"inspect .*": "a task of the reader's; tests/bridges/test_inspect_models.py has one",
+    r"evaluate environment=.*": "a package of the reader's; tests/bridges/verifiers runs it",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
@@ -290,7 +291,7 @@ def parse_evaluate(options: Sequence[str]) -> None:
     own, others = split_options(EvaluateConfig, options)
     run_cli(lambda _: None, EvaluateConfig, ["log_path=x", *own])
     (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or ["countdown"]
-    parse = PARSERS["train" if "data" in others else recipe]
+    parse = PARSERS["train" if others.keys() & {"data", "environment"} else recipe]
     parse([f"{name}={value}" for name, value in others.items()])
 
 

@@ -155,10 +155,11 @@ def _task(
     """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
     if run is not None and not config.recipe:
         return changed(run.config, fields)
-    if not config.recipe and "dataset.source" not in fields:
+    if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
         raise ConfigError(
             f"recipe=... says which problems are attempted ({', '.join(recipe_names())}); or give "
-            "rows by data=... prompt=... reward=..., or a run by log_path=..."
+            "rows by data=... prompt=... reward=..., a package by environment=..., or a run by "
+            "log_path=..."
         )
     config_class = recipe_config(config.recipe) if config.recipe else TrainConfig
     given = dict(fields)
@@ -173,8 +174,9 @@ def _setting(config: EvaluateConfig, task: train.Config, fields: Mapping[str, st
     temperature = task.eval_temperature if config.temperature is None else config.temperature
     attempts = task.eval_attempts if config.attempts is None else config.attempts
     check_evaluation(attempts, temperature, prefix="")
+    given = "" if config.log_path else fields.get("dataset.source", task.dataset.label)
     return Setting(
-        problems=config.recipe or ("" if config.log_path else fields["dataset.source"]),
+        problems=config.recipe or given,
         dataset=task.dataset,
         sampling=chz.replace(task.sampling, temperature=temperature),
         split=config.split,

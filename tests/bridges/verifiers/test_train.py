@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.commands import play, resume, train
+from es_cookbook.commands.evaluate import evaluate
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.chat_templates import CHATML, tokenizer_with
@@ -80,6 +81,11 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
     capsys.readouterr()
     assert call(monkeypatch, play, *trusted, "problem=0") == 0
     assert json.loads(capsys.readouterr().out)["name"].startswith("es_guess, task ")
+    assert call(monkeypatch, evaluate, *trusted) == 0
+    assert "reward_near" in capsys.readouterr().out
+    model = ["environment=es_guess", "model_name=model", *SMALL[2:]]
+    assert call(monkeypatch, evaluate, *model) == 0, capsys.readouterr().err
+    assert "reward_near" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ pytest.importorskip("openai", reason="it comes with vLLM, and with es-cookbook[d
 from es_cookbook.commands.prepare import chat
 from es_cookbook.commands.prepare.chat import KEY
 from es_cookbook.commands.prepare.generate import HOPELESS, PARTS, GenerateConfig, main
-from es_cookbook.commands.train import TrainConfig, whole_name
+from es_cookbook.commands.train import TrainConfig, whole_names
 from es_cookbook.commands.train import main as train_main
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError
@@ -391,5 +391,5 @@ def test_the_rows_are_data_to_train_on() -> None:
         *("prompt={prompt}", "batch=2", "dataset.num_test=0"),
     ]
     with contextlib.redirect_stderr(None):
-        run_cli(train_main, TrainConfig, list(map(whole_name, options)))
+        run_cli(train_main, TrainConfig, whole_names(options))
     assert Path("run", "metrics.jsonl").exists()
