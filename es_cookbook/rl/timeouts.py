@@ -165,7 +165,7 @@ class Clock:
         self._spent_before_turn: float | None = None
         self._turn_is_overdue = False
         self._since = 0.0
-        self.limit = (watch.timeout, "rollout_timeout")
+        self.limit: tuple[float, str] = (watch.timeout, "rollout_timeout")
 
     def __enter__(self) -> None:
         self._scope.__enter__()

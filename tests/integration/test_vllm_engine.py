@@ -211,6 +211,33 @@ def test_prefixes_are_cached_and_no_longer_than_they_hold(low_rank: Running) -> 
     assert cached_by(request("base", prompt)) == 32  # The base is the base, whatever moved.
 
 
+def test_a_genomes_next_turn_goes_on_from_its_own_cache_and_never_anothers(
+    low_rank: Running, model: Callable[[str], Path]
+) -> None:
+    engine = low_rank.engine
+    reference = Reference(model("qwen2"), LowRank())
+    low_rank.portal.call(engine.restore, [])
+    first_T = tuple(3 + i % 31 for i in range(60))
+    for generation in range(2):  # of which the second one's genomes are in the first one's slots
+        genomes_G = genomes(3, first=700 + 100 * generation)
+        low_rank.load(genomes_G)
+        before = engine.stats()["cached_tokens"]
+        actions = low_rank.sample([request(g, first_T) for g in range(3)])
+        assert engine.stats()["cached_tokens"] == before
+        # The second turns of all, asked of everybody: who has the tokens is who wrote them.
+        for g, action in enumerate(actions):
+            second_T = (*first_T, *action.tokens_T, 5, 6, 7)
+            for other in range(3):
+                before = engine.stats()["cached_tokens"]
+                asked = request(other, second_T)
+                (answer,) = low_rank.sample([asked])
+                found = engine.stats()["cached_tokens"] - before
+                same = action.tokens_T[:4] == actions[other].tokens_T[:4]
+                # Blocks of 32: the first prompt fills one, and with four tokens more two.
+                assert found == 64 if other == g else found in ((32, 64) if same else (32,))
+                reference.check_greedy(genomes_G[other], [(asked, answer)])
+
+
 def test_a_cancelled_request_is_aborted_in_vllm(
     low_rank: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

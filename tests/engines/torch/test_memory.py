@@ -42,8 +42,8 @@ def test_a_model_of_half_a_billion_has_its_whole_context_on_a_laptop() -> None:
     found = plan(Memory(12 * GIB, None, None))
     assert (found.num_lanes, found.context_length) == (2, 4096)
     assert found.lane_bytes == 3 * GIB
-    # Logits of a row, 16 bytes each, out of a quarter of the memory.
-    assert found.max_rows == 3 * GIB // (16 * 151_936) // 2
+    # Logits of a row, 16 bytes each, out of an eighth of the memory.
+    assert found.max_rows == 3 * GIB // 2 // (16 * 151_936) // 2
 
 
 def test_lanes_then_the_context_go_before_anything_is_refused() -> None:
@@ -67,6 +67,10 @@ def test_a_context_that_the_user_asks_for_is_not_shortened() -> None:
 def test_options_that_are_given_hold_whatever_is_free() -> None:
     memory = Memory(100 * GIB, 0.5, 0.25)
     assert (memory.cache_bytes, memory.genome_bytes) == (GIB // 2, GIB // 4)
+    assert (memory.prefix_bytes, Memory(100 * GIB, 0.5, 0.25, 0.0).prefix_bytes) == (
+        100 * GIB // 8,
+        0,
+    )
     assert plan(memory).lane_bytes == GIB // 2  # in one lane: two blocks of rows do not fit
     with pytest.raises(ConfigError, match=r"engine.kv_cache_gib=0.01 holds \d+ tokens .*at least"):
         plan(Memory(100 * GIB, 0.01, None))

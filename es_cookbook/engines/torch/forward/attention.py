@@ -272,8 +272,14 @@ class PrefillRows(AttentionRows):
             )
             at = torch.minimum(torch.arange(padded), length - 1)
             tokens = (torch.arange(padded) < length).flatten().nonzero().flatten()
-            parts = (start + at, first + at, slot[:, 0], tokens)
-            self._groups.append(_PromptGroup(*(part.to(device) for part in parts), whole))
+            group = _PromptGroup(
+                (start + at).to(device),
+                (first + at).to(device),
+                slot[:, 0].to(device),
+                tokens.to(device),
+                whole,
+            )
+            self._groups.append(group)
 
     @override
     def attend(
