@@ -45,7 +45,7 @@ class CLIConfig(train.Config):
     dataset: RLDatasetBuilder = dataset_field(RushHourDatasetBuilder, "boards")
     optimizer: OptimizerBuilder = optimizer_field({**RECOMMENDED, "es": _ES})
     sampling: SamplingParams = sampling_field(max_tokens=32)
-    num_generations: int = num_generations_field(12)
+    num_generations: int = num_generations_field(20)
     eval_every: int = eval_every_field(4)
     log_path: str = log_path_field("rush_hour")
 

@@ -79,7 +79,7 @@ def leaves_out_the_last(problem: Problem, rng: random.Random) -> bool:
     board = problem.board
     middle = (board.size - 1) / 2
     lowness = board.target.start // board.size - middle
-    return len(problem.solution or ()) > 1 and happens(2 * lowness / middle, rng)
+    return len(problem.solution or ()) > 1 and happens(lowness / middle, rng)
 
 
 def grades(problems: Sequence[Problem], texts: Sequence[str]) -> list[Mapping[str, float]]:
