@@ -31,7 +31,7 @@ BUILDER = ProblemGroupBuilder(
 
 async def test_one_answer_is_graded_and_ends_the_rollout() -> None:
     (env,) = (await BUILDER.make_envs(1)).envs
-    assert await env.initial_observation() == Observation((1, 2))
+    assert await env.initial_observation() == Observation((1, 2), is_last=True)
     result = await env.step(Action((3, 4), "hi", "stop"))
     assert (result.reward, result.done, result.next_observation) == (1.0, True, None)
     assert (result.metrics, result.logs) == ({"length": 2.0}, {"said": "hi"})

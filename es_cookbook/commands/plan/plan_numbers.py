@@ -19,7 +19,7 @@ from es_cookbook.commands.plan.plan_config import GPUS, PlanConfig
 from es_cookbook.common.cli import changed
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import GIB, show_bytes
-from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.attention import MIN_LENGTH, round_up
 from es_cookbook.engines.torch.forward.cache_size import CacheSize, Unfit, flat_cache_size
 from es_cookbook.engines.torch.forward.low_rank_tables import elements_of_row
 from es_cookbook.engines.torch.forward.population_layers import (
@@ -58,8 +58,8 @@ class Plan:
     ... for rank · terms_per_genome. *Size* is the bytes of a number of `dtype`, which samples; *tp*
     the GPUs of an engine; *perturbed* the elements of the search space. An engine's *share* is
     population / engines; a step has population / 2 *terms*. *Context* is max_model_len or 4,096,
-    the model's own if less; *request tokens* are prompt + sampled (torch: a multiple of 32, at
-    least 64). *Max rows* and *pass tokens* (of prompts, in a forward pass) are max_batch_size and
+    the model's own if less; *request tokens* are prompt + sampled (torch: a
+    multiple of 64). *Max rows* and *pass tokens* (of prompts, in a forward pass) are max_batch_size and
     prefill_tokens (torch); `engine.extra`'s max_num_seqs or 1,024, and max_num_batched_tokens or
     2,048 (vLLM).
     """
@@ -75,7 +75,7 @@ class Plan:
         else:
             self.vllm, self.tp = None, 1
             self.max_rows, self.pass_tokens = engine.max_batch_size, engine.prefill_tokens
-            self.request_tokens = max(64, round_up(self.request_tokens, 32))
+            self.request_tokens = round_up(self.request_tokens, MIN_LENGTH)
         self.shards = Shards(model, self.tp)
         self.space = config.search_space(self.shards.infos)
         self.rank = self.space.low_rank.rank if self.space.low_rank else 0

@@ -266,7 +266,7 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
     tiny_model: Callable[[str], Path], family: str
 ) -> None:
     path = tiny_model(family)
-    options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02}
+    options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02, "prefix_cache_gib": 0}
     config = PlanConfig(
         model_name=str(path),
         engine=TorchEngineBuilder(num_lanes=1, memory_gib=0.001, kv_cache_gib=0.02),

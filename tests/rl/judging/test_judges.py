@@ -49,6 +49,11 @@ class Says(Policy):
 
     @property
     @override
+    def context_length(self) -> int:
+        return 2000
+
+    @property
+    @override
     def centre(self) -> Policy:
         raise AssertionError("the centre does not judge")
 
