@@ -58,8 +58,8 @@ class Plan:
     ... for rank · terms_per_genome. *Size* is the bytes of a number of `dtype`, which samples; *tp*
     the GPUs of an engine; *perturbed* the elements of the search space. An engine's *share* is
     population / engines; a step has population / 2 *terms*. *Context* is max_model_len or 4,096,
-    the model's own if less; *request tokens* are prompt + sampled (torch: a
-    multiple of 64). *Max rows* and *pass tokens* (of prompts, in a forward pass) are max_batch_size and
+    the model's own if less; *request tokens* are prompt + sampled (torch: a multiple of 64).
+    *Max rows* and *pass tokens* (of prompts, in a forward pass) are max_batch_size and
     prefill_tokens (torch); `engine.extra`'s max_num_seqs or 1,024, and max_num_batched_tokens or
     2,048 (vLLM).
     """

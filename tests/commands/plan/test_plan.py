@@ -185,7 +185,7 @@ def test_the_cache_by_hand() -> None:
     assert small_plan(VLLM).kv_bytes() == small_plan(TWO_GPUS).kv_bytes() == 2 * 2 * 4 * 2
     assert small_plan(VLLM).request_tokens == 9
     assert small_plan(TORCH).request_tokens == 64
-    assert small_plan(TORCH, prompt_tokens=61).request_tokens == 96
+    assert small_plan(TORCH, prompt_tokens=61).request_tokens == 128
     assert small_plan(VLLM).context_bytes() == 512 * 32
     assert small_plan(TORCH).context_bytes() == 8 * 512 * 32
     assert small_plan(VLLM).slots() == 12
