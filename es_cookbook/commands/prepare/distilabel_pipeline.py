@@ -1,8 +1,9 @@
 """The process in which distilabel runs: rows into a task, whose model is asked by `chat.py`.
 
 `by_distilabel.py` starts it with the path of a JSON file that it has written. distilabel's own
-`OpenAILLM` has one set of options for all questions, drops why an answer ended, and takes an empty answer for one; so the
-model here is ours: each question has its seed, and is asked again as in the plain way.
+`OpenAILLM` has one set of options for all questions, drops why an answer ended, and takes an empty
+answer for one; so the model here is ours: each question has its seed, and is asked again as in the
+plain way.
 """
 
 # distilabel is an optional package: where it is not installed, its classes are unknown.
