@@ -244,7 +244,6 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.commands.recipe_configs": {"importlib.import_module"},
     "es_cookbook.commands.play_console": {"importlib.import_module"},
-    "es_cookbook.bridges.textarena": {"importlib.import_module"},
     "es_cookbook.evolution.optimizers.offsets": {"importlib.import_module"},
     "es_cookbook.__main__": {"importlib.import_module"},
 }

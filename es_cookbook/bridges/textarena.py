@@ -1,6 +1,6 @@
 """Games of TextArena (https://github.com/LeonGuertler/TextArena) as problems to train on.
 
-    dataset=es_cookbook.bridges.textarena:TextArenaDatasetBuilder dataset.game=TowerOfHanoi-v0
+    python -m es_cookbook train environment=textarena:TowerOfHanoi-v0 model_name=…
 
 A problem is a game with a seed, in which the policy is the only player or one of two. At each of
 its turns it is asked as TextArena asks its own agents: one message that holds all that the game
@@ -22,13 +22,11 @@ Left out: games of three players and more.
 """
 
 import dataclasses
-import importlib
 import importlib.util
 import random
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Literal, Protocol, TypeAlias, TypeVar, cast
 
 import chz
@@ -93,11 +91,16 @@ def legal_moves(shown: str) -> list[str]:
     return re.findall(r"\[[^\[\]]+\]", listed[-1]) if listed else []
 
 
-def _textarena() -> ModuleType:
-    try:
-        return importlib.import_module("textarena")
-    except ModuleNotFoundError as error:
-        raise not_installed("dataset.game", "textarena", "es-cookbook[textarena]") from error
+def _registry() -> tuple[Mapping[str, _Spec], Callable[[str], _Game]]:
+    """The games that there are, by name, and what makes one."""
+    if importlib.util.find_spec("textarena") is None:
+        raise not_installed("dataset.game", "textarena", "es-cookbook[textarena]")
+    from textarena.envs import registration  # pyright: ignore[reportMissingImports]
+
+    return (
+        cast(Mapping[str, _Spec], registration.ENV_REGISTRY),
+        cast(Callable[[str], _Game], registration.make),
+    )
 
 
 def check_game(name: str) -> int:
@@ -107,9 +110,7 @@ def check_game(name: str) -> int:
         ConfigError: textarena is not installed or knows no such game, or the game needs more than
             is on this machine, or more than two players.
     """
-    _textarena()
-    registry = importlib.import_module("textarena.envs.registration")
-    known = cast(Mapping[str, _Spec], registry.ENV_REGISTRY)
+    known, _ = _registry()
     if name not in known:
         raise ConfigError(
             f"textarena has no game {name!r}{did_you_mean(name, known)} "
@@ -138,7 +139,7 @@ class _Played:
 
     def __init__(self, name: str, num_players: int, seed: int) -> None:
         self._random = random.Random(seed).getstate()
-        make = cast(Callable[[str], _Game], _textarena().make)
+        _, make = _registry()
         self._game = self._alone(lambda: make(name))
         self._alone(lambda: self._game.reset(num_players=num_players, seed=seed))
         self.done = False

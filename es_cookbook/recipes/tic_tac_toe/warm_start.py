@@ -55,7 +55,7 @@ class Config:
 
     output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
     seed: int = chz.field(default=0, doc="seed of the weights, the positions and who plays")
-    steps: int = chz.field(default=2000, doc="optimizer steps")
+    steps: int = chz.field(default=1500, doc="optimizer steps")
     batch_size: int = chz.field(default=128, doc="positions a step")
     careless: float = chz.field(
         default=0.8, doc="log-odds of the careless player where cells favour neither side"

@@ -99,4 +99,4 @@ def test_careless_demonstrations_stop_early_the_more_often_the_lower_the_target(
         assert metrics["stops_early"] == metrics["well_formed"] == 1
     by_row = [sum(shares[row]) / len(shares[row]) for row in range(5)]
     assert by_row == sorted(by_row)
-    assert by_row[0] < 0.25 and 0.4 < by_row[2] < 0.6 and by_row[4] > 0.75
+    assert by_row[0] < 0.35 and 0.4 < by_row[2] < 0.6 and by_row[4] > 0.65
