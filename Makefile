@@ -4,8 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-# Bytecode is compiled when a module is first imported: compiling all of every package would take a minute and a half.
-PIP_INSTALL := $(PY) -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Options for the recipe: make countdown ARGS="seed=1 optimizer.sigma=0.01"
 ARGS ?=

@@ -285,11 +285,13 @@ def test_an_evaluation_that_was_made_otherwise_is_not_compared() -> None:
 
 def test_a_dataset_that_holds_nothing_out_is_refused_with_what_to_do() -> None:
     options = ("recipe=countdown", "dataset.num_test=0", "dataset.num_train=8")
-    done = evaluate("model_name=model", *options, "dataset.problems_per_generation=2")
+    options += ("dataset.num_train=2", "dataset.problems_per_generation=2")
+    done = evaluate("model_name=model", *options)
     assert "countdown: there are no held-out problems; hold some out (dataset.num_te" in done.stderr
 
 
 def test_prompts_that_a_model_cannot_take_are_named() -> None:
-    options = ("recipe=rush_hour", "dataset.num_test=2", "dataset.num_train=2")
-    done = evaluate("model_name=model", *options, "dataset.problems_per_generation=2")
+    options = ("recipe=rush_hour", "dataset.prompt=words", "dataset.num_test=2")
+    options += ("dataset.num_train=2", "dataset.problems_per_generation=2")
+    done = evaluate("model_name=model", *options)
     assert done.returncode == 1 and "leaves no room in the engine's context" in done.stderr
