@@ -285,8 +285,7 @@ def test_an_evaluation_that_was_made_otherwise_is_not_compared() -> None:
 
 def test_a_dataset_that_holds_nothing_out_is_refused_with_what_to_do() -> None:
     options = ("recipe=countdown", "dataset.num_test=0", "dataset.num_train=8")
-    options += ("dataset.num_train=2", "dataset.problems_per_generation=2")
-    done = evaluate("model_name=model", *options)
+    done = evaluate("model_name=model", *options, "dataset.problems_per_generation=2")
     assert "countdown: there are no held-out problems; hold some out (dataset.num_te" in done.stderr
 
 

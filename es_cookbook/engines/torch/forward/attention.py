@@ -214,7 +214,8 @@ class DecodeRows(AttentionRows):
             hidden = _hidden(self._positions_S, self._length, layer.window)
             self._hidden[layer.window] = hidden[:, None]
         q = q_T.reshape(num, k_T.shape[1], -1, 1, width)
-        return _attend(layer, q, keys, values, self._hidden[layer.window]).reshape(num, heads, -1)
+        out = _attend(layer, q, keys, values, self._hidden[layer.window])
+        return out.reshape(num, heads, -1).contiguous()  # some models view it otherwise
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
