@@ -50,16 +50,21 @@ IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu", "cpu
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
 PROGRAMS = {"es_cookbook.commands.prepare.distilabel_pipeline"}
 """Started as programs, and imported by nobody."""
+ABOUT_OTHERS = {
+    "es_cookbook.bridges.inspect_models",
+    *(f"es_cookbook.bridges.verifiers.{name}" for name in ("agent", "env", "library", "tools")),
+}
+"""Made of another library's classes, and imported when that is used."""
 
 
 @pytest.mark.slow
 def test_no_module_of_the_package_imports_an_optional_package() -> None:
     names = [dotted(path) for path in MODULES]
-    their_own = IN_VLLM | PROGRAMS
+    their_own = IN_VLLM | PROGRAMS | ABOUT_OTHERS
     assert set(names) >= their_own
     statements = "\n".join(f"import {name}" for name in names if name not in their_own)
     optional = {"vllm", "ray", "wandb", "trl", "peft", "matplotlib", "openai", "compressed_tensors"}
-    optional |= {"distilabel"}
+    optional |= {"distilabel", "verifiers", "inspect_ai", "textarena"}
     assert loaded_by(statements) & optional == set()
 
 

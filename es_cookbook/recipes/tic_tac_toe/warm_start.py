@@ -88,7 +88,7 @@ def carelessness(position: str) -> float:
     """How much higher the other side's cells are than the mover's, in about standard deviations.
 
     >>> carelessness("X...O...."), carelessness("XX.....OO")
-    (-0.8, 2.8)
+    (0.8, 2.8)
     """
     mark = mover(position)
     signs = ((cell, sign) for cell, sign in enumerate(position, 1) if sign != ".")
