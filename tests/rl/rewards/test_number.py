@@ -134,9 +134,9 @@ def test_a_megabyte_costs_less_than_ten_milliseconds(reward: Reward) -> None:
     for text in MEGABYTES:
         seconds: list[float] = []
         while not seconds or (min(seconds) > 0.01 and len(seconds) < 20):
-            start = time.perf_counter()
+            start = time.process_time()
             reward(text, row)
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
         assert min(seconds) < 0.01, f"{text[:20]!r}… took {min(seconds) * 1000:.1f} ms"
 
 
