@@ -8,14 +8,11 @@ Every run is a process of its own, `python -m es_cookbook alignment seed=<seed>`
 many, which the task's reward is about, and right answers, which only the pairs are about.
 """
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Row, report, row
-from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from benchmarks.harness import Row, before_and_after, call, report, row
 
 SEEDS = (0, 1, 2)
 SETTINGS = {
@@ -29,17 +26,15 @@ MEASURED = {"excess": ("characters", 1), "concise": ("%", 100), "correct": ("%",
 """Metric -> unit and factor."""
 
 
-def before_and_after(setting: str, seed: int, log_path: Path) -> dict[str, tuple[float, float]]:
+def measured(setting: str, seed: int, log_path: Path) -> dict[str, tuple[float, float]]:
     """Each metric of the first and of the last evaluation."""
     options = [*SETTINGS[setting].split(), f"seed={seed}", f"log_path={log_path}", "eval_every=0"]
-    command = [sys.executable, "-m", "es_cookbook", "alignment", *options]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    key = "test/env/all/{}".format
-    tests = [line for line in read_metrics(log_path / METRICS) if key("correct") in line]
-    return {
-        name: (factor * tests[0][key(name)], factor * tests[-1][key(name)])
-        for name, (_, factor) in MEASURED.items()
-    }
+    call("alignment", *options)
+    found: dict[str, tuple[float, float]] = {}
+    for name, (_, factor) in MEASURED.items():
+        before, after = before_and_after(log_path, f"test/env/all/{name}")
+        found[name] = factor * before, factor * after
+    return found
 
 
 def main(chosen: list[str]) -> None:
@@ -47,7 +42,7 @@ def main(chosen: list[str]) -> None:
     rows: list[Row] = []
     for setting in chosen or SETTINGS:
         with tempfile.TemporaryDirectory() as directory:
-            found = [before_and_after(setting, s, Path(directory) / f"{s}") for s in SEEDS]
+            found = [measured(setting, s, Path(directory) / f"{s}") for s in SEEDS]
         for name, (unit, _) in MEASURED.items():
             pairs = [each[name] for each in found]
             rows.append(row(f"{setting}: {name} before", [pair[0] for pair in pairs], unit))

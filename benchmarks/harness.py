@@ -22,6 +22,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -65,6 +68,12 @@ def call(*words: str) -> tuple[float, float]:
     if status != 0:
         raise SystemExit(f"failed with status {status}: {' '.join(command)}")
     return time.perf_counter() - began, usage.ru_utime + usage.ru_stime
+
+
+def before_and_after(log_path: Path, metric: str) -> tuple[float, float]:
+    """A metric of a run's first and of its last evaluation."""
+    found = [line[metric] for line in read_metrics(log_path / METRICS) if metric in line]
+    return found[0], found[-1]
 
 
 def spend(seconds: float) -> None:

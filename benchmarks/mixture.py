@@ -3,20 +3,17 @@
     python -m benchmarks.mixture                # all, three seeds each
     python -m benchmarks.mixture plain replay   # some
 
-Every run is a process of its own, `python -m es_cookbook.recipes.mixture.train_cli` for
+Every run is a process of its own, `es-cookbook mixture` for
 `GENERATIONS` generations with the variant's options, and all have the same number of rollouts.
 Measured is the gain in held-out exact answers of the main part (500 problems, greedy), in points.
 Of three seeds the standard error is about two points: smaller differences say nothing.
 """
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Row, report, row
-from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from benchmarks.harness import Row, before_and_after, call, report, row
 
 SEEDS = (0, 1, 2)
 GENERATIONS = 20
@@ -44,13 +41,10 @@ VARIANTS = {
 
 def gain(variant: str, seed: int, log_path: Path) -> float:
     """Points that a run gains on the main part."""
-    command = [sys.executable, "-m", "es_cookbook.recipes.mixture.train_cli", f"seed={seed}"]
     options = [f"num_generations={GENERATIONS}", "eval_every=0", f"log_path={log_path}"]
-    subprocess.run(
-        [*command, *options, *VARIANTS[variant].split()], check=True, stdout=subprocess.DEVNULL
-    )
-    tests = [line[MAIN] for line in read_metrics(log_path / METRICS) if MAIN in line]
-    return 100 * (tests[-1] - tests[0])
+    call("mixture", f"seed={seed}", *options, *VARIANTS[variant].split())
+    before, after = before_and_after(log_path, MAIN)
+    return 100 * (after - before)
 
 
 def main(chosen: list[str]) -> None:

@@ -10,12 +10,11 @@ swapping the order changes the winner.
 """
 
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Row, report, row
+from benchmarks.harness import Row, before_and_after, call, report, row
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
@@ -36,11 +35,10 @@ OF_JUDGE = ("answers", "judgements", "first_wins", "swap_changes")
 def measured(variant: str, seed: int, log_path: Path) -> dict[str, float]:
     """Right answers in percent, before and after; and means over the generations."""
     options = [*VARIANTS[variant].split(), f"seed={seed}", f"log_path={log_path}", "eval_every=0"]
-    command = [sys.executable, "-m", "es_cookbook", "pairwise", *options]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    call("pairwise", *options)
+    before, after = before_and_after(log_path, CORRECT)
+    found = {"before": 100 * before, "after": 100 * after}
     lines = list(read_metrics(log_path / METRICS))
-    tests = [100 * line[CORRECT] for line in lines if CORRECT in line]
-    found = {"before": tests[0], "after": tests[-1]}
     for name in OF_JUDGE:
         values = [line[f"env/all/{name}"] for line in lines if f"env/all/{name}" in line]
         if values:

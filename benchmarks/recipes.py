@@ -13,9 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Row, call, report, row
-from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from benchmarks.harness import Row, before_and_after, call, report, row
 
 SEEDS = (0, 1, 2)
 RECIPES = {
@@ -49,10 +47,10 @@ class Measured:
 def measured(recipe: str, seed: int, log_path: Path) -> Measured:
     """Run one seed."""
     clock, processor = call(recipe, f"seed={seed}", f"log_path={log_path}")
-    metric, form = (f"test/env/all/{name}" for name in RECIPES[recipe])
-    tests = [line for line in read_metrics(log_path / METRICS) if metric in line]
-    ends = tests[0], tests[-1]
-    values, forms = ([100 * line[name] for line in ends] for name in (metric, form))
+    values, forms = (
+        [100 * value for value in before_and_after(log_path, f"test/env/all/{name}")]
+        for name in RECIPES[recipe]
+    )
     return Measured(values, forms, clock / 60, processor / 60)
 
 

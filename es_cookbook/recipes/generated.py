@@ -5,6 +5,7 @@ seed, agrees on which ones no one trains on. `development` is a second held-out 
 chosen on it, so that the test chooses nothing.
 """
 
+import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
@@ -49,6 +50,14 @@ def distinct(
         fruitless = 0
         if fold_of(problem) == fold:
             yield problem
+
+
+def with_a_wrong_character(answer: str, rng: random.Random) -> str:
+    """The answer with one letter or digit, at any place, replaced by another."""
+    place = rng.randrange(len(answer))
+    alphabet = "0123456789" if answer[place].isdigit() else "abdefgilmnoprstu"
+    other = rng.choice([each for each in alphabet if each != answer[place]])
+    return answer[:place] + other + answer[place + 1 :]
 
 
 @chz.chz

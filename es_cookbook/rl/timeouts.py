@@ -162,7 +162,7 @@ class Clock:
         self._scope = anyio.CancelScope()
         self._num_waiting = 0
         self._spent = 0.0
-        self._spent_before_turn: float | None = None
+        self._spent_before_turn = math.inf  # no turn has begun
         self._turn_is_overdue = False
         self._since = 0.0
         self.limit: tuple[float, str] = (watch.timeout, "rollout_timeout")
@@ -227,8 +227,7 @@ class Clock:
         """Cancel the body if it has had control for too long."""
         if self._num_waiting == 0:
             spent = self._spent + self._watch.time() - self._since
-            before = spent if self._spent_before_turn is None else self._spent_before_turn
-            self._turn_is_overdue = spent - before >= self._watch.turn_timeout
+            self._turn_is_overdue = spent - self._spent_before_turn >= self._watch.turn_timeout
             if self._turn_is_overdue or spent >= self._watch.timeout:
                 self._scope.cancel()
 

@@ -21,6 +21,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.recipes.conciseness.questions import generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
+from es_cookbook.recipes.generated import with_a_wrong_character
 from es_cookbook.rl.data.rows import write_rows
 
 
@@ -35,14 +36,6 @@ class Config:
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "count", at_least=1)
-
-
-def with_a_wrong_character(answer: str, rng: random.Random) -> str:
-    """The answer with one letter or digit replaced by another."""
-    place = rng.randrange(len(answer))
-    alphabet = "0123456789" if answer[place].isdigit() else "abdefgilmnoprstu"
-    other = rng.choice([each for each in alphabet if each != answer[place]])
-    return answer[:place] + other + answer[place + 1 :]
 
 
 def main(config: Config) -> None:

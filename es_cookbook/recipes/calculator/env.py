@@ -17,7 +17,7 @@ from es_cookbook.recipes.generated import Fold, distinct, fold_of
 from es_cookbook.rl.messages.chat import Chat, Limit
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.message_env import Reply, ToolEnv
-from es_cookbook.rl.messages.tool_calls import call_text
+from es_cookbook.rl.messages.tool_calls import Form, call_text
 from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.rewards.number import last_number
 
@@ -91,7 +91,7 @@ def draw_problem(rng: random.Random) -> Problem:
     return Problem((a, b, c), rng.choice(("+*", "+*", "+*", "*+", "*-")))
 
 
-def chat_of(problem: Problem, order: Order, form: Literal["hermes", "llama"]) -> tuple[str, ...]:
+def chat_of(problem: Problem, order: Order, form: Form) -> tuple[str, ...]:
     """What the model says, turn by turn: two calls and the answer."""
     *expressions, answer = problem.steps(order)
     calls = [ToolCall("calculate", {"expression": text}) for text in expressions]

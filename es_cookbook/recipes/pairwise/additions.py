@@ -24,6 +24,7 @@ from es_cookbook.recipes.arithmetic.problems import (
     generate_problems,
     without_carries,
 )
+from es_cookbook.recipes.generated import with_a_wrong_character
 from es_cookbook.rl.data.rows import write_rows
 from es_cookbook.rl.rewards.base import Fields
 
@@ -64,16 +65,9 @@ def measured(text: str, row: Fields) -> tuple[float, dict[str, float]]:
 def draw_pair(problem: Problem, rng: random.Random) -> tuple[str, str]:
     """Two different answers: the right one, one without carries, one with a wrong digit."""
     gold = gold_answer(problem.terms, "compact")
-    found = {gold, without_carries(problem.terms), with_a_wrong_digit(gold, rng)}
+    found = {gold, without_carries(problem.terms), with_a_wrong_character(gold, rng)}
     one, other = rng.sample(sorted(found), 2)
     return one, other
-
-
-def with_a_wrong_digit(answer: str, rng: random.Random) -> str:
-    """The answer with one digit, at any place, replaced by another."""
-    place = rng.randrange(len(answer))
-    digit = rng.choice([each for each in "0123456789" if each != answer[place]])
-    return answer[:place] + digit + answer[place + 1 :]
 
 
 @chz.chz

@@ -16,10 +16,10 @@ import itertools
 from typing import Literal, TypeAlias, assert_never
 
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.generated import Fold
 from es_cookbook.rl.rewards.number import last_number
 
 Mark: TypeAlias = Literal["X", "O"]
-Fold: TypeAlias = Literal["train", "development", "test"]
 PromptStyle: TypeAlias = Literal["compact", "words"]
 
 EMPTY = "." * 9

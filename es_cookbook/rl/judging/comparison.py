@@ -52,7 +52,10 @@ class Comparison:
         if not finished:
             return [LostRollout("no answer to compare", "") for _ in trajectories]
         other = await self._opponent(finished, policies[0])
-        shown = [self.judge.shown(_answer(each), self.tokenizer) for each in finished]
+        answers = [_answer(each) for each in finished]
+        # Most answers of a group are alike.
+        shown_of = {answer: self.judge.shown(answer, self.tokenizer) for answer in set(answers)}
+        shown = [shown_of[answer] for answer in answers]
         texts = [text for text, _ in shown]
 
         async def compare(first: str, second: str) -> float:

@@ -73,7 +73,6 @@ class PairJudge(ABC):
     verdicts: tuple[str, str] = chz.field(
         default=("A", "B"), doc="what it says where the first is better, and where the second is"
     )
-
     longest: int = chz.field(
         default=4000, doc="characters of an answer that it sees; the rest is cut, and counted"
     )

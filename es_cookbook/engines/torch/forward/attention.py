@@ -29,9 +29,10 @@ MIN_LENGTH = 64
 BLAS may add in another order."""
 _MIN_QUERIES = 4
 """Fewest rows of a member of a batched matmul: the BLAS multiplies fewer by other kernels."""
-_PIECE = 256
-"""Positions of one piece of the weighted sum of values. The BLAS divides longer ones (from 385 on)
-in the middle, so that a row's bits would depend on the longest row beside it."""
+_PIECE = 192
+"""Positions of one piece of the weighted sum of values. The BLAS divides longer ones (from 193 on
+with AVX2, which MKL also takes on AMD's processors, from 385 on with AVX-512) in the middle, so
+that a row's bits would depend on the longest row beside it."""
 _ALIGNMENT = 64
 """Bytes to which torch aligns its own memory."""
 _MAX_ELEMENTS = 1 << 24
@@ -170,6 +171,7 @@ def _attend(
     k, v = k.flatten(0, 1), v.flatten(0, 1)
     if len(q) == 1:  # alone, a member of a batched matmul takes another code path
         q, k, v = (member.expand(2, -1, -1) for member in (q, k, v))
+    # Also where nothing is added: the copy has strides of its own, on which the code path depends.
     q = torch.nn.functional.pad(q, (0, 0, 0, max(0, _MIN_QUERIES - rows)))
     # Kernels differ in where they would multiply by a factor of the product.
     scale = layer.scale if layer.softcap is None else layer.scale / layer.softcap
@@ -226,14 +228,18 @@ class _PromptGroup:
         rows_N_M: flat row of each new token, beyond a prompt's end that of its last one.
         positions_N_M: and its position.
         slots_N: of the prompts, where there is a cache.
-        tokens: which of these N · M are tokens.
+        tokens_T: which of these N · M are tokens.
+        rows_T, positions_T, slots_T: of those alone, the same for all layers.
         length: of a view that holds the whole prompts.
     """
 
     rows_N_M: torch.Tensor
     positions_N_M: torch.Tensor
     slots_N: torch.Tensor
-    tokens: torch.Tensor
+    tokens_T: torch.Tensor
+    rows_T: torch.Tensor
+    positions_T: torch.Tensor
+    slots_T: torch.Tensor
     length: int
 
 
@@ -272,12 +278,17 @@ class PrefillRows(AttentionRows):
                 for numbers in (starts, lengths, firsts, slots)
             )
             at = torch.minimum(torch.arange(padded), length - 1)
-            tokens = (torch.arange(padded) < length).flatten().nonzero().flatten()
+            tokens_T = (torch.arange(padded) < length).flatten().nonzero().flatten()
+            rows_N_M, positions_N_M = start + at, first + at
+            slots_N_M = slot.expand(-1, padded)
             group = _PromptGroup(
-                (start + at).to(device),
-                (first + at).to(device),
+                rows_N_M.to(device),
+                positions_N_M.to(device),
                 slot[:, 0].to(device),
-                tokens.to(device),
+                tokens_T.to(device),
+                rows_N_M.flatten()[tokens_T].to(device),
+                positions_N_M.flatten()[tokens_T].to(device),
+                slots_N_M.flatten()[tokens_T].to(device),
                 whole,
             )
             self._groups.append(group)
@@ -290,11 +301,9 @@ class PrefillRows(AttentionRows):
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
         for group in self._groups:
             num, queries = group.rows_N_M.shape
-            token_rows = group.rows_N_M.flatten()[group.tokens]
             if self._cache is not None:
-                positions = group.positions_N_M.flatten()[group.tokens]
-                slots = group.slots_N[group.tokens // queries]
-                self._cache.write(layer.index, slots, positions, k_T[token_rows], v_T[token_rows])
+                new = group.slots_T, group.positions_T, k_T[group.rows_T], v_T[group.rows_T]
+                self._cache.write(layer.index, *new)
             of_prompt = max(heads * queries, kv_heads * (width + value_width)) * group.length
             parts = [
                 self._attend_part(layer, group, part, q_T, k_T, v_T)
@@ -302,7 +311,7 @@ class PrefillRows(AttentionRows):
                     max(1, _MAX_ELEMENTS // of_prompt)
                 )
             ]
-            out_T[token_rows] = torch.cat(parts).flatten(0, 1)[group.tokens]
+            out_T[group.rows_T] = torch.cat(parts).flatten(0, 1)[group.tokens_T]
         return out_T
 
     def _attend_part(

@@ -106,7 +106,7 @@ def test_a_longer_neighbour_does_not_change_a_rows_bits(
     heads: int, kv_heads: int, width: int, length: int
 ) -> None:
     # It did: torch runs small batched matmuls by a plain loop, so a longer view rounded otherwise.
-    # And the BLAS halves sums of more than 384 positions, where four or more heads share a key.
+    # And the BLAS halves sums of more than 192 or 384 positions, by processor.
     cached = [_randn(i, 16, 512, kv_heads, width) for i in range(2)]
     new = [_randn(2, 16, n, width) for n in (heads, kv_heads, kv_heads)]
     layer = AttentionLayer(0, 1 / math.sqrt(width))
