@@ -1,8 +1,8 @@
 """What a run needs of its GPUs, its machines and its network, in numbers.
 
 Those of `Plan`, where the docstring of a method is its formula, and the tests compare them with
-real engines. Left out: time, experts, compressed keys, quantised weights, prefix caching,
-communication between GPUs of one model, Envs and evaluations.
+real engines. Left out: time, experts, compressed keys, quantised weights, communication between
+GPUs of one model, Envs and evaluations.
 """
 
 import copy
@@ -175,9 +175,14 @@ class Plan:
         return 2 * (activations + self.rows() * self.vocabulary * 4)
 
     def fixed_bytes(self) -> int:
-        """All but the cache: weights + centre + resident genomes + gathered + work space."""
+        """All but the cache: weights + centre + resident genomes + gathered + work + prefixes."""
         weights = self.weight_bytes() + self.centre_bytes() + self.resident_bytes()
-        return weights + self.gathered_bytes() + self.work_bytes()
+        return weights + self.gathered_bytes() + self.work_bytes() + self.prefix_bytes()
+
+    def prefix_bytes(self) -> int:
+        """torch: prefix_cache_gib, none on a GPU unless given; vLLM's is part of its cache."""
+        given = 0 if isinstance(self.engine, VLLMEngineBuilder) else self.engine.prefix_cache_gib
+        return int((given or 0) * GIB)
 
     def usable_bytes(self) -> int:
         """GPU · gpu_memory_utilization (torch: · 1) - 1 GiB for CUDA - 0.5 to move the centre.
@@ -276,7 +281,7 @@ def _cache_size(plan: Plan) -> CacheSize | None:
 
 def _shortened(plan: Plan, size: CacheSize) -> int:
     """The context that the torch engine will have, which divides memory in the same way."""
-    cache = Memory(plan.left_bytes(), plan.engine.kv_cache_gib, None).plan(
+    cache = Memory(plan.left_bytes(), plan.engine.kv_cache_gib, None, prefix_gib=0).plan(
         size,
         num_lanes=1,
         max_rows=plan.max_rows,
@@ -393,6 +398,8 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     token = show_bytes(plan.kv_bytes())
     of_requests = f"{plan.slots():,} requests of {plan.request_tokens:,} tokens, {token} a token"
     yield f"keys and values of {of_requests}", plan.cache_bytes()
+    if plan.prefix_bytes():
+        yield "at most: keys and values of requests that have ended", plan.prefix_bytes()
     left = ", and what engine.gpu_memory_utilization leaves" if vllm else ""
     yield f"CUDA and temporaries{left}", plan.gpu_bytes - plan.usable_bytes()
     added = ", which vLLM adds to the cache" if vllm and not vllm.kv_cache_gib else ""

@@ -43,7 +43,8 @@ class TorchEngineBuilder(ModelEngineBuilder):
     prefill_tokens: int = chz.field(default=4096, doc="most prompt tokens of one forward pass")
     kv_cache_gib: float | None = chz.field(
         default=None,
-        doc="memory for keys and values, over all lanes, in GiB; half of what is free if unset",
+        doc="memory for keys and values, of requests that run, over all lanes, in GiB; if unset "
+        "half of what is free, three eighths on the CPU",
     )
     memory_gib: float | None = chz.field(
         default=None,

@@ -1,10 +1,10 @@
 """How a torch engine divides a machine's memory.
 
 What a user leaves open follows from what is free once the weights are there: half of it may hold
-what is kept of tokens of requests that run, an eighth what is kept of requests that have ended, a
-quarter resident genomes, and an eighth is for the work itself. These are limits. What is taken
-follows from the run: genome tables are as large as the population, and a lane lays its cache out
-for the longest request that waits, prompt and `max_tokens`.
+what is kept of tokens, of which a quarter is for requests that have ended, a quarter of it resident
+genomes, and a quarter is for the work itself. These are limits. What is taken follows from the run:
+genome tables are as large as the population, and a lane lays its cache out for the longest request
+that waits, prompt and `max_tokens`.
 """
 
 import dataclasses
@@ -23,7 +23,9 @@ from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
 from es_cookbook.evolution.spaces.base import SearchSpace
 
-CACHE_SHARE, GENOME_SHARE, PREFIX_SHARE, WORK_SHARE = 0.5, 0.25, 0.125, 0.125
+CACHE_SHARE, GENOME_SHARE, WORK_SHARE = 0.5, 0.25, 0.25
+_ENDED_SHARE = 0.25
+"""Of the caches' share, for requests that have ended, if the user leaves that open."""
 BYTES_OF_LOGIT = 16
 """Of one number of one row, while a token is chosen: it and its copies."""
 _LEAST_CONTEXT = 512
@@ -140,12 +142,17 @@ class Memory:
     @property
     def prefix_bytes(self) -> int:
         """For keys and values of requests that have ended, over all lanes."""
-        return int(PREFIX_SHARE * self.free if self.prefix_gib is None else self.prefix_gib * GIB)
+        if self.prefix_gib is None:
+            return int(_ENDED_SHARE * CACHE_SHARE * self.free)
+        return int(self.prefix_gib * GIB)
 
     @property
     def cache_bytes(self) -> int:
-        """For keys and values, over all lanes."""
-        return int(CACHE_SHARE * self.free if self.cache_gib is None else self.cache_gib * GIB)
+        """For keys and values of requests that run, over all lanes."""
+        if self.cache_gib is not None:
+            return int(self.cache_gib * GIB)
+        for_ended = self.prefix_bytes if self.prefix_gib is None else 0
+        return int(CACHE_SHARE * self.free) - for_ended
 
     def plan(
         self,
@@ -179,7 +186,8 @@ class Memory:
             if not may_shorten or fits < min(context_length, _LEAST_CONTEXT):
                 given = f"engine.kv_cache_gib={self.cache_gib}"
                 if self.cache_gib is None:
-                    given = f"half of the {show_bytes(self.free)} of free memory"
+                    held = show_bytes(self.cache_bytes)
+                    given = f"{held} of the {show_bytes(self.free)} of free memory"
                 enough = math.ceil(least / GIB * 1000) / 1000
                 raise ConfigError(
                     f"{given} holds {max(0, fits)} tokens a request, fewer than the context of "

@@ -528,7 +528,7 @@ def test_it_prints_a_page_that_adds_up(
         (
             "engine.max_model_len=32768",
             1,
-            "half of the .* GiB of free memory holds .* tokens a request, fewer than the context "
+            "GiB of the .* GiB of free memory holds .* tokens a request, fewer than the context "
             "of 32768; raise engine.kv_cache_gib to at least 14",
         ),
         (

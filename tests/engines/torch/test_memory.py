@@ -39,29 +39,29 @@ def plan(memory: Memory, **changed: object) -> CachePlan:
 
 
 def test_a_model_of_half_a_billion_has_its_whole_context_on_a_laptop() -> None:
-    found = plan(Memory(12 * GIB, None, None))
+    found = plan(Memory(16 * GIB, None, None))
     assert (found.num_lanes, found.context_length) == (2, 4096)
-    assert found.lane_bytes == 3 * GIB
-    # Logits of a row, 16 bytes each, out of an eighth of the memory.
-    assert found.max_rows == 3 * GIB // 2 // (16 * 151_936) // 2
+    assert found.lane_bytes == 3 * GIB  # of the half, a quarter is for requests that have ended
+    # Logits of a row, 16 bytes each, out of a quarter of the memory.
+    assert found.max_rows == 4 * GIB // (16 * 151_936) // 2
 
 
 def test_lanes_then_the_context_go_before_anything_is_refused() -> None:
     context = 8 * 4096 * QWEN_HALF_B.per_token
-    assert plan(Memory(4 * context, None, None)).num_lanes == 2
-    one = plan(Memory(3 * context, None, None))
+    assert plan(Memory(4 * context, None, None, 0)).num_lanes == 2
+    one = plan(Memory(3 * context, None, None, 0))
     assert (one.num_lanes, one.context_length, one.lane_bytes) == (1, 4096, 3 * context // 2)
-    shorter = plan(Memory(context, None, None))
+    shorter = plan(Memory(context, None, None, 0))
     assert (shorter.num_lanes, shorter.context_length) == (1, 2048)
-    assert plan(Memory(context // 4 + 8, None, None)).context_length == 512
-    with pytest.raises(ConfigError, match=r"half of the \d.* of free memory holds 50\d tokens"):
-        plan(Memory(context // 4 - MIB, None, None))
+    assert plan(Memory(context // 4 + 8, None, None, 0)).context_length == 512
+    with pytest.raises(ConfigError, match=r"\d.* of the \d.* of free memory holds 50\d tokens"):
+        plan(Memory(context // 4 - MIB, None, None, 0))
 
 
 def test_a_context_that_the_user_asks_for_is_not_shortened() -> None:
     context = 8 * 4096 * QWEN_HALF_B.per_token
     with pytest.raises(ConfigError, match=r"fewer than the context of 4096; raise engine.kv_cache"):
-        plan(Memory(context, None, None), may_shorten=False)
+        plan(Memory(context, None, None, 0), may_shorten=False)
 
 
 def test_options_that_are_given_hold_whatever_is_free() -> None:
