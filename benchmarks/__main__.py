@@ -37,7 +37,7 @@ def rewrite_readme(readme: Path, results: Path) -> None:
     for path in sorted(results.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in result["rows"]]
-        made_by = f"`python -m benchmarks.{path.stem}` at {result['commit']}"
+        made_by = f"`{result['command']}` at {result['commit']}"
         where = ", ".join(f"{key} {value}" for key, value in result["machine"].items() if value)
         parts.append(f"## {path.stem}\n\n{made_by}; {where}\n\n{table(rows)}\n")
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)

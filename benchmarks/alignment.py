@@ -39,8 +39,8 @@ def measured(setting: str, seed: int, log_path: Path) -> dict[str, tuple[float, 
 
 def main(chosen: list[str]) -> None:
     """Run the settings, seed after seed, and report."""
-    rows: list[Row] = []
     for setting in chosen or SETTINGS:
+        rows: list[Row] = []
         with tempfile.TemporaryDirectory() as directory:
             found = [measured(setting, s, Path(directory) / f"{s}") for s in SEEDS]
         for name, (unit, _) in MEASURED.items():
@@ -49,7 +49,7 @@ def main(chosen: list[str]) -> None:
             rows.append(row(f"{setting}: {name} after", [pair[1] for pair in pairs], unit))
             said = ", ".join(f"{before:.1f} -> {after:.1f}" for before, after in pairs)
             print(f"{setting}: {name} {said}", flush=True)
-    report("alignment", rows)
+        report("alignment", rows, setting)
 
 
 if __name__ == "__main__":

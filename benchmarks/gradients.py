@@ -262,8 +262,9 @@ def compared(recipe: str) -> list[Row]:
 
 
 def main(chosen: Sequence[str]) -> None:
-    """Compare one recipe after the other, and report."""
-    report("gradients", [each for recipe in chosen or DEMONSTRATIONS for each in compared(recipe)])
+    """Compare one recipe after the other, and report on each."""
+    for recipe in chosen or DEMONSTRATIONS:
+        report("gradients", compared(recipe), recipe)
 
 
 if __name__ == "__main__":

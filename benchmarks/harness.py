@@ -107,16 +107,20 @@ def row(
     return Row(name, value, unit, goal, met, len(values), quartiles[2] - quartiles[0])
 
 
-def report(name: str, rows: Sequence[Row]) -> None:
-    """Print the table and write `benchmarks/results/<name>.json`."""
+def report(name: str, rows: Sequence[Row], part: str = "") -> None:
+    """Print the table and write `benchmarks/results/<name>.json`.
+
+    A part of a benchmark that is run by itself is named, and has a file `<name>-<part>.json`.
+    """
     print(table(rows))
     RESULTS.mkdir(exist_ok=True)
     result = {
+        "command": f"python -m benchmarks.{name} {part}".strip(),
         "machine": machine(),
         "commit": commit(),
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / (f"{name}-{part}.json" if part else f"{name}.json")
     beside = path.with_suffix(".json.new")
     beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     beside.replace(path)

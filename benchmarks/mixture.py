@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Row, before_and_after, call, report, row
+from benchmarks.harness import before_and_after, call, report, row
 
 SEEDS = (0, 1, 2)
 GENERATIONS = 20
@@ -49,13 +49,12 @@ def gain(variant: str, seed: int, log_path: Path) -> float:
 
 def main(chosen: list[str]) -> None:
     """Run the variants, seed after seed, and report."""
-    rows: list[Row] = []
     for variant in chosen or VARIANTS:
         with tempfile.TemporaryDirectory() as directory:
             gains = [gain(variant, seed, Path(directory) / f"{seed}") for seed in SEEDS]
-        rows.append(row(f"{variant}: gain in exact answers of the main part", gains, "points"))
         print(f"{variant}: {', '.join(f'{each:+.1f}' for each in gains)}", flush=True)
-        report("mixture", rows)
+        name = f"{variant}: gain in exact answers of the main part"
+        report("mixture", [row(name, gains, "points")], variant)
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def rows_of(recipe: str, seed: int) -> list[Row]:
 
 
 def main(chosen: list[str]) -> None:
-    """Run the seeds one after the other, and report."""
-    runs = [(recipe, seed) for recipe in chosen or RECIPES for seed in SEEDS]
-    report("recipes", [each for recipe, seed in runs for each in rows_of(recipe, seed)])
+    """Run recipes and seeds one after the other, and report on each recipe."""
+    for recipe in chosen or RECIPES:
+        report("recipes", [each for seed in SEEDS for each in rows_of(recipe, seed)], recipe)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ def test_results_are_written_with_their_machine_and_the_readme_is_rewritten_from
     harness.report("speed", [harness.row("ours / theirs", [1.5, 2.0, 3.0], "x", at_least=1)])
     assert "| ours / theirs | 2 x | >= 1 | yes | 3 |" in capsys.readouterr().out
     written = json.loads((tmp_path / "results" / "speed.json").read_text())
-    assert set(written) == {"machine", "commit", "rows"}
+    assert set(written) == {"command", "machine", "commit", "rows"}
+    harness.report("speed", [harness.row("theirs", [1.0], "s")], "uphill")
     assert written["rows"][0]["value"] == 2.0
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
@@ -51,7 +52,8 @@ def test_results_are_written_with_their_machine_and_the_readme_is_rewritten_from
     rewrite_readme(readme, tmp_path / "results")
     assert readme.read_text() == once
     assert "old" not in once and once.startswith("before") and once.endswith("after\n")
-    assert "## speed" in once and "python -m benchmarks.speed" in once
+    assert "## speed\n\n`python -m benchmarks.speed` at" in once
+    assert "## speed-uphill\n\n`python -m benchmarks.speed uphill` at" in once
 
 
 @pytest.mark.parametrize(
