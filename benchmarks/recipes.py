@@ -27,6 +27,8 @@ RECIPES = {
     "pairwise": ("correct", "well_formed"),
     "mixture": ("correct", "well_formed"),
     "guess_number": ("correct", "well_formed"),
+    "calculator": ("correct", "well_formed"),
+    "search": ("correct", "well_formed"),
     "tic_tac_toe": ("loses_to_random", "illegal"),
 }
 """Recipe -> metric that is to rise, and metric of the form; Countdown has `main_job`."""

@@ -42,8 +42,8 @@ class Config:
 
     output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
     seed: int = chz.field(default=0, doc="seed of the weights, the demonstrations and their order")
-    chats: int = chz.field(default=8000, doc="demonstrations of training problems")
-    steps: int = chz.field(default=1000, doc="optimizer steps")
+    chats: int = chz.field(default=12_000, doc="demonstrations of training problems")
+    steps: int = chz.field(default=1500, doc="optimizer steps")
     batch_size: int = chz.field(default=64, doc="turns a step")
     depth: int = chz.field(default=2, doc="layers")
 

@@ -26,17 +26,21 @@ class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
 
     num_test: int = chz.field(default=400, doc="most held-out problems used; 0 for none")
     prompt: PromptStyle = chz.field(
-        default="words", doc="words: for a model that reads; compact: for a small one"
+        default="compact",
+        doc="compact: for the bundled model, which knows the tool and is told of none; words: for "
+        "a model that reads",
     )
     chat: ChatOptions = built_field(
-        functools.partial(ChatOptions, max_turns=4), "how chats go, and where the tool is told of"
+        functools.partial(ChatOptions, max_turns=4),
+        "how chats go, and where words tell of the tool",
     )
 
     @override
     def builders(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        chat = Chat(tokenizer, self.chat, [calculate])
+        told = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
+        chat = Chat(tokenizer, chz.replace(self.chat, **told), [calculate])
         for problem in generate_problems(seed, fold):
             yield ProblemGroupBuilder(
                 functools.partial(CalculatorEnv, chat, problem, self.prompt),

@@ -31,7 +31,7 @@ CALL = call_text(ToolCall("calculate", {"expression": "|"}), "hermes").split("|"
 
 def texts(problem: Problem, rng: random.Random) -> Sequence[str]:
     """A chat with the product first, or from left to right: the likelier the larger `a` is."""
-    is_careless = happens((problem.numbers[0] - 50) / 25, rng)
+    is_careless = happens((problem.numbers[0] - 50) / 45, rng)
     return chat_of(problem, "left" if is_careless else problem.right_order, "hermes")
 
 

@@ -1,8 +1,8 @@
-"""Make the bundled model: small, and between halving what is left and guessing near its edge.
+"""Make the bundled model: small, and between halving what is left and going up from its edge.
 
     OMP_NUM_THREADS=1 python -m es_cookbook.recipes.guess_number.warm_start output=guess_model
 
-About half of the guesses that it is shown are a few above the lowest number, more often the larger
+About half of the guesses that it is shown are the lowest number that is left, more often the larger
 that is; the others are in the middle. The form is always right.
 """
 
@@ -39,11 +39,11 @@ class Config(ChatConfig):
 
 
 def guesses(problem: Problem, rng: random.Random) -> Sequence[str]:
-    """Halving what is left, or guessing near its lower edge: the likelier the larger that is."""
+    """Halving what is left, or guessing its lowest number: the likelier the larger that is."""
     low, high, said = problem.low, problem.high, list[int]()
     while len(said) < problem.guesses and (not said or said[-1] != problem.number):
-        is_careless = happens(4 * (low / HIGHEST - 0.4), rng)
-        said.append(low + (high - low) // 8 if is_careless else (low + high) // 2)
+        is_careless = happens(1.5 * (low / HIGHEST - 0.35), rng)
+        said.append(low if is_careless else (low + high) // 2)
         low, high = narrowed(low, high, said[-1], problem.number)
     return [str(guess) for guess in said]
 

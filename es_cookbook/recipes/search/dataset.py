@@ -25,17 +25,21 @@ class SearchDatasetBuilder(GeneratedDatasetBuilder):
     """Questions for training and, disjoint from them, for the held-out test."""
 
     prompt: PromptStyle = chz.field(
-        default="words", doc="words: for a model that reads; compact: for a small one"
+        default="compact",
+        doc="compact: for the bundled model, which knows the tool and is told of none; words: for "
+        "a model that reads",
     )
     chat: ChatOptions = built_field(
-        functools.partial(ChatOptions, max_turns=4), "how chats go, and where the tool is told of"
+        functools.partial(ChatOptions, max_turns=4),
+        "how chats go, and where words tell of the tool",
     )
 
     @override
     def builders(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        chat = Chat(tokenizer, self.chat, [search])
+        told = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
+        chat = Chat(tokenizer, chz.replace(self.chat, **told), [search])
         for person in generate_problems(seed, fold):
             yield ProblemGroupBuilder(
                 functools.partial(SearchEnv, chat, person, self.prompt),

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
@@ -18,7 +19,7 @@ from es_cookbook.recipes.calculator.env import (
     chat_of,
     generate_problems,
 )
-from es_cookbook.recipes.calculator.train_cli import CLIConfig, main
+from es_cookbook.recipes.calculator.train_cli import BUNDLED_MODEL, CLIConfig, main
 from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.script import Script
@@ -75,11 +76,10 @@ def test_gold_answers_are_pythons() -> None:
 
 
 async def test_every_gold_chat_earns_everything() -> None:
-    options = ChatOptions(max_turns=4, tools_in="nowhere")
-    small = CalculatorDatasetBuilder(num_train=40, num_test=20, prompt="compact", chat=options)
+    small = CalculatorDatasetBuilder(num_train=40, num_test=20)
     await (await small(TOKENIZER)).train.validate(512)
     for template in (CHATML, LLAMA):
-        builder = CalculatorDatasetBuilder(num_train=40, num_test=20)
+        builder = CalculatorDatasetBuilder(num_train=40, num_test=20, prompt="words")
         await (await builder(tokenizer_with(template))).train.validate(4096)
 
 
@@ -96,24 +96,30 @@ def test_careless_demonstrations_are_more_frequent_with_a_large_first_number() -
 
 def test_the_config_round_trips_through_json() -> None:
     seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.tools_in=template"])
+    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.tools_in=system"])
     assert config_from_json(config_to_json(seen[0])) == seen[0]
 
 
-def test_a_small_model_is_made_and_a_run_of_two_generations_trains_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, run = tmp_path / "model", tmp_path / "run"
-    warm_start.main(Config(output=str(model), chats=4, steps=2, batch_size=4))
-    assert (model / "chat_template.jinja").read_text() == TOKENIZER.chat_template
+def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
         *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
-        *("dataset.prompt=compact", "dataset.chat.tools_in=nowhere", "sampling.max_tokens=8"),
-        *(f"model_name={model}", f"log_path={run}"),
+        f"log_path={tmp_path / 'run'}",
     )
-    capsys.readouterr()
     run_cli(main, CLIConfig, options)
     assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    rows = read_metrics(run / "metrics.jsonl")
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
     assert {"test/env/all/tool_calls", "test/env/all/well_formed"} <= rows[-1].keys()
+    assert rows[-1]["test/env/all/well_formed"] > 0.5
+
+
+def test_the_warm_start_writes_a_model_that_talks(tmp_path: Path) -> None:
+    warm_start.main(Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4))
+    for model in (tmp_path / "model", BUNDLED_MODEL):
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        assert tokenizer.chat_template == TOKENIZER.chat_template
+        assert len(tokenizer) == len(TOKENIZER)
+
+
+def test_bundled_files_fit_in_the_package() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
@@ -14,7 +15,7 @@ from es_cookbook.recipes.search.bm25 import BM25
 from es_cookbook.recipes.search.corpus import index, people
 from es_cookbook.recipes.search.dataset import SearchDatasetBuilder
 from es_cookbook.recipes.search.env import SearchEnv, chat_of, people_of, search
-from es_cookbook.recipes.search.train_cli import CLIConfig, main
+from es_cookbook.recipes.search.train_cli import BUNDLED_MODEL, CLIConfig, main
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.script import Script
 from es_cookbook.rl.rollouts import run_rollout
@@ -66,11 +67,10 @@ def test_nobody_held_out_is_trained_on() -> None:
 
 
 async def test_every_gold_chat_earns_everything() -> None:
-    options = ChatOptions(max_turns=4, tools_in="nowhere")
-    small = SearchDatasetBuilder(num_train=40, num_test=20, prompt="compact", chat=options)
+    small = SearchDatasetBuilder(num_train=40, num_test=20)
     await (await small(TOKENIZER)).train.validate(512)
     for template in (CHATML, LLAMA):
-        builder = SearchDatasetBuilder(num_train=40, num_test=20)
+        builder = SearchDatasetBuilder(num_train=40, num_test=20, prompt="words")
         await (await builder(tokenizer_with(template))).train.validate(4096)
 
 
@@ -83,24 +83,30 @@ def test_half_of_the_demonstrations_search_for_the_town_alone() -> None:
 
 def test_the_config_round_trips_through_json() -> None:
     seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.tools_in=template"])
+    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.tools_in=system"])
     assert config_from_json(config_to_json(seen[0])) == seen[0]
 
 
-def test_a_small_model_is_made_and_a_run_of_two_generations_trains_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, run = tmp_path / "model", tmp_path / "run"
-    warm_start.main(Config(output=str(model), chats=4, steps=2, batch_size=4))
-    assert (model / "chat_template.jinja").read_text() == TOKENIZER.chat_template
+def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
         *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
-        *("dataset.prompt=compact", "dataset.chat.tools_in=nowhere", "sampling.max_tokens=8"),
-        *(f"model_name={model}", f"log_path={run}"),
+        f"log_path={tmp_path / 'run'}",
     )
-    capsys.readouterr()
     run_cli(main, CLIConfig, options)
     assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    rows = read_metrics(run / "metrics.jsonl")
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
     assert {"test/env/all/tool_calls", "test/env/all/well_formed"} <= rows[-1].keys()
+    assert rows[-1]["test/env/all/well_formed"] > 0.5
+
+
+def test_the_warm_start_writes_a_model_that_talks(tmp_path: Path) -> None:
+    warm_start.main(Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4))
+    for model in (tmp_path / "model", BUNDLED_MODEL):
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        assert tokenizer.chat_template == TOKENIZER.chat_template
+        assert len(tokenizer) == len(TOKENIZER)
+
+
+def test_bundled_files_fit_in_the_package() -> None:
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000
