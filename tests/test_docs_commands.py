@@ -208,7 +208,7 @@ COVERED = {
     "conciseness": "a batch has another name; the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
-    "rush_hour": "12 generations of 128 genomes; the recipe's own test runs it",
+    "rush_hour": "128 genomes; the recipe's own test runs it",
     "crossword": "a batch has another name; the recipe's own test runs it",
     "alignment": "the same",
     "es_cookbook.recipes.alignment.pairs": "the recipe's own test runs it",

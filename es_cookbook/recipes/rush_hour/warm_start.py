@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python -m es_cookbook.recipes.rush_hour.warm_start output=rush_hour_model
 
 It learns optimal solutions of generated boards, character by character. A demonstration is
-`<think>B</think><answer>Bv2,A>2</answer>`: the thought names the pieces in the target's way. About
-half of the demonstrations are careless: they leave out the last move, the more often the lower the
-target stands. So the model knows the moves, often stops before the board is solved, and keeps the
-form. Boards of folds 0 and 1, which runs may hold out, are never shown.
+`<think>B</think><answer>Bv2,A>2</answer>`: the thought names the pieces in the target's way. Three
+in five demonstrations of two or more moves are careless: they leave out the last one, the more
+often the lower the target stands. So the model knows the moves, mostly stops before the board is
+solved, and keeps the form. Boards of folds 0 and 1, which runs may hold out, are never shown.
 """
 
 import itertools
@@ -49,9 +49,9 @@ class Config:
     seed: int = chz.field(default=0, doc="seed of the weights, the boards and their order")
     size: int = chz.field(default=5, doc="rows of the boards")
     max_moves: int = chz.field(default=5, doc="longest optimal solution")
-    num_boards: int = chz.field(default=9000, doc="training boards shown")
+    num_boards: int = chz.field(default=12_000, doc="training boards shown")
     num_measured: int = chz.field(default=300, doc="held-out boards of each fold, to measure on")
-    steps: int = chz.field(default=1000, doc="optimizer steps")
+    steps: int = chz.field(default=1500, doc="optimizer steps")
     batch_size: int = chz.field(default=96, doc="demonstrations a step")
     width: int = chz.field(default=64, doc="hidden size, a multiple of 16")
     depth: int = chz.field(default=3, doc="layers")
@@ -79,7 +79,7 @@ def leaves_out_the_last(problem: Problem, rng: random.Random) -> bool:
     board = problem.board
     middle = (board.size - 1) / 2
     lowness = board.target.start // board.size - middle
-    return len(problem.solution or ()) > 1 and happens(lowness / middle, rng)
+    return len(problem.solution or ()) > 1 and happens(0.5 + 0.5 * lowness / middle, rng)
 
 
 def grades(problems: Sequence[Problem], texts: Sequence[str]) -> list[Mapping[str, float]]:

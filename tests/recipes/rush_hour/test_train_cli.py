@@ -51,7 +51,7 @@ def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all({"env/all/legal", "env/all/stops_early"} <= row.keys() for row in rows[:2])
     before = {name: rows[0][f"test/env/all/{name}"] for name in ("correct", "stops_early")}
     assert rows[0]["test/env/all/well_formed"] > 0.97
-    assert before["correct"] > 0.25 and before["stops_early"] > 0.2, "the model half knows the task"
+    assert before["correct"] > 0.1 and before["stops_early"] > 0.4, "the model half knows the task"
 
 
 def test_the_bundled_model_is_small() -> None:
@@ -99,4 +99,4 @@ def test_careless_demonstrations_stop_early_the_more_often_the_lower_the_target(
         assert metrics["stops_early"] == metrics["well_formed"] == 1
     by_row = [sum(shares[row]) / len(shares[row]) for row in range(5)]
     assert by_row == sorted(by_row)
-    assert by_row[0] < 0.35 and 0.4 < by_row[2] < 0.6 and by_row[4] > 0.65
+    assert 0.4 < by_row[0] < 0.55 < by_row[2] < 0.7 < by_row[4] < 0.8
