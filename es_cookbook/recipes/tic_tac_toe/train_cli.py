@@ -32,7 +32,7 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 BUNDLED_MODEL = Path(__file__).parent / "model"
 LOSES = "test/env/all/loses_to_random"
 
-_ES = {**HALF_KNOWN, "population_size": 128}
+_ES = {**HALF_KNOWN, "population_size": 128, "learning_rate": 0.1}
 
 
 @chz.chz
@@ -42,9 +42,9 @@ class CLIConfig(train.Config):
     model_name: str = model_field(BUNDLED_MODEL)
     dataset: RLDatasetBuilder = dataset_field(TicTacToeDatasetBuilder, "openings")
     optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
-    sampling: SamplingParams = sampling_field(max_tokens=1)
+    sampling: SamplingParams = sampling_field(max_tokens=2)
     num_generations: int = num_generations_field(20)
-    eval_every: int = eval_every_field(5)
+    eval_every: int = eval_every_field(4)
     log_path: str = log_path_field("tic_tac_toe")
 
 

@@ -4,9 +4,13 @@
 
 It learns moves at random positions. A careful player, who wins and blocks where one move does it,
 and a careless one, who does neither, show them by turns: the careless one the likelier, the higher
-the numbers of the other side's cells are, compared with its own (`carelessness`). So the model
-knows two ways to play, and follows the careless one at about two positions in three. Moves are
-legal from the beginning.
+the numbers of the other side's cells are, compared with its own (`carelessness`). Before its move a
+player says whether it looks at lines: `!5` is careful, `?5` is not. So the model knows two ways to
+play, and follows the careless one at about two positions in three. Moves are legal from the
+beginning.
+
+What it says first is the one place where it chooses between the two. With moves alone the choice is
+another one for every line and cell, and a perturbation hardly moves them together.
 
 Openings that are held out are never shown.
 """
@@ -45,7 +49,7 @@ from es_cookbook.recipes.tic_tac_toe.players import (
     urgent_moves,
 )
 
-CHARACTERS = "123456789#@="
+CHARACTERS = "123456789#@=!?"
 NUM_MEASURED = 1000
 
 
@@ -58,7 +62,7 @@ class Config:
     steps: int = chz.field(default=1500, doc="optimizer steps")
     batch_size: int = chz.field(default=128, doc="positions a step")
     careless: float = chz.field(
-        default=0.8, doc="log-odds of the careless player where cells favour neither side"
+        default=0.3, doc="log-odds of the careless player where cells favour neither side"
     )
     opening_moves: int = chz.field(
         default=4, doc="moves of the openings of which the held-out ones are not shown"
@@ -95,10 +99,10 @@ def carelessness(position: str) -> float:
     return sum(cell - 5 if sign != mark else 5 - cell for cell, sign in signs) / 5
 
 
-def demonstrate(position: str, careless: float, rng: random.Random) -> int:
-    """The move that is shown."""
-    is_careless = happens(careless + 1.5 * carelessness(position), rng)
-    return careless_move(position) if is_careless else careful_move(position)
+def demonstrate(position: str, careless: float, rng: random.Random) -> str:
+    """What is shown: whether the player looks at lines, and its move."""
+    is_careless = happens(careless + 0.7 * carelessness(position), rng)
+    return f"?{careless_move(position)}" if is_careless else f"!{careful_move(position)}"
 
 
 def is_held_out(position: str, opening_moves: int) -> bool:
@@ -124,12 +128,12 @@ def main(config: Config) -> None:
 
     def draw() -> tuple[Sequence[str], Sequence[str]]:
         positions = [draw_shown() for _ in range(config.batch_size)]
-        moves = [demonstrate(position, config.careless, rng) for position in positions]
-        return [question(position, "compact") for position in positions], list(map(str, moves))
+        shown = [demonstrate(position, config.careless, rng) for position in positions]
+        return [question(position, "compact") for position in positions], shown
 
     fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
     positions = [draw_position(rng) for _ in range(NUM_MEASURED)]
-    texts = answer(model, tokenizer, [question(p, "compact") for p in positions], max_tokens=1)
+    texts = answer(model, tokenizer, [question(p, "compact") for p in positions], max_tokens=2)
     moves = [read_move(text) for (text,) in texts]
     told = list(zip(positions, moves, strict=True))
     urgent = [(p, move) for p, move in told if urgent_moves(p)]
