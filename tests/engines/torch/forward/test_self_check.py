@@ -102,7 +102,7 @@ def test_a_model_that_is_right_on_no_path_is_refused_by_name_with_the_difference
         ("Gemma3nForCausalLM", FLAT),
         ("MambaForCausalLM", RowPath(padded=False, mixed=False)),
         ("RecurrentGemmaForCausalLM", RowPath(padded=False, elastic=False)),
-        ("RwkvForCausalLM", RowPath(padded=False, cached=False)),
+        ("OpenAIGPTLMHeadModel", RowPath(padded=False, cached=False)),
     ],
 )
 def test_a_model_takes_the_first_path_that_is_right(name: str, path: RowPath) -> None:
