@@ -24,6 +24,9 @@ countdown: $(VENV)/.installed
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup \
 	--durations 15 --durations-min 1
 
+# Tests start hundreds of processes, each of which would compile the package again.
+test fast: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(VENV)/.installed-engines
 	@command -v bwrap >/dev/null || echo $(NO_BWRAP)
 	$(PYTEST) --junit-xml build/test.xml $(ARGS)

@@ -1,5 +1,7 @@
 """What every test shares: one thread, one async backend, no network, a steady hypothesis."""
 
+import atexit
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -34,11 +36,47 @@ settings.register_profile(
 settings.load_profile("es_cookbook")
 
 
+LONGEST = (
+    "tests/test_house.py::test_the_types_hold",
+    "tests/runs/test_damaged_directories.py::",
+    "tests/evolution/noise/triton/test_kernels.py::test_in_tritons_interpreter",
+    "tests/engines/torch/test_centre_in_engine.py::test_perturbing_and_moving_",
+    "tests/engines/torch/forward/test_model_families.py::",
+    "tests/train/test_loop.py::test_killed_over_and_over",
+    "tests/engines/torch/test_turns.py::",
+    "tests/engines/torch/test_batch_invariance.py::",
+    "tests/recipes/countdown/test_train_cli.py::test_the_command_trains",
+    "tests/test_docs_commands.py::test_a_line_runs_as_it_stands",
+)
+"""Beginnings of the names of tests that take longest, and so begin first: one that began last would
+keep one process busy while the others wait. xdist takes its groups (vLLM, Ray) before them.
+"""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays, and the garbage collector need not walk it again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # Or nanobind reports what was never freed.
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts vLLM or Ray is slow; other slow tests are marked where they are."""
     for item in items:
         if "integration" in item.path.parts or item.get_closest_marker("xdist_group"):
             item.add_marker("slow")
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    """Of its kind in `LONGEST`; all others come after them, in the order of the files."""
+    places = (i for i, start in enumerate(LONGEST) if item.nodeid.startswith(start))
+    return next(places, len(LONGEST))
 
 
 @pytest.fixture
