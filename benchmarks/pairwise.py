@@ -48,8 +48,8 @@ def measured(variant: str, seed: int, log_path: Path) -> dict[str, float]:
 
 def main(chosen: list[str]) -> None:
     """Run the variants, seed after seed, and report."""
-    rows: list[Row] = []
     for variant in chosen or VARIANTS:
+        rows: list[Row] = []
         with tempfile.TemporaryDirectory() as directory:
             found = [measured(variant, seed, Path(directory) / f"{seed}") for seed in SEEDS]
         for seed, each in zip(SEEDS, found, strict=True):
@@ -60,7 +60,7 @@ def main(chosen: list[str]) -> None:
         for name in OF_JUDGE:
             if name in found[0]:
                 rows.append(row(f"{variant}: {name}", [each[name] for each in found], ""))
-    report("pairwise", rows)
+        report("pairwise", rows, variant)
 
 
 if __name__ == "__main__":
