@@ -18,7 +18,7 @@ SEEDS = (0, 1, 2)
 SETTINGS = {
     "none": "preference.weight=0",
     "pairs": "",
-    "more": "preference.weight=100",
+    "less": "preference.weight=30",
     "kl": "preference.weight=0 kl.weight=30",
 }
 """Name -> options."""

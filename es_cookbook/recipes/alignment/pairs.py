@@ -1,16 +1,18 @@
-r"""Preference pairs: a right answer is preferred to a wrong one of the same form.
+r"""Preference pairs: a right answer is preferred to one that haste would give.
 
     python -m es_cookbook.recipes.alignment.pairs output=pairs.jsonl
 
-    {"prompt": "what comes after 419?\n", "chosen": "420", "rejected": "430"}
+    {"prompt": "which is more, 514 or 180?\n", "chosen": "514", "rejected": "180"}
 
 The questions are of the same kinds as those of the recipe conciseness and none of them, so nothing
-held out is shown. Both answers are brief, and differ in one character: a pair says what is right,
-and nothing about length. The recipe's own `pairs.jsonl` was made by the command above.
+held out is shown. Both answers are brief: a pair says what is right, and little about length. The
+wrong one is a likely mistake (`hasty_answer`): any other wrong answer is so unlikely that a pair
+with it says nothing. The recipe's own `pairs.jsonl` was made by the command above.
 """
 
 import json
 import random
+import re
 from itertools import islice
 
 import chz
@@ -19,7 +21,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
-from es_cookbook.recipes.conciseness.questions import generate_questions
+from es_cookbook.recipes.conciseness.questions import Question, generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
 from es_cookbook.recipes.generated import with_a_wrong_character
 from es_cookbook.rl.data.rows import write_rows
@@ -38,6 +40,24 @@ class Config:
         check_range(self, "count", at_least=1)
 
 
+def hasty_answer(made: Question, rng: random.Random) -> str:
+    """One of the wrong answers of somebody who does not look closely.
+
+    The number or word of the question itself, the lesser number, a step too many, a letter left
+    out, or a character that is wrong.
+    """
+    words = re.findall(r"\w+", made.question)
+    wrong = with_a_wrong_character(made.answer, rng)
+    match made.kind:
+        case "after":
+            hasty = [words[-1], str(int(words[-1]) + 2), str(int(words[-1]) + 11), wrong]
+        case "more":
+            hasty = [min(words[-3], words[-1], key=int)]
+        case _:
+            hasty = [words[2], made.answer[:-1], made.answer[1:], wrong]
+    return rng.choice([answer for answer in hasty if answer != made.answer])
+
+
 def main(config: Config) -> None:
     """Generate and write.
 
@@ -53,7 +73,7 @@ def main(config: Config) -> None:
         {
             "prompt": PROMPT.format(question=made.question),
             "chosen": made.answer,
-            "rejected": with_a_wrong_character(made.answer, rng),
+            "rejected": hasty_answer(made, rng),
         }
         for made in islice(fresh, config.count)
     ]

@@ -23,7 +23,9 @@ from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 
 PAIRS = Path(__file__).parent / "pairs.jsonl"
 
-_PAIRS = functools.partial(PreferencePairs, source=str(PAIRS), chat=False, weight=30.0)
+_PAIRS = functools.partial(
+    PreferencePairs, source=str(PAIRS), chat=False, weight=100.0, problems_per_generation=32
+)
 
 
 @chz.chz

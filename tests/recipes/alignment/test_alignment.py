@@ -12,6 +12,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.alignment import pairs
 from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig, main
+from es_cookbook.recipes.conciseness.questions import Question
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
 from es_cookbook.recipes.conciseness.warm_start import CHARACTERS
 from es_cookbook.rl.rewards.length import Conciseness
@@ -40,13 +41,13 @@ def rows() -> list[dict[str, str]]:
     return [json.loads(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
 
 
-def test_pairs_prefer_a_right_answer_to_a_wrong_one_that_is_as_brief() -> None:
+def test_pairs_prefer_a_right_answer_to_a_wrong_one_that_is_brief_too() -> None:
     for row in rows():
         scored = [
             Conciseness()(row[name], {"answer": row["chosen"]}) for name in ("chosen", "rejected")
         ]
         assert [metrics["correct"] for _, metrics in scored] == [1, 0]
-        assert len(row["chosen"]) == len(row["rejected"]), "the pair says nothing about length"
+        assert abs(len(row["chosen"]) - len(row["rejected"])) <= 2, "neither is a sentence"
 
 
 def test_no_pair_is_about_a_question_of_the_task() -> None:
@@ -70,12 +71,24 @@ def test_the_bundled_pairs_are_those_of_the_command_and_their_characters_are_kno
     )
 
 
-@pytest.mark.parametrize("answer", ["7", "1099", "tabo"])
-def test_one_character_is_made_wrong(answer: str) -> None:
+@pytest.mark.parametrize(
+    ("question", "likely"),
+    [
+        (Question("more", "which is more, 87 or 301?", "301", ""), {"87"}),
+        (Question("after", "what comes after 419?", "420", ""), {"419", "421", "430"}),
+        (Question("backwards", "what is tabo backwards?", "obat", ""), {"tabo", "oba", "bat"}),
+        (Question("backwards", "what is bab backwards?", "bab", ""), {"ba", "ab"}),
+    ],
+)
+def test_a_hasty_answer_is_a_likely_mistake_or_has_one_wrong_character(
+    question: Question, likely: set[str]
+) -> None:
     rng = random.Random(0)
-    for _ in range(20):
-        wrong = pairs.with_a_wrong_character(answer, rng)
-        assert sum(a != b for a, b in zip(answer, wrong, strict=True)) == 1
+    found = {pairs.hasty_answer(question, rng) for _ in range(200)}
+    assert likely <= found and question.answer not in found
+    for wrong in found - likely:
+        assert sum(a != b for a, b in zip(question.answer, wrong, strict=True)) == 1
+    assert question.kind != "more" or found == likely
 
 
 async def test_the_tasks_own_questions_are_valid() -> None:
