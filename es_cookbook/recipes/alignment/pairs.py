@@ -6,7 +6,8 @@ r"""Preference pairs: a right answer is preferred to one that haste would give.
 
 The questions are of the same kinds as those of the recipe conciseness and none of them, so nothing
 held out is shown. Both answers are brief: a pair says what is right, and little about length. The
-wrong one is a likely mistake (`hasty_answer`). The recipe's own `pairs.jsonl` was made by the command above.
+wrong one is a likely mistake (`hasty_answer`). The recipe's own `pairs.jsonl` was made by the
+command above.
 """
 
 import json
