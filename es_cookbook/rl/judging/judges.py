@@ -195,5 +195,5 @@ def verdict_in(said: str, verdicts: tuple[str, str]) -> float:
     either = rf"(?<!\w)(?:{re.escape(first)}|{re.escape(second)})(?!\w)"
     found = re.findall(either, said[-_LONGEST_REPLY:])
     if not found:
-        raise AskAgainError(f"neither {first} nor {second} in {said!r:.60}")
+        raise AskAgainError(f"neither {first} nor {second} in {said[:60]!r}")
     return float(found[-1] == first)
