@@ -19,6 +19,10 @@ COMMANDS = {
     "inspect": ("es_cookbook.commands.inspect", "evaluate a run with a task of inspect-ai"),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
+    "policy_gradient": (
+        "es_cookbook.commands.gradients.policy_gradient",
+        "train by gradients on a recipe or rows of your own",
+    ),
     "generate": ("es_cookbook.commands.prepare.generate", "have a model's answers as data"),
     "quantise": ("es_cookbook.commands.prepare.quantise", "write a model with quantised weights"),
     "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),
@@ -85,7 +89,7 @@ def _overview() -> str:
     lines = [f"usage: {program()} COMMAND [name=value ...]", ""]
     for title, entries in (("Commands", COMMANDS), ("Recipes", RECIPES)):
         lines += [f"{title}:", ""]
-        lines += [f"  {name:<13}{what}" for name, (_, what) in entries.items()]
+        lines += [f"  {name:<16}{what}" for name, (_, what) in entries.items()]
         lines += [""]
     return "\n".join([*lines, "COMMAND --help lists its options, with their values."])
 

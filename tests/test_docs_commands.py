@@ -24,6 +24,8 @@ from es_cookbook.commands.compare import Compare, runs
 from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
+from es_cookbook.commands.gradients.policy_gradient import PolicyGradientConfig, of_recipe
+from es_cookbook.commands.gradients.recipe_option import recipe_in
 from es_cookbook.commands.hub import HubCommand
 from es_cookbook.commands.inspect import InspectConfig
 from es_cookbook.commands.plan.plan_config import PlanConfig
@@ -190,6 +192,7 @@ SHORTENED = {
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
+    "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
     "es_cookbook.recipes.countdown.warm_start": (
@@ -331,6 +334,16 @@ def parse_train(options: Sequence[str]) -> None:
     run_cli(lambda _: None, TrainConfig, [*needed, *whole_names(given)])
 
 
+def parse_policy_gradient(options: Sequence[str]) -> None:
+    """A recipe's options, or those of rows."""
+    recipe, others = recipe_in(options)
+    given = [re.sub(r"reward=\S+:score$", "reward=exact", option) for option in others]
+    if any(option.startswith("data=") for option in given):
+        run_cli(lambda _: None, PolicyGradientConfig, whole_names(given))
+    else:
+        run_cli(lambda _: None, of_recipe(recipe or "countdown"), whole_names(given))
+
+
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": parse_train,
     "countdown": plain(CLIConfig),
@@ -366,6 +379,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.recipes.tic_tac_toe.warm_start": plain(tic_tac_toe_warm_start.Config, "output=x"),
     "math": plain(math.CLIConfig),
     "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
+    "policy_gradient": parse_policy_gradient,
     "compare": parse_compare,
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),

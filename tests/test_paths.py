@@ -43,6 +43,7 @@ IMPORTED = {
     "es_cookbook.recipes.countdown.train_cli": "BUNDLED_MODEL RECOMMENDED CLIConfig cli main",
     "es_cookbook.recipes.countdown.warm_start": "cli main",
     "es_cookbook.recipes.countdown.demonstrations": "cli main",
+    "es_cookbook.baselines.policy_gradient": "Config Expert Group Method PPO main",
     "es_cookbook.baselines.sft": "cli main",
     "es_cookbook.runs.files": "replace_file",
     "es_cookbook.runs.report.comparison": "summarise table",
@@ -61,7 +62,7 @@ def test_what_scripts_import_is_there(module: str) -> None:
 def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> None:
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
-        *("compare", "generate", "quantise", "inspect"),
+        *("compare", "generate", "quantise", "inspect", "policy_gradient"),
     }
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),
@@ -82,7 +83,7 @@ def shown(pattern: str) -> set[tuple[str, str]]:
 
 
 def test_every_command_that_a_document_shows_exists() -> None:
-    commands = shown(r"(?:python -m es_cookbook|es-cookbook) ([a-z]+)\b(?= [\w.]+=| --help|`)")
+    commands = shown(r"(?:python -m es_cookbook|es-cookbook) ([a-z_]+)\b(?= [\w.]+=| --help|`)")
     assert len({name for _, name in commands}) > 5, "the search finds them"
     assert {(path, name) for path, name in commands if name not in COMMANDS | RECIPES} == set()
 

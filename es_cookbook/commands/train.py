@@ -36,7 +36,7 @@ SHORT = {
 }
 """What may be typed -> the option that it is."""
 
-_DATASETS = Names(
+DATASETS = Names(
     {
         "rows": "es_cookbook.rl.data.task:Task",
         "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
@@ -44,6 +44,7 @@ _DATASETS = Names(
     },
     default="rows",
 )
+"""What a user types for the kind of a data set."""
 _ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 """Data sets of others' environments -> the option that says which; the first is the default."""
 
@@ -52,7 +53,7 @@ _ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 class TrainConfig(train.Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
-    dataset: RLDatasetBuilder = chz.field(meta_factory=_DATASETS, doc="problems, and held-out ones")
+    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="problems, and held-out ones")
     log_path: str = chz.field(
         default="", doc="run directory; runs/<name of the data>-<digest of the options> if empty"
     )

@@ -140,21 +140,32 @@ class PopulationSampler:
         env_group_builders_P: Sequence[EnvGroupBuilder],
         sampling: SamplingParams,
         attempts: int = 1,
+        generation: int | None = None,
     ) -> list[TrajectoryGroup]:
         """The centre's attempts at every problem; the resident genomes stay.
+
+        Sampling seeds are those of a training generation, or of every evaluation if None.
 
         Raises:
             TooManyLostError: More than `max_failed_fraction` of the rollouts were lost.
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
+        if generation is None:
+            what, seed_of = (
+                "an evaluation",
+                functools.partial(derive_seed, self.run_seed, "evaluation"),
+            )
+        else:
+            what = f"generation {generation}"
+            seed_of = functools.partial(derive_seed, self.run_seed, "sampling", generation)
         return await self._run(
-            "an evaluation",
+            what,
             env_group_builders_P,
             [Residents(range(1))],
             sampling,
             attempts,
-            functools.partial(derive_seed, self.run_seed, "evaluation"),
+            seed_of,
         )
 
     async def _run(

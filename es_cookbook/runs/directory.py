@@ -31,6 +31,7 @@ HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 SNAPSHOTS = "snapshots"
+CHECKPOINTS = "checkpoints"
 REWOUND = "rewound"
 LOG = "log.txt"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
@@ -39,7 +40,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
 WRITTEN_BY_RUNS = frozenset(
     {
-        *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS),
+        *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
         *("optimizer", "report.html", "wandb", "wandb_id"),
     }
 )
@@ -188,6 +189,11 @@ def check_is_run(log_path: Path) -> None:
         RunDirectoryError: It is not.
     """
     config = log_path / CONFIG
+    if (log_path / CHECKPOINTS).is_dir() and not (log_path / HISTORY).exists():
+        raise RunDirectoryError(
+            f"log_path {log_path} holds a run of gradients, which has no history, so only evaluate "
+            f"reads it; its weights are a model: {log_path}/{CHECKPOINTS}/GENERATION/model"
+        )
     if not config.is_file():
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"

@@ -79,23 +79,12 @@ def standing_of(
     names = checked_names(log_path)
     if not names or _is_unused(log_path, names):
         return Standing("begin")
-    differing = _differences(log_path, config_json, may_differ)
-    decision = _ask(log_path, differing) if behavior == "ask" else behavior
-    if decision == "delete":
+    elsewhere = (
+        "begin another run with the first generations of this one: "
+        f"{command('fork')} log_path={log_path} output=... FIELD=..."
+    )
+    if decided(log_path, config_json, behavior, may_differ, elsewhere) == "delete":
         return Standing("delete")
-    if decision == "raise":
-        raise RunDirectoryError(
-            f"log_path {log_path} already holds a run; give another log_path, or "
-            "behavior_if_log_dir_exists=resume or delete"
-        )
-    if differing:
-        raise RunDirectoryError(
-            f"log_path {log_path} holds a run with another Config: {'; '.join(differing)}; "
-            f"give another log_path or the recorded values (what may differ on resuming: "
-            f"{', '.join(may_differ) or 'nothing'}), or begin another run with the first "
-            f"generations of this one: {command('fork')} log_path={log_path} output=... "
-            "FIELD=..."
-        )
     refuse_lost_history(log_path)
     recorded = sum(1 for _ in read_history(log_path / HISTORY))
     if num_generations < recorded:
@@ -113,6 +102,36 @@ def standing_of(
     )
 
 
+def decided(
+    log_path: Path,
+    config_json: str,
+    behavior: Behavior,
+    may_differ: Collection[str],
+    elsewhere: str,
+) -> Literal["resume", "delete"]:
+    """Whether a recorded run goes on or is deleted, as `behavior` or somebody at the terminal says.
+
+    `elsewhere` is what else can be done where its Config is another.
+
+    Raises:
+        RunDirectoryError: Another Config (names every field that differs), or `behavior` refuses.
+    """
+    differing = _differences(log_path, config_json, may_differ)
+    decision = _ask(log_path, differing) if behavior == "ask" else behavior
+    if decision == "raise":
+        raise RunDirectoryError(
+            f"log_path {log_path} already holds a run; give another log_path, or "
+            "behavior_if_log_dir_exists=resume or delete"
+        )
+    if decision == "resume" and differing:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds a run with another Config: {'; '.join(differing)}; "
+            f"give another log_path or the recorded values (what may differ on resuming: "
+            f"{', '.join(may_differ) or 'nothing'}), or {elsewhere}"
+        )
+    return decision
+
+
 def open_run_directory(
     log_path: Path, config_json: str, num_generations: int, header: Header, standing: Standing
 ) -> RunDirectory:
@@ -125,7 +144,7 @@ def open_run_directory(
         HistoryError: The history began with another base.
     """
     if standing.decision == "delete":
-        _delete(log_path)
+        delete_run(log_path)
     if standing.config_json is None:
         if (log_path / HISTORY).exists():
             replace_file(log_path / HISTORY, [])
@@ -215,8 +234,12 @@ def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
     return "resume" if answer == "resume" else "delete"
 
 
-def _delete(log_path: Path) -> None:
-    """Delete a run, and nothing but a run: model directories have a `config.json` too."""
+def delete_run(log_path: Path) -> None:
+    """Delete a run, and nothing but a run: model directories have a `config.json` too.
+
+    Raises:
+        RunDirectoryError: What no run writes is there too, or the disk refuses.
+    """
     names = checked_names(log_path)
     foreign = names - WRITTEN_BY_RUNS
     if foreign:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import chz
@@ -47,14 +48,19 @@ def train_and_tell(
     began = time.monotonic() if began is None else began
     if not config.log_path:
         config = chz.replace(config, log_path=default_log_path(config, name))
-    metrics = Path(config.log_path) / METRICS
+    run_and_tell(functools.partial(run, config), Path(config.log_path), began, key)
+
+
+def run_and_tell(run: Callable[[], None], log_path: Path, began: float, key: str = CORRECT) -> None:
+    """Run, and say in one line what that brought to a run directory since `began`."""
+    metrics = log_path / METRICS
     before = whole_lines(metrics)
-    run(config)
+    run()
     kept = itertools.takewhile(
         lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
     )
     elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
-    print(f"{summary(metrics, elapsed, key)}; everything is in {config.log_path}")
+    print(f"{summary(metrics, elapsed, key)}; everything is in {log_path}")
 
 
 def default_log_path(config: Config, name: str) -> str:
@@ -69,5 +75,10 @@ def default_log_path(config: Config, name: str) -> str:
         hub=None,
         behavior_if_log_dir_exists="ask",
     )
-    digest = hashlib.blake2b(config_to_json(what).encode(), digest_size=4).hexdigest()
-    return str(Path("runs") / f"{name}-seed{config.seed}-{digest}")
+    return path_for(what, f"{name}-seed{config.seed}")
+
+
+def path_for(config: object, name: str) -> str:
+    """`runs/<name>-<digest>`, the same for the same config."""
+    digest = hashlib.blake2b(config_to_json(config).encode(), digest_size=4).hexdigest()
+    return str(Path("runs") / f"{name}-{digest}")

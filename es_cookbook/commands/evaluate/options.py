@@ -12,6 +12,8 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
+from es_cookbook.baselines.checkpoints import latest_checkpoint, recorded_gradients
+from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.commands.evaluate.measuring import Setting, Subject
 from es_cookbook.commands.evaluate.saved import Saved, read
 from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
@@ -19,6 +21,7 @@ from es_cookbook.commands.train import TrainConfig
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import built, changed
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, did_you_mean
+from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.runs.directory import CONFIG, check_is_run
@@ -107,10 +110,13 @@ def asked(config: EvaluateConfig, fields: Mapping[str, str]) -> Asked:
         ESCookbookError: They are not there, or cannot be measured like that.
     """
     _check_fields(fields, of_model=not config.log_path)
-    run = _run(config)
-    task = _task(config, run, fields)
+    gradients = recorded_gradients(Path(config.log_path), config.trust) if config.log_path else None
+    run = None if gradients else _run(config)
+    task = _task(config, run or gradients, fields)
     setting = _setting(config, task, fields)
-    if run is None:
+    if gradients is not None:
+        first = _of_gradients(config.log_path, gradients, config.generation, fields)
+    elif run is None:
         first = Subject(task.model_name, task.model_name, task.engine, task.search_space)
     else:
         first = _of_run(config.log_path, run, config.generation, fields)
@@ -150,11 +156,11 @@ def _run(config: EvaluateConfig) -> RecordedRun | None:
 
 
 def _task(
-    config: EvaluateConfig, run: RecordedRun | None, fields: Mapping[str, str]
-) -> train.Config:
+    config: EvaluateConfig, run: RecordedRun | GradientConfig | None, fields: Mapping[str, str]
+) -> train.Config | GradientConfig:
     """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
     if run is not None and not config.recipe:
-        return changed(run.config, fields)
+        return changed(run.config if isinstance(run, RecordedRun) else run, fields)
     if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
         raise ConfigError(
             f"recipe=... says which problems are attempted ({', '.join(recipe_names())}); or give "
@@ -170,7 +176,9 @@ def _task(
     return built(config_class, given)
 
 
-def _setting(config: EvaluateConfig, task: train.Config, fields: Mapping[str, str]) -> Setting:
+def _setting(
+    config: EvaluateConfig, task: train.Config | GradientConfig, fields: Mapping[str, str]
+) -> Setting:
     temperature = task.eval_temperature if config.temperature is None else config.temperature
     attempts = task.eval_attempts if config.attempts is None else config.attempts
     check_evaluation(attempts, temperature, prefix="")
@@ -198,6 +206,27 @@ def _of_run(
     return Subject(name, run.model_name, engine, run.config.search_space, run, (generation,))
 
 
+def _of_gradients(
+    name: str, run: GradientConfig, generation: int | None, fields: Mapping[str, str]
+) -> Subject:
+    """A run of gradients: its last checkpoint, or its base as generation 0."""
+    own = {path: text for path, text in fields.items() if _first(path) == "engine"}
+    engine, model_name = changed(run, own).engine, run.model_name
+    if generation != 0:
+        checkpoint = latest_checkpoint(Path(name))
+        if checkpoint is None or generation not in (None, checkpoint.generation):
+            there = f" and {checkpoint.generation}" if checkpoint else ""
+            raise ConfigError(
+                f"generation {generation} of {name} is not there: a run of gradients keeps its "
+                f"last checkpoint alone, so 0 (the base){there} can be evaluated"
+            )
+        generation, model_name = checkpoint.generation, str(checkpoint.model)
+        if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
+            engine = chz.replace(engine, dtype=checkpoint.dtype)
+    title = f"{name} before its first generation" if generation == 0 else name
+    return Subject(title, model_name, engine, run.search_space)
+
+
 def _against(
     config: EvaluateConfig, first: Subject, fields: Mapping[str, str]
 ) -> tuple[list[Subject], Saved | None]:
@@ -209,6 +238,9 @@ def _against(
         return [first], read(Path(against))
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
+    if gradients := recorded_gradients(Path(name or config.log_path), config.trust):
+        other = _of_gradients(name or config.log_path, gradients, generation, fields)
+        return [first, other], None
     if name in ("", config.log_path):
         if first.run is None:
             raise ConfigError(

@@ -1,0 +1,250 @@
+"""Policy gradients, small and whole: group baseline, PPO's clipping, expert iteration.
+
+    es-cookbook policy_gradient recipe=arithmetic
+    es-cookbook policy_gradient recipe=countdown method=ppo method.clip=0.1
+
+What `es_cookbook.evolution.optimizers.es` is for evolution strategies: the same problems, Envs and
+rewards, and a gradient in place of a population. In each generation the model answers every problem
+K times at temperature 1, and what it said becomes likelier or less likely:
+
+    maximise  1/N · Σ over N answers  weight · Σ_t log π(token_t | all tokens before it)
+
+The methods are three ways to make weights of rewards:
+
+- `group`: the reward less the mean of the group, the K answers to one problem. REINFORCE with that
+  baseline, as in GRPO (Shao et al. 2024, arXiv:2402.03300). Divided by the group's standard
+  deviation as there, or not, as in Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). No answer is
+  divided by its length, which would make wrong answers longer.
+- `ppo`: the same weights for several steps on one batch. Each token's log-probability is replaced
+  by its ratio to the one with which it was sampled, and once that has left 1 ± clip in the wanted
+  direction the token has no gradient (Schulman et al. 2017, arXiv:1707.06347).
+- `expert`: supervised training on the answers that were right, or earned the most of their group
+  (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
+
+A chat of several turns is one sequence, in which the model's own tokens have a loss and the Env's
+have none. A lost rollout (reward NaN) is left out, also of its group's mean. Answers come from an
+engine, which gets the moved weights after each generation (`gradient_run`). Left out: a value
+model, a KL penalty, entropy bonuses, answers older than a generation, several machines.
+"""
+
+import dataclasses
+import math
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.baselines.checkpoints import begun
+from es_cookbook.baselines.gradient_config import GradientConfig
+from es_cookbook.baselines.sequences import Example, sequences_of
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.objectives import SOLVED
+from es_cookbook.rl.rollouts import rollout_metrics
+from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    import torch
+
+    from es_cookbook.baselines.learner import Learner
+
+
+@chz.chz
+class Method(ABC):
+    """From rewards to weights, and from weights to what is maximised."""
+
+    epochs: int = chz.field(default=1, doc="times that a generation's answers are learned from")
+    steps: int = chz.field(default=1, doc="of the optimizer in an epoch, on equal shares of them")
+
+    @chz.validate
+    def _counts(self) -> None:
+        check_range(self, "epochs", "steps", at_least=1)
+
+    @abstractmethod
+    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
+        """One weight for each answer of a group; rewards are finite, `solved` NaN if not known."""
+
+    def objective(
+        self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
+    ) -> "torch.Tensor":
+        """What is maximised, token by token; `sampled` are the log-probabilities at sampling."""
+        del sampled
+        return weights * logprobs
+
+
+@chz.chz
+class Group(Method):
+    """REINFORCE with the mean of the group as baseline.
+
+    >>> Group(normalise=False).weights([0.0, 1.0, 0.0, 1.0], [])
+    [-0.5, 0.5, -0.5, 0.5]
+    """
+
+    normalise: bool = chz.field(default=True, doc="divide by the group's standard deviation")
+
+    @override
+    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
+        if len(set(rewards_K)) < 2:
+            return [0.0] * len(rewards_K)
+        mean = math.fsum(rewards_K) / len(rewards_K)
+        above_K = [reward - mean for reward in rewards_K]
+        if not self.normalise:
+            return above_K
+        deviation = math.sqrt(math.fsum(above**2 for above in above_K) / len(above_K))
+        return [above / deviation for above in above_K]
+
+
+@chz.chz
+class PPO(Group):
+    """The group's weights, for several steps, with clipped ratios."""
+
+    epochs: int = chz.field(default=4, doc="times that a generation's answers are learned from")
+    clip: float = chz.field(default=0.2, doc="a token's ratio counts within 1 - clip and 1 + clip")
+
+    @chz.validate
+    def _clip(self) -> None:
+        check_range(self, "clip", above=0, below=1)
+
+    @override
+    def objective(
+        self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
+    ) -> "torch.Tensor":
+        ratio = (logprobs - sampled).exp()
+        clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
+        return (weights * ratio).minimum(weights * clipped)
+
+
+@chz.chz
+class Expert(Method):
+    """Expert iteration: 1 for answers worth imitating, 0 for all others.
+
+    >>> Expert(keep="best").weights([0.1, 0.6, 0.6], [0.0, 0.0, 0.0])
+    [0.0, 1.0, 1.0]
+    >>> Expert().weights([0.1, 0.6, 0.9], [0.0, 0.0, 1.0])
+    [0.0, 0.0, 1.0]
+    """
+
+    keep: Literal["right", "best"] = chz.field(
+        default="right",
+        doc=f"right: those whose metric {SOLVED!r} is 1; best: the highest rewards of a group, "
+        "unless all are alike",
+    )
+
+    @override
+    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
+        if self.keep == "right":
+            if any(map(math.isnan, solved_K)):
+                raise ConfigError(
+                    f"method.keep=right needs Envs that report the metric {SOLVED!r}, and one did "
+                    "not; take method.keep=best"
+                )
+            return [float(solved >= 1) for solved in solved_K]
+        best, worst = max(rewards_K, default=0.0), min(rewards_K, default=0.0)
+        return [float(worst < best == reward) for reward in rewards_K]
+
+
+_METHODS = Names(
+    {
+        name: f"es_cookbook.baselines.policy_gradient:{of}"
+        for name, of in (("group", "Group"), ("ppo", "PPO"), ("expert", "Expert"))
+    },
+    default="group",
+)
+
+
+@chz.chz
+class Config(GradientConfig):
+    """Train by a policy gradient on the problems and rewards of any data set."""
+
+    method: Method = chz.field(
+        meta_factory=_METHODS,
+        default_factory=_METHODS.build_default,
+        doc="how rewards become a gradient",
+    )
+    attempts: int = chz.field(default=16, doc="answers to each problem of a batch: the group")
+
+    @chz.validate
+    def _sampling(self) -> None:
+        check_range(self, "attempts", at_least=2)
+        if (self.sampling.temperature, self.sampling.top_p) != (1.0, 1.0):
+            raise ConfigError(
+                "sampling.temperature and sampling.top_p must be 1, found "
+                f"{self.sampling.temperature} and {self.sampling.top_p}: the gradient is that of "
+                "the model's own distribution, so answers must come from it"
+            )
+
+
+async def main(config: Config) -> None:
+    """Train, or go on training; a run that is complete is left as it is.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    with begun(config) as standing:
+        if standing.is_complete:
+            print(f"{config.log_path} is complete, with {config.num_generations} generations")
+            return
+        from es_cookbook.baselines.gradient_run import opened  # with torch
+
+        async with opened(config, standing) as run:
+            for generation in run.generations:
+                problems_P = run.dataset.get_batch(generation)
+                groups_P = await run.rollout(generation, problems_P, config.attempts)
+                examples, share = to_examples(config.method, groups_P)
+                measured = await run.learn(partial(learn, config, generation, examples, share))
+                await run.record(generation, groups_P, measured)
+
+
+def to_examples(method: Method, groups_P: Sequence[TrajectoryGroup]) -> tuple[list[Example], float]:
+    """What there is to learn from: rollouts of weight 0 are left out, equal ones are one.
+
+    Also 1/N, the share of one rollout in the objective.
+    """
+    found: Counter[Example] = Counter()
+    num_rollouts = 0
+    for group in groups_P:
+        ended = [
+            (trajectory, reward, _solved(rollout_metrics(group, g, k)))
+            for g, rewards_K in enumerate(group.rewards_G_K)
+            for k, reward in enumerate(rewards_K)
+            if isinstance(trajectory := group.trajectories_G_K[g][k], Trajectory)
+        ]
+        num_rollouts += len(ended)
+        weights_K = method.weights([r for _, r, _ in ended], [s for *_, s in ended])
+        for (trajectory, *_), weight in zip(ended, weights_K, strict=True):
+            if weight:
+                found.update(sequences_of(trajectory, weight))
+    examples = [dataclasses.replace(example, count=count) for example, count in found.items()]
+    return examples, 1 / max(num_rollouts, 1)
+
+
+def _solved(metrics: Metrics) -> float:
+    return metrics.get(SOLVED, metrics.get("solved", math.nan))
+
+
+def learn(
+    config: Config, generation: int, examples: Sequence[Example], share: float, learner: "Learner"
+) -> Metrics:
+    """All steps on a generation's answers; what is to be reported of them."""
+    method = config.method
+    factor = config.learning_rate_schedule(generation, config.num_generations)
+    learning_rate = config.learning_rate * factor
+    norms: list[float] = []
+    for epoch in range(method.epochs):
+        order = random.Random(derive_seed(config.seed, "policy_gradient", generation, epoch))
+        dealt = order.sample(examples, len(examples))
+        for part in filter(None, (dealt[step :: method.steps] for step in range(method.steps))):
+            of_one = method.steps * share
+            norms.append(learner.step(part, method.objective, learning_rate, of_one)[1])
+    return {
+        "policy/weighted": share * sum(example.count for example in examples),
+        "policy/gradient_norm": math.fsum(norms) / len(norms) if norms else 0.0,
+        "optimizer/learning_rate": learning_rate,
+    }

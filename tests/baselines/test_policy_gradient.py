@@ -1,0 +1,379 @@
+"""Policy gradients on real engines and Envs: what is learned from, that it learns, and runs."""
+
+import contextlib
+import io
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import anyio
+import chz
+import pytest
+import torch
+from safetensors.torch import load_file
+from typing_extensions import override
+
+from es_cookbook import train
+from es_cookbook.__main__ import main as es_cookbook
+from es_cookbook.baselines.checkpoints import latest_checkpoint
+from es_cookbook.baselines.learner import Learner, in_parts
+from es_cookbook.baselines.policy_gradient import PPO, Config, Expert, Group, main, to_examples
+from es_cookbook.baselines.sequences import Example, sequences_of
+from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    LostRollout,
+    Observation,
+    SamplingParams,
+    StepResult,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from es_cookbook.runs.report.comparison import summarise
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import SmallDatasetBuilder
+from tests.tiny_run import TinyConfig, untimed, write_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its tokenizer has no padding token."""
+    return write_tiny_model(tmp_path_factory.mktemp("policy_gradient") / "model")
+
+
+def config(model: Path, log_path: Path, **changes: object) -> Config:
+    return Config(
+        **{
+            "model_name": str(model),
+            "dataset": SmallDatasetBuilder(),
+            "log_path": str(log_path),
+            "engine": TorchEngineBuilder(device="cpu", num_lanes=1),
+            "sampling": SamplingParams(max_tokens=4, temperature=1.0),
+            "attempts": 16,
+            "num_generations": 4,
+            "learning_rate": 0.01,
+            "eval_every": 2,
+            "checkpoint_every": 2,
+            "trackers": JsonlTrackerBuilder(),
+            **changes,
+        }
+    )
+
+
+def rows(log_path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def turn(prompt: Sequence[int], action: Sequence[int], reward: float = 0.0) -> Transition:
+    logprobs_T = tuple(-0.5 * token for token in action)
+    return Transition(
+        Observation(tuple(prompt)), Action(tuple(action), "", "stop", logprobs_T), reward, {}, {}
+    )
+
+
+# --- what is learned from ------------------------------------------------------------------------
+
+
+def test_a_group_is_the_baseline_of_its_answers() -> None:
+    assert Group(normalise=False).weights([1.0, 2.0, 6.0], [0.0] * 3) == [-2.0, -1.0, 3.0]
+    normalised = Group().weights([1.0, 2.0, 6.0], [0.0] * 3)
+    assert normalised == pytest.approx([-0.9258, -0.4629, 1.3887], abs=1e-4)
+    # Means of equal numbers are not always those numbers; a group without signal must have none.
+    assert PPO().weights([0.1] * 3, [1.0] * 3) == [0.0] * 3
+    assert Group().weights([], []) == Expert().weights([], []) == []
+
+
+def test_expert_iteration_keeps_right_answers_or_the_best_of_a_group() -> None:
+    assert Expert().weights([0.9, 0.1, 0.9], [1.0, 0.0, 0.5]) == [1.0, 0.0, 0.0]
+    assert Expert(keep="best").weights([0.9, 0.1, 0.9], [math.nan] * 3) == [1.0, 0.0, 1.0]
+    assert Expert(keep="best").weights([0.9, 0.9], [1.0, 1.0]) == [0.0, 0.0]
+    with pytest.raises(ConfigError, match=r"keep=right needs Envs that report .*'correct'"):
+        Expert().weights([0.9, 0.1], [1.0, math.nan])
+
+
+@pytest.mark.parametrize(
+    ("weight", "ratio", "gain", "slope"),
+    [
+        (2.0, 1.1, 2.2, 2.2),
+        (2.0, 1.5, 2.4, 0.0),  # far enough up
+        (2.0, 0.5, 1.0, 1.0),  # the wrong way: still pulled back
+        (-2.0, 0.5, -1.6, 0.0),  # far enough down
+        (-2.0, 1.5, -3.0, -3.0),
+    ],
+)
+def test_ppo_stops_where_a_ratio_has_moved_far_enough(
+    weight: float, ratio: float, gain: float, slope: float
+) -> None:
+    sampled = torch.tensor([-3.0])
+    now = (sampled + math.log(ratio)).requires_grad_()
+    found = PPO(clip=0.2).objective(now, sampled, torch.tensor([weight]))
+    found.sum().backward()
+    assert found.tolist() == pytest.approx([gain])
+    assert now.grad is not None and now.grad.tolist() == pytest.approx([slope])
+
+
+def test_turns_of_a_chat_are_one_sequence_in_which_the_models_own_tokens_count() -> None:
+    chat = Trajectory((turn([1, 2], [3, 4]), turn([1, 2, 3, 4, 5], [6])))
+    (found,) = sequences_of(chat, 0.5)
+    assert found.tokens_T == (1, 2, 3, 4, 5, 6)
+    assert found.learned_T == (False, False, True, True, False, True)
+    assert found.sampled_T == (0.0, 0.0, -1.5, -2.0, 0.0, -3.0)
+    assert found.weight == 0.5
+    rewritten = Trajectory((turn([1, 2], [3, 4]), turn([1, 4, 5], [6])))
+    assert [each.tokens_T for each in sequences_of(rewritten, 1.0)] == [(1, 2, 3, 4), (1, 4, 5, 6)]
+    (first, second) = chat.transitions
+    forced = Action((3, 4), "", "stop")  # sampled in a way of its own
+    own = Transition(first.observation, forced, 0.0, {}, {})
+    (found,) = sequences_of(Trajectory((own, second)), 1.0)
+    assert found.learned_T == (False, False, False, False, False, True)
+
+
+def test_lost_rollouts_are_left_out_and_equal_ones_are_one() -> None:
+    def rolled_out(action: int, reward: float) -> Trajectory:
+        return Trajectory((turn([1], [action], reward),))
+
+    lost = LostRollout("no", "")
+    group = TrajectoryGroup(
+        [[rolled_out(3, 1.0), lost, rolled_out(3, 1.0), rolled_out(4, 0.0), rolled_out(4, 0.0)]]
+    )
+    nothing = TrajectoryGroup([[lost, lost, rolled_out(3, 1.0), rolled_out(5, 1.0), lost]])
+    examples, share = to_examples(Group(normalise=False), [group, nothing])
+    assert share == 1 / 6, "of the rollouts that ended"
+    assert {(each.tokens_T, each.weight, each.count) for each in examples} == {
+        ((1, 3), 0.5, 2),
+        ((1, 4), -0.5, 2),
+    }
+
+
+# --- learning ------------------------------------------------------------------------------------
+
+
+class Echo(Env):
+    """Two turns: what is said comes back with a comma behind it."""
+
+    @override
+    async def initial_observation(self) -> Observation:
+        self.said = (7, 8)
+        return Observation(self.said)
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        self.said = (*self.said, *action.tokens_T, 12)
+        done = len(self.said) > 8
+        return StepResult(0.0, done, None if done else Observation(self.said))
+
+
+class Echoes(EnvGroupBuilder):
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return EnvGroup([Echo() for _ in range(num_envs)])
+
+
+async def test_log_probabilities_are_those_with_which_the_engine_sampled(model: Path) -> None:
+    builder = TorchEngineBuilder(device="cpu", num_lanes=1)
+    engine = await builder(model_name=str(model), search_space=FullRank())
+    sampling = SamplingParams(max_tokens=4, temperature=1.0, logprobs=True)
+    try:
+        sampler = PopulationSampler(engine, sampling=sampling)
+        groups = await sampler.rollout_centre([Echoes()], sampling, 8, generation=3)
+        again = await sampler.rollout_centre([Echoes()], sampling, 8, generation=4)
+    finally:
+        await engine.close()
+    assert groups != again, "another generation, other answers"
+    trajectories = groups[0].trajectories_G_K[0]
+    assert all(isinstance(each, Trajectory) for each in trajectories)
+    examples = [
+        example
+        for each in trajectories
+        if isinstance(each, Trajectory)
+        for example in sequences_of(each, 1.0)
+    ]
+    assert len(examples) == 8 and {sum(each.learned_T) for each in examples} == {8}
+    lm = load_causal_lm(str(model), "float32", torch.device("cpu"))
+    learner = Learner(lm, ["model.norm.weight"], tokens_per_pass=64)
+    for example, found_T in zip(examples, learner.logprobs(examples), strict=True):
+        pairs = zip(example.sampled_T, example.learned_T, strict=True)
+        assert found_T == pytest.approx([logprob for logprob, own in pairs if own], abs=1e-4)
+
+
+def test_parts_padding_and_counts_change_no_gradient(model: Path) -> None:
+    texts = [(5, 6, 7), (5, 6, 7), (9, 8, 7, 6, 5, 4), (3, 4)]
+    learned = [Example(text, (True,) * len(text)) for text in texts]
+    merged = [counted(learned[0], 2), *learned[2:]]
+    found: list[dict[str, torch.Tensor]] = []
+    for examples, tokens_per_pass in ((learned, 1), (learned, 1000), (merged, 1000)):
+        lm = load_causal_lm(str(model), "float32", torch.device("cpu"))
+        names = [name for name, _ in lm.named_parameters()]
+        learner = Learner(lm, names, tokens_per_pass=tokens_per_pass)
+        assert learner.step(examples, Group().objective, 0.01, 0.25)[1] > 0
+        found.append({n: p.grad for n, p in lm.named_parameters() if p.grad is not None})
+    for other in found[1:]:
+        for name, gradient in found[0].items():
+            torch.testing.assert_close(other[name], gradient, atol=1e-6, rtol=1e-4)
+    assert [len(part) for part in in_parts([[e] for e in learned], 6)] == [2, 1, 1]
+
+
+def counted(example: Example, count: int) -> Example:
+    return Example(example.tokens_T, example.learned_T, count=count)
+
+
+@pytest.mark.parametrize(
+    ("method", "learning_rate"),
+    [(Group(), 0.05), (PPO(epochs=4, steps=2), 0.03), (Expert(keep="best"), 0.05)],
+)
+async def test_each_method_learns_what_earns_rewards(
+    method: Group | Expert, learning_rate: float, model: Path, tmp_path: Path
+) -> None:
+    log_path = tmp_path / "run"
+    how = {"method": method, "learning_rate": learning_rate, "num_generations": 10}
+    await main(config(model, log_path, **how, eval_every=0, checkpoint_every=0))
+    rewards = [row["reward/mean"] for row in rows(log_path)[:-1]]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+class Copier(Tracker):
+    """Keeps the run directory as it stands after so many generations, as a crash would leave it."""
+
+    def __init__(self, run: RunInfo, generations: int) -> None:
+        self.run, self.generations = run, generations
+
+    def log(self, generation: int, metrics: object) -> None:
+        pass
+
+    @override
+    def recorded(self, generations: int) -> None:
+        if generations == self.generations:
+            shutil.copytree(self.run.path, self.run.path.parent / "copy")
+
+    def close(self) -> None:
+        pass
+
+
+@chz.chz
+class CopierBuilder(TrackerBuilder):
+    generations: int = chz.field(doc="after which it is copied")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Trackers([JsonlTrackerBuilder()(run), Copier(run, self.generations)])
+
+
+async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
+    model: Path, tmp_path: Path
+) -> None:
+    whole = config(model, tmp_path / "whole", method=PPO(), trackers=CopierBuilder(generations=3))
+    await main(whole)
+    resumed = chz.replace(
+        whole,
+        log_path=str(tmp_path / "copy"),
+        trackers=JsonlTrackerBuilder(),
+        behavior_if_log_dir_exists="resume",
+    )
+    copied = latest_checkpoint(tmp_path / "copy")
+    assert copied is not None and copied.generation == 2
+    assert len(rows(tmp_path / "copy")) == 3, "one more than the checkpoint has"
+    await main(resumed)
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(tmp_path / "copy" / name) == untimed(tmp_path / "whole" / name)
+    weights, others = (
+        load_file(tmp_path / name / "checkpoints" / "4" / "model" / "model.safetensors")
+        for name in ("whole", "copy")
+    )
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert [p.name for p in (tmp_path / "whole" / "checkpoints").iterdir()] == ["4"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        await main(resumed)
+    assert "is complete, with 4 generations" in out.getvalue()
+    with pytest.raises(RunDirectoryError, match=r"learning_rate was 0\.01, is 0\.02"):
+        await main(chz.replace(resumed, learning_rate=0.02))
+
+
+def test_other_tools_read_the_run_directory(model: Path, tmp_path: Path) -> None:
+    log_path = tmp_path / "run"
+    anyio.run(main, config(model, log_path, eval_attempts=2, eval_temperature=1.0))
+    measured = rows(log_path)
+    assert [("test/reward/mean" in row) for row in measured] == [True, False, True, False, True]
+    assert measured[-1]["progress/rollouts"] == 4 * 2 * 16
+    curve = summarise([log_path], "test/env/all/correct").curve
+    assert curve.rollouts_M.tolist() == [0, 64, 128]
+    for options, row in (([], measured[-1]), (["generation=0"], measured[0])):
+        output = tmp_path / f"{len(options)}.json"
+        said = command(
+            "evaluate", "trust=tests", f"log_path={log_path}", f"output={output}", *options
+        )
+        assert "written to" in said
+        found = json.loads(output.read_text())["metrics"]
+        assert found == {k[5:]: v for k, v in row.items() if k.startswith("test/")}
+    assert "Against" in command("evaluate", "trust=tests", f"log_path={log_path}", "against=base")
+    refused = command("evaluate", "trust=tests", f"log_path={log_path}", "generation=3")
+    assert "keeps its last checkpoint alone, so 0 (the base) and 4 can be evaluated" in refused
+    assert "holds a run of gradients, which has no history" in command(
+        "resume", "trust=tests", f"log_path={log_path}"
+    )
+
+
+def command(*typed: str) -> str:
+    """What a command prints, on either stream."""
+    out = io.StringIO()
+    with (
+        mock.patch("sys.argv", ["es-cookbook", *typed]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        contextlib.suppress(SystemExit),
+    ):
+        es_cookbook()
+    return out.getvalue()
+
+
+async def test_bad_input(model: Path, tmp_path: Path) -> None:
+    for wrong, said in (
+        ({"sampling": SamplingParams(temperature=0.7)}, "must be 1, found 0.7 and 1.0"),
+        ({"attempts": 1}, "attempts must be at least 2"),
+        ({"learning_rate": math.nan}, "learning_rate must be above 0"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            config(model, tmp_path, **wrong)
+    es = TinyConfig(
+        model_name=str(model),
+        log_path=str(tmp_path / "es"),
+        num_generations=1,
+        trackers=JsonlTrackerBuilder(),
+    )
+    await train.main(es)
+    own = config(model, tmp_path / "es", behavior_if_log_dir_exists="resume")
+    with pytest.raises(RunDirectoryError, match="holds a run of evolution strategies"):
+        await main(own)
+    await main(chz.replace(own, log_path=str(tmp_path / "own"), num_generations=1))
+    again = chz.replace(es, log_path=str(tmp_path / "own"), behavior_if_log_dir_exists="resume")
+    with pytest.raises(RunDirectoryError, match="holds a run with another Config"):
+        await train.main(again)
+    (tmp_path / "own" / "checkpoints" / "1" / "state.json").write_text("{}")
+    with pytest.raises(RunDirectoryError, match="is no whole checkpoint"):
+        await main(chz.replace(own, log_path=str(tmp_path / "own"), num_generations=1))
+
+
+def test_the_command_begins_with_what_a_recipe_has() -> None:
+    shown = command("policy_gradient", "recipe=arithmetic", "method=ppo", "--help")
+    options = dict(
+        line.split()[0].partition("=")[::2] for line in shown.splitlines() if line.startswith("  ")
+    )
+    assert (options["attempts"], options["sampling.temperature"]) == ("256", "1.0")
+    assert (options["method"], options["method.clip"]) == ("ppo", "0.2")
+    assert "did you mean 'arithmetic'?" in command("policy_gradient", "recipe=arithmetc")
+    assert "missing model_name=" in command("policy_gradient")
