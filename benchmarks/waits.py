@@ -10,8 +10,9 @@ model without its end-of-sequence token, on the torch engine; by turns:
 - with tools that sleep between two turns, 0.1 to 10 s, from a Pareto distribution (median 0.3 s).
 
 A rollout that waits for its tool has no request in the engine, and so holds no slot there. Compared
-are tokens per second for as long as enough rollouts can be run: until fewer than an eighth of all
-wait for the engine for the last time. After that, the engine waits for the slowest tools.
+are tokens per second while enough rollouts can be run: while at least an eighth of all have a
+request in the engine. The rest of the time the engine waits for tools, which nothing can hide; the
+seconds of whole generations are given beside.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.harness import ratios, report, row
@@ -63,9 +65,13 @@ class Log:
         self._times.append((time.perf_counter(), self.num_requests, self.num_tokens))
 
     def rate(self, enough: int) -> float:
-        """Tokens per second until fewer requests than these are there for the last time."""
-        last = max(i for i, (_, requests, _) in enumerate(self._times) if requests >= enough)
-        return self._times[last][2] / (self._times[last][0] - self._times[0][0])
+        """Tokens per second of the time in which at least so many requests are there."""
+        spans = [
+            (later - time, tokens - tokens_before)
+            for (time, requests, tokens_before), (later, _, tokens) in pairwise(self._times)
+            if requests >= enough
+        ]
+        return sum(tokens for _, tokens in spans) / sum(seconds for seconds, _ in spans)
 
 
 class ToolEnv(Env):
