@@ -23,6 +23,10 @@ COMMANDS = {
         "es_cookbook.commands.gradients.policy_gradient",
         "train by gradients on a recipe or rows of your own",
     ),
+    "sft": (
+        "es_cookbook.commands.gradients.sft",
+        "fine-tune on rows of prompts and completions, or chats",
+    ),
     "generate": ("es_cookbook.commands.prepare.generate", "have a model's answers as data"),
     "quantise": ("es_cookbook.commands.prepare.quantise", "write a model with quantised weights"),
     "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),

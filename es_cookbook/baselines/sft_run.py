@@ -1,0 +1,260 @@
+"""What supervised fine-tuning opens, records and closes, so that its loop is the training alone.
+
+`<output>.training/` has `config.json`, `metrics.jsonl` with a line every so many steps, and the
+last of `checkpoints/<step>/`: the trained weights and AdamW's moments. In the end the output
+directory is written, whole or not at all, with the metrics in it, and the other one goes.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import cast
+
+import anyio.from_thread
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from es_cookbook.baselines.learner import Learner
+from es_cookbook.baselines.sampled import Sampled
+from es_cookbook.baselines.sequences import Example
+from es_cookbook.baselines.sft_config import Evaluation, SFTConfig
+from es_cookbook.baselines.supervised import SupervisedData
+from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
+from es_cookbook.common.files import whole_directory
+from es_cookbook.common.terminal import say
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.population.evaluate import evaluate
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.grading.workers import end_idle_workers
+from es_cookbook.rl.types import Metrics, Tokenizer
+from es_cookbook.runs.directory import (
+    CHECKPOINTS,
+    CONFIG,
+    GENERATION_KEYS,
+    METRICS,
+    checked_names,
+    lines_before,
+    locked,
+)
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.opening import decided
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+
+WEIGHTS = "weights.safetensors"
+_MAY_DIFFER = ("output", "log_every", "checkpoint_every")
+
+
+class SFTRun:
+    """A training, open: its steps are those from `start` to `num_steps`."""
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        log_path: Path,
+        model: PreTrainedModel,
+        tokenizer: Tokenizer,
+        data: SupervisedData,
+        evaluated: Callable[[], Metrics],
+    ) -> None:
+        self.data = data
+        self.learner = Learner(
+            model,
+            [name for name, weight in model.named_parameters() if weight.requires_grad],
+            tokens_per_pass=config.tokens_per_pass,
+            max_gradient_norm=config.max_gradient_norm,
+            packed_length=config.max_length if config.packing else 0,
+        )
+        self.num_steps = max(1, math.ceil(config.epochs * len(data.train) / config.batch_size))
+        self.start = _go_on(log_path, self.learner)
+        self._config = config
+        self._log_path = log_path
+        self._model = model
+        self._tokenizer = tokenizer
+        self._evaluated = evaluated
+        self._measured: Metrics = {}
+        info = RunInfo(log_path, config_to_json(config), config.seed, self.num_steps, self.start)
+        self._tracker = JsonlTrackerBuilder()(info)
+
+    def begin(self, step: int) -> None:
+        """Measure the weights that a step starts from, where that is due."""
+        evaluation = self._config.evaluation
+        every = (evaluation.every if evaluation else 0) or self.num_steps
+        self._measured = self._held_out() if step % every == 0 else {}
+
+    def record(self, step: int, metrics: Metrics) -> None:
+        """Write and print what a step measured, and write a checkpoint, where they are due."""
+        metrics = {**self._measured, **metrics}
+        if step % self._config.log_every == 0 or self._measured:
+            self._log(step, metrics)
+        done, every = step + 1, self._config.checkpoint_every
+        if every and done % every == 0:
+            self._write_checkpoint(done)
+
+    def finish(self) -> None:
+        """Measure the last weights, write the output, and remove what it took to get there."""
+        self._log(self.num_steps, self._held_out())
+        self._tracker.close()
+        with whole_directory(Path(self._config.output)) as directory, no_progress_bar():
+            self._model.save_pretrained(directory)
+            if not self._config.rank:
+                self._tokenizer.save_pretrained(directory)
+            shutil.copyfile(self._log_path / METRICS, directory / METRICS)
+        shutil.rmtree(self._log_path)
+
+    def _held_out(self) -> Metrics:
+        """The mean loss of held-out rows, and what the model does on problems."""
+        test = self.data.test
+        surprises = [-each for of in self.learner.logprobs(test) for each in of] if test else []
+        loss = {"loss/test": math.fsum(surprises) / len(surprises)} if surprises else {}
+        return {**loss, **self._evaluated()}
+
+    def _log(self, step: int, metrics: Metrics) -> None:
+        self._tracker.log(step, metrics)
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in metrics.items())
+        print(f"step {step}/{self.num_steps}  {shown}", flush=True)
+
+    def _write_checkpoint(self, step: int) -> None:
+        directory = self._log_path / CHECKPOINTS
+        directory.mkdir(exist_ok=True)
+        with whole_directory(directory / str(step)) as path:
+            weights = {name: w.detach().contiguous() for name, w in self.learner.weights.items()}
+            save_file(weights, path / WEIGHTS)
+            self.learner.save_moments(path)
+        for path in directory.iterdir():
+            if path.name != str(step):
+                shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def opened(config: SFTConfig) -> Generator[SFTRun]:
+    """Open a training, new or interrupted; closes all of it however it ends.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    output = Path(config.output)
+    log_path = output.with_name(f"{output.name}.training")
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(log_path))
+        if CONFIG in checked_names(log_path):
+            elsewhere = f"remove {log_path} to begin again"
+            decided(log_path, config_to_json(config), "resume", _MAY_DIFFER, elsewhere)
+        say(f"loading {config.model_name}")
+        tokenizer = load_tokenizer(config.model_name)
+        data = _shortened(config.dataset(tokenizer), config.max_length)
+        model = _model(config)
+        evaluated: Callable[[], Metrics] = dict
+        if config.evaluation is not None:
+            evaluated = stack.enter_context(_evaluated(config, config.evaluation, model))
+        replace_file(log_path / CONFIG, [config_to_json(config).encode()])
+        yield SFTRun(config, log_path, model, tokenizer, data, evaluated)
+
+
+def _shortened(data: SupervisedData, max_length: int) -> SupervisedData:
+    """Without what is beyond the length; rows of which nothing is left to learn are left out."""
+
+    def short(examples: Sequence[Example]) -> list[Example]:
+        cut = (
+            dataclasses.replace(
+                each, tokens_T=each.tokens_T[:max_length], learned_T=each.learned_T[:max_length]
+            )
+            for each in examples
+        )
+        return [each for each in cut if any(each.learned_T[1:])]
+
+    train, test = short(data.train), short(data.test)
+    if not train:
+        raise DataError(
+            f"max_length={max_length} leaves nothing to learn of any row: all prompts are as long"
+        )
+    if lost := len(data.train) - len(train):
+        say(f"{lost} rows are left out: their prompts alone have max_length={max_length} tokens")
+    return SupervisedData(train, test)
+
+
+def _model(config: SFTConfig) -> PreTrainedModel:
+    """The model with an adapter, or itself; what learns requires gradients."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_causal_lm(config.model_name, "float32", device)
+    if not config.rank:
+        return model.requires_grad_(True)
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise not_installed("rank (LoRA)", "peft", "es-cookbook[baselines]") from error
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
+    for target in config.targets:
+        if target not in names:
+            hint = nearest(target, names)
+            raise ConfigError(f"targets: {config.model_name} has no layer {target!r}: {hint}")
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.targets),
+    )
+    with torch.random.fork_rng():  # PEFT draws from torch's global generator
+        torch.manual_seed(config.seed)
+        adapted = get_peft_model(model, lora)
+    return cast(PreTrainedModel, adapted.eval())
+
+
+def merged_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """By the base model's names, the weights that learn: themselves, or with their adapters in."""
+    found: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            delta = cast(Callable[[str], torch.Tensor], module.get_delta_weight)("default")
+            weight = cast(torch.Tensor, getattr(module, "weight"))  # noqa: B009
+            found[f"{name.removeprefix('base_model.model.')}.weight"] = weight + delta
+    return found or {n: w for n, w in model.named_parameters() if w.requires_grad}
+
+
+@contextlib.contextmanager
+def _evaluated(
+    config: SFTConfig, evaluation: Evaluation, model: PreTrainedModel
+) -> Generator[Callable[[], Metrics]]:
+    """Inside, what measures the model as it is then, on an engine that runs beside the training."""
+    weights = functools.partial(torch.no_grad()(merged_weights), model)
+    space = FullRank(include=tuple(weights()))
+    with anyio.from_thread.start_blocking_portal() as portal, contextlib.ExitStack() as stack:
+        build = functools.partial(
+            evaluation.engine, model_name=config.model_name, search_space=space
+        )
+        engine = portal.call(build)
+        stack.callback(portal.call, engine.close)
+        stack.callback(end_idle_workers)
+        test_P = portal.call(evaluation.dataset, engine.tokenizer).test_P
+        sampler = PopulationSampler(engine, sampling=evaluation.sampling, run_seed=config.seed)
+        sampled = Sampled(engine, sampler, weights)
+        how = evaluation.attempts, evaluation.temperature
+
+        def measured() -> Metrics:
+            portal.call(sampled.take)
+            return portal.call(evaluate, sampler, test_P, *how)
+
+        yield measured
+
+
+def _go_on(log_path: Path, learner: Learner) -> int:
+    """Load the last checkpoint and cut the metrics after it; returns the first step to do."""
+    found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
+    start = 0
+    if found:
+        path = max(found, key=lambda path: int(path.name))
+        start = int(path.name)
+        learner.load(load_file(path / WEIGHTS), path)
+        say(f"going on from step {start}")
+    metrics = log_path / METRICS
+    if metrics.exists():
+        replace_file(metrics, list(lines_before(metrics, GENERATION_KEYS[METRICS], start)))
+    return start
