@@ -12,6 +12,7 @@ from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 _ROWS = Names({"rows": "es_cookbook.baselines.supervised:SupervisedRows"}, default="rows")
+_PROBLEMS = Names({"rows": "es_cookbook.rl.data.task:Task"}, default=None)
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 
 
@@ -19,7 +20,9 @@ _ENGINES = Names(ENGINE_NAMES, default="torch")
 class Evaluation:
     """Problems on which the model is measured while it learns."""
 
-    dataset: RLDatasetBuilder = chz.field(doc="of which the held-out problems are attempted")
+    dataset: RLDatasetBuilder = chz.field(
+        meta_factory=_PROBLEMS, doc="of which the held-out problems are attempted"
+    )
     sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
     engine: EngineBuilder = chz.field(
         meta_factory=_ENGINES, default_factory=_ENGINES.build_default, doc="what samples"

@@ -200,6 +200,10 @@ def test_bad_input(
         main(chz.replace(good, dataset=SupervisedRows(source=str(tmp_path / "no.jsonl"))))
     with pytest.raises(ModelError, match="has no chat template"):
         main(chz.replace(good, dataset=SupervisedRows(source=rows, chat=True)))
+    # A problem set of no class at all was built for the evaluation that nobody asked for.
+    typed = ["dataset.source=x", "model_name=x", "output=x"]
+    run_cli(lambda made: print(made.evaluation), SFTConfig, typed)
+    assert capsys.readouterr().out == "None\n"
     shutil.rmtree(tmp_path / "out.training", ignore_errors=True)
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
