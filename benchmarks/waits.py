@@ -10,9 +10,10 @@ model without its end-of-sequence token, on the torch engine; by turns:
 - with tools that sleep between two turns, 0.1 to 10 s, from a Pareto distribution (median 0.3 s).
 
 A rollout that waits for its tool has no request in the engine, and so holds no slot there. Compared
-are tokens per second while enough rollouts can be run: while at least an eighth of all have a
-request in the engine. The rest of the time the engine waits for tools, which nothing can hide; the
-seconds of whole generations are given beside.
+is how busy the engine is while enough rollouts can be run: processor seconds a second while at
+least an eighth of all have a request in the engine. Tokens a second are given beside; they are
+fewer where fewer requests share a step. The rest of the time the engine waits for tools, which
+nothing can hide, as the seconds of whole generations show.
 """
 
 import argparse
@@ -51,27 +52,32 @@ ENOUGH = 8
 
 
 class Log:
-    """Requests in the engine, and tokens sampled, over time."""
+    """Requests in the engine, tokens sampled and processor seconds, over time."""
 
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_tokens = 0
-        self._times = [(time.perf_counter(), 0, 0)]
+        self._times = [(time.perf_counter(), time.process_time(), 0, 0)]
 
     def change(self, requests: int, tokens: int = 0) -> None:
         """So many requests more, or less, are in the engine, and so many more tokens sampled."""
         self.num_requests += requests
         self.num_tokens += tokens
-        self._times.append((time.perf_counter(), self.num_requests, self.num_tokens))
+        now = time.perf_counter(), time.process_time()
+        self._times.append((*now, self.num_requests, self.num_tokens))
 
-    def rate(self, enough: int) -> float:
-        """Tokens per second of the time in which at least so many requests are there."""
+    def rates(self, enough: int) -> tuple[float, float]:
+        """Of the time in which at least so many requests are there.
+
+        Processor seconds and tokens, per second.
+        """
         spans = [
-            (later - time, tokens - tokens_before)
-            for (time, requests, tokens_before), (later, _, tokens) in pairwise(self._times)
-            if requests >= enough
+            [after - before for before, after in zip(first, then, strict=True)]
+            for first, then in pairwise(self._times)
+            if first[2] >= enough
         ]
-        return sum(tokens for _, tokens in spans) / sum(seconds for seconds, _ in spans)
+        seconds, processor, _, tokens = (sum(column) for column in zip(*spans, strict=True))
+        return processor / seconds, tokens / seconds
 
 
 class ToolEnv(Env):
@@ -142,6 +148,7 @@ async def measure(num_genomes: int, repeats: int) -> None:
     prompts = [await first_prompt(problem) for problem in datasets.train.get_batch(0)]
     genomes_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(num_genomes)]
     sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=WRITTEN))
+    busy: dict[bool, list[float]] = {False: [], True: []}
     rates: dict[bool, list[float]] = {False: [], True: []}
     whole: dict[bool, list[float]] = {False: [], True: []}
     for repeat in range(-1, repeats):
@@ -150,15 +157,19 @@ async def measure(num_genomes: int, repeats: int) -> None:
             problems = [ToolProblem(p, i, log, slow) for i, p in enumerate(prompts)]
             await sampler.rollout(0, problems, genomes_G)
             if repeat >= 0:  # the first round is a warm-up
-                rates[slow].append(log.rate(num_genomes * PROBLEMS // ENOUGH))
+                processor, tokens = log.rates(num_genomes * PROBLEMS // ENOUGH)
+                busy[slow].append(processor)
+                rates[slow].append(tokens)
                 whole[slow].append(time.perf_counter() - began)
     await engine.close()
     report(
         "waits",
         [
+            row("busy, tools that answer at once", busy[False], "processor s/s"),
+            row("busy, tools that sleep", busy[True], "processor s/s"),
+            row("busy, sleeping / at once", ratios(busy[True], busy[False]), "x", at_least=0.9),
             row("tools that answer at once, while enough rollouts run", rates[False], "tokens/s"),
             row("tools that sleep, while enough rollouts run", rates[True], "tokens/s"),
-            row("sleeping / at once", ratios(rates[True], rates[False]), "x", at_least=0.9),
             row("generation, tools that answer at once", whole[False], "s"),
             row("generation, tools that sleep 0.1 to 10 s three times", whole[True], "s"),
         ],

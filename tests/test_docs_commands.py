@@ -511,6 +511,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         long = ["num_generations=31", "dataset.problems_per_generation=6", "eval_every=0"]
         type_line("countdown", [*options, *long, "log_path=runs/mine"])
         type_line("countdown", [*SHORT, "log_path=runs/essa", "search_space=adapter"])
+        type_line("arithmetic", [*SHORT, "log_path=runs/es"])
+        gradient = ["recipe=arithmetic", "log_path=runs/gradient"]
+        type_line("policy_gradient", [*gradient, *SHORTENED["policy_gradient"]])
         make_adapter(BUNDLED_MODEL, path / "sft")
         type_line("evaluate", ["log_path=runs/mine", "generation=0", "output=before.json"])
     (path / "es_cookbook").symlink_to(ROOT / "es_cookbook")
@@ -526,9 +529,10 @@ def test_a_line_runs_as_it_stands(
 ) -> None:
     here = tmp_path / "here"
     shutil.copytree(made, here, symlinks=True)
-    own_directory = any(option.startswith("log_path=runs/essa") for option in options)
-    if name == "countdown" and own_directory:
-        shutil.rmtree(here / "runs/essa")
+    if name in {"countdown", "arithmetic", "policy_gradient"}:
+        for run in {"essa", "es", "gradient"}:
+            if f"log_path=runs/{run}" in options:
+                shutil.rmtree(here / "runs" / run)
     named_only = name in COMMANDS and not options
     given = ["--help"] if named_only else [*options, *SHORTENED.get(name, ())]
     with contextlib.chdir(here):

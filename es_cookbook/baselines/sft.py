@@ -1,7 +1,6 @@
 """Supervised fine-tuning, to be read first: rows, a loss on what the model should write, AdamW.
 
-    python -m es_cookbook.baselines.sft model_name=Qwen/Qwen2.5-0.5B-Instruct data=rows.jsonl
-    output=sft
+    python -m es_cookbook.baselines.sft model_name=model data=rows.jsonl output=sft
     es-cookbook sft recipe=countdown data=demonstrations.jsonl output=sft
 
 The rows are JSON lines (or a Parquet file, or a Hub set) with the texts `prompt` and `completion`,
