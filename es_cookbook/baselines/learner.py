@@ -18,6 +18,7 @@ from typing import TypeAlias, cast
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from es_cookbook.baselines.sequences import Example
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
@@ -111,10 +112,9 @@ class Learner:
     def _check_packing(self) -> None:
         """Refuse a model in which a sequence sees others of its row."""
         own = [Example((3, 4, 5, 6, 7), (True,) * 5), Example((6, 3, 7), (True,) * 3)]
-        (first, second), length = self.logprobs(own), self._packed_length
+        (_, second), length = self.logprobs(own), self._packed_length
         self._packed_length = 0
         (_, alone), self._packed_length = self.logprobs(own), length
-        del first
         if max(abs(a - b) for a, b in zip(alone, second, strict=True)) > 1e-3:
             raise ConfigError(
                 f"packing: in a {type(self.model).__name__} the rows of one sequence would see "
@@ -131,9 +131,7 @@ class Learner:
     def _logprobs(self, part: Sequence[Row]) -> torch.Tensor:
         """Of all learned tokens of a part, in the order of `learned_tokens`."""
         shape = len(part), max(map(length_of, part))
-        tokens_B_T, positions_B_T, present_B_T = (
-            torch.zeros(shape, dtype=torch.long) for _ in "123"
-        )
+        tokens_B_T, positions_B_T, present_B_T = torch.zeros(3, *shape, dtype=torch.long)
         learned_B_T = torch.zeros(shape, dtype=torch.bool)
         for b, row in enumerate(part):
             start = 0
@@ -150,9 +148,9 @@ class Learner:
         else:
             how = {"attention_mask": present_B_T.to(device)}
         # No model satisfies the types of its own call.
-        model = cast("Callable[..., object]", self.model)
+        model = cast("Callable[..., CausalLMOutputWithPast]", self.model)
         found = model(input_ids=tokens_B_T.to(device), use_cache=False, **how)
-        logits_B_T_V = cast(torch.Tensor, getattr(found, "logits"))  # noqa: B009
+        logits_B_T_V = cast(torch.Tensor, found.logits)
         logits = logits_B_T_V[:, :-1][learned_B_T[:, 1:].to(device)].float()
         tokens = tokens_B_T[:, 1:][learned_B_T[:, 1:]].to(device)
         return -torch.nn.functional.cross_entropy(logits, tokens, reduction="none")

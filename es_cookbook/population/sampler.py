@@ -112,12 +112,11 @@ class PopulationSampler:
             for first in range(0, num_genomes, size)
         ]
         return await self._run(
-            f"generation {generation}",
+            generation,
             env_group_builders_P,
             blocks,
             self.sampling if self._sampling_at is None else self._sampling_at(generation),
             self.attempts,
-            functools.partial(derive_seed, self.run_seed, "sampling", generation),
         )
 
     def _block_size(self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int) -> int:
@@ -151,33 +150,22 @@ class PopulationSampler:
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
-        if generation is None:
-            what, seed_of = (
-                "an evaluation",
-                functools.partial(derive_seed, self.run_seed, "evaluation"),
-            )
-        else:
-            what = f"generation {generation}"
-            seed_of = functools.partial(derive_seed, self.run_seed, "sampling", generation)
         return await self._run(
-            what,
-            env_group_builders_P,
-            [Residents(range(1))],
-            sampling,
-            attempts,
-            seed_of,
+            generation, env_group_builders_P, [Residents(range(1))], sampling, attempts
         )
 
     async def _run(
         self,
-        what: str,
+        generation: int | None,
         env_group_builders_P: Sequence[EnvGroupBuilder],
         blocks: Sequence[Residents],
         sampling: SamplingParams,
         num_attempts: int,
-        seed_of: Callable[[int, int, int], int],
     ) -> list[TrajectoryGroup]:
+        """Every rollout of a training generation, or of an evaluation if None."""
         began = time.perf_counter()
+        seeds = ("evaluation",) if generation is None else ("sampling", generation)
+        seed_of = functools.partial(derive_seed, self.run_seed, *seeds)
         load_time = _LoadTime()
         watch = Watch(self.rollout_timeout, warned=self._warned, turn_timeout=self.turn_timeout)
         num_genomes = blocks[-1].range_G.stop
@@ -211,6 +199,7 @@ class PopulationSampler:
         total = time.perf_counter() - began
         self.seconds = Seconds(load_time.seconds, total - load_time.seconds, watch.seconds)
         trajectory_groups_P = [group.result() for group in groups_P]
+        what = "an evaluation" if generation is None else f"generation {generation}"
         self._check_lost(what, trajectory_groups_P, len(groups_P) * num_genomes * num_attempts)
         return trajectory_groups_P
 

@@ -1,15 +1,11 @@
-"""Expressions and a pocket calculator: the tool, rewards, the dataset and a short run."""
+"""Expressions and a pocket calculator: the tool, rewards and the dataset."""
 
 import random
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.recipes.calculator import warm_start
 from es_cookbook.recipes.calculator.dataset import CalculatorDatasetBuilder
 from es_cookbook.recipes.calculator.env import (
@@ -19,13 +15,11 @@ from es_cookbook.recipes.calculator.env import (
     chat_of,
     generate_problems,
 )
-from es_cookbook.recipes.calculator.train_cli import BUNDLED_MODEL, CLIConfig, main
-from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer
+from es_cookbook.recipes.chat_warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.script import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Metrics, Trajectory
-from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.chat_templates import CHATML, LLAMA, tokenizer_with
 
 pytestmark = pytest.mark.anyio
@@ -92,34 +86,3 @@ def test_careless_demonstrations_are_more_frequent_with_a_large_first_number() -
         return sum(warm_start.texts(problem, rng) == left for _ in range(400)) / 400
 
     assert careless(15) < 0.35 < 0.65 < careless(95)
-
-
-def test_the_config_round_trips_through_json() -> None:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.tools_in=system"])
-    assert config_from_json(config_to_json(seen[0])) == seen[0]
-
-
-def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = (
-        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
-        *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
-        f"log_path={tmp_path / 'run'}",
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    rows = read_metrics(tmp_path / "run/metrics.jsonl")
-    assert {"test/env/all/tool_calls", "test/env/all/well_formed"} <= rows[-1].keys()
-    assert rows[-1]["test/env/all/well_formed"] > 0.5
-
-
-def test_the_warm_start_writes_a_model_that_talks(tmp_path: Path) -> None:
-    warm_start.main(Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4))
-    for model in (tmp_path / "model", BUNDLED_MODEL):
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        assert tokenizer.chat_template == TOKENIZER.chat_template
-        assert len(tokenizer) == len(TOKENIZER)
-
-
-def test_bundled_files_fit_in_the_package() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000

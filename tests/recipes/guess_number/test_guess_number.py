@@ -1,25 +1,19 @@
-"""Guessing numbers: hints, rewards, the dataset, the bundled model and a short run."""
+"""Guessing numbers: hints, rewards and the dataset."""
 
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Literal
 
 import pytest
-from transformers import AutoTokenizer
 
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.recipes.chat_warm_start import chat_tokenizer
 from es_cookbook.recipes.guess_number import warm_start
 from es_cookbook.recipes.guess_number.dataset import GuessNumberDatasetBuilder
 from es_cookbook.recipes.guess_number.env import GuessEnv, Problem, generate_problems, halving
-from es_cookbook.recipes.guess_number.train_cli import BUNDLED_MODEL, CLIConfig, main
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.script import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
-from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.chat_templates import CHATML, tokenizer_with
 
 pytestmark = pytest.mark.anyio
@@ -98,35 +92,3 @@ def test_demonstrations_end_in_time_and_about_half_of_them_fail() -> None:
     assert all(len(chat) <= p.guesses for chat, p in zip(chats, problems, strict=True))
     found = [int(chat[-1]) == p.number for chat, p in zip(chats, problems, strict=True)]
     assert 0.3 < sum(found) / 500 < 0.8
-
-
-def test_the_config_round_trips_through_json() -> None:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, ["dataset.prompt=words", "dataset.chat.max_tokens=9"])
-    assert config_from_json(config_to_json(seen[0])) == seen[0]
-
-
-def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = (
-        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
-        *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
-        f"log_path={tmp_path / 'run'}",
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    rows = read_metrics(tmp_path / "run/metrics.jsonl")
-    assert {"test/env/all/well_formed", "test/env/all/turns"} <= rows[-1].keys()
-    assert rows[-1]["test/env/all/well_formed"] > 0.5
-
-
-def test_the_warm_start_writes_a_model_that_talks(tmp_path: Path) -> None:
-    warm_start.main(
-        warm_start.Config(output=str(tmp_path / "model"), chats=4, steps=2, batch_size=4)
-    )
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert tokenizer.chat_template == TOKENIZER.chat_template
-    assert tokenizer.encode("10..30=") == TOKENIZER.encode("10..30=")
-
-
-def test_bundled_files_fit_in_the_package() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000
