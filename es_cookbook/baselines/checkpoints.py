@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from es_cookbook.baselines.gradient_config import MAY_DIFFER, GradientConfig
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.configs import config_to_json, load_config, text_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.files import whole_directory
 from es_cookbook.rl.types import ProblemResult
 from es_cookbook.runs.directory import (
     CHECKPOINTS,
@@ -114,10 +116,33 @@ def begin(config: GradientConfig, standing: GradientStanding) -> int:
     log_path = Path(config.log_path)
     start = standing.checkpoint.generation if standing.checkpoint else 0
     replace_file(log_path / CONFIG, [config_to_json(config).encode()])
+    cut_lines(log_path, start)
+    return start
+
+
+def cut_lines(log_path: Path, start: int) -> None:
+    """Cut what is recorded of generations, or steps, from `start` on: they are done again."""
     for name, key in GENERATION_KEYS.items():
         if (log_path / name).exists():
             replace_file(log_path / name, list(lines_before(log_path / name, key, start)))
-    return start
+
+
+@contextlib.contextmanager
+def next_checkpoint(log_path: Path, number: int) -> Generator[Path]:
+    """Inside, a directory to write one to; kept whole or not at all, and those before it go."""
+    directory = log_path / CHECKPOINTS
+    directory.mkdir(exist_ok=True)
+    with whole_directory(directory / str(number)) as path:
+        yield path
+    for path in directory.iterdir():
+        if path.name != str(number):
+            shutil.rmtree(path)
+
+
+def last_directory(log_path: Path) -> Path | None:
+    """Of the last checkpoint; its name is the number of generations, or steps."""
+    found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
+    return max(found, key=lambda path: int(path.name), default=None)
 
 
 def latest_checkpoint(log_path: Path) -> Checkpoint | None:
@@ -126,8 +151,8 @@ def latest_checkpoint(log_path: Path) -> Checkpoint | None:
     Raises:
         RunDirectoryError: It is damaged.
     """
-    found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
-    return read_checkpoint(max(found, key=lambda path: int(path.name))) if found else None
+    path = last_directory(log_path)
+    return None if path is None else read_checkpoint(path)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

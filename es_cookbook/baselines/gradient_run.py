@@ -13,7 +13,6 @@ on from it, and generations after it are done again and come out the same.
 """
 
 import contextlib
-import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from es_cookbook.baselines.checkpoints import (
     Checkpoint,
     GradientStanding,
     begin,
+    next_checkpoint,
     state_json,
 )
 from es_cookbook.baselines.gradient_config import GradientConfig
@@ -36,7 +36,6 @@ from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.sampled import Sampled
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
@@ -58,7 +57,7 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from es_cookbook.runs.directory import CHECKPOINTS, LOG, METRICS
+from es_cookbook.runs.directory import LOG, METRICS
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
@@ -159,20 +158,14 @@ class GradientRun:
         return {key: counts[key] for key in ("progress/rollouts", "progress/tokens")}
 
     def _write_checkpoint(self, generation: int) -> None:
-        """Write one, whole or not at all; those before it go."""
-        directory = Path(self._config.log_path) / CHECKPOINTS
         engine, learner = self._sampled.engine, self._learner
-        directory.mkdir(exist_ok=True)
-        with whole_directory(directory / str(generation)) as path:
+        with next_checkpoint(Path(self._config.log_path), generation) as path:
             with no_progress_bar():
                 learner.model.save_pretrained(path / MODEL)
             engine.tokenizer.save_pretrained(path / MODEL)
             learner.save_moments(path)
             state = state_json(generation, engine.traits.base_dtype, self._results)
             (path / STATE).write_text(state, "utf-8")
-        for path in directory.iterdir():
-            if path.name != str(generation):
-                shutil.rmtree(path)
 
 
 @contextlib.asynccontextmanager

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from es_cookbook.baselines.checkpoints import cut_lines, last_directory, next_checkpoint
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.sampled import Sampled
 from es_cookbook.baselines.sequences import Example
@@ -35,12 +36,9 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import Metrics, Tokenizer
 from es_cookbook.runs.directory import (
-    CHECKPOINTS,
     CONFIG,
-    GENERATION_KEYS,
     METRICS,
     checked_names,
-    lines_before,
     locked,
 )
 from es_cookbook.runs.files import replace_file
@@ -122,15 +120,10 @@ class SFTRun:
         print(f"step {step}/{self.num_steps}  {shown}", flush=True)
 
     def _write_checkpoint(self, step: int) -> None:
-        directory = self._log_path / CHECKPOINTS
-        directory.mkdir(exist_ok=True)
-        with whole_directory(directory / str(step)) as path:
+        with next_checkpoint(self._log_path, step) as path:
             weights = {name: w.detach().contiguous() for name, w in self.learner.weights.items()}
             save_file(weights, path / WEIGHTS)
             self.learner.save_moments(path)
-        for path in directory.iterdir():
-            if path.name != str(step):
-                shutil.rmtree(path)
 
 
 @contextlib.contextmanager
@@ -214,7 +207,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     for name, module in model.named_modules():
         if hasattr(module, "get_delta_weight"):
             delta = cast(Callable[[str], torch.Tensor], module.get_delta_weight)("default")
-            weight = cast(torch.Tensor, getattr(module, "weight"))  # noqa: B009
+            weight = cast(torch.Tensor, module.weight)
             found[f"{name.removeprefix('base_model.model.')}.weight"] = weight + delta
     return found or {n: w for n, w in model.named_parameters() if w.requires_grad}
 
@@ -247,14 +240,10 @@ def _evaluated(
 
 def _go_on(log_path: Path, learner: Learner) -> int:
     """Load the last checkpoint and cut the metrics after it; returns the first step to do."""
-    found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
-    start = 0
-    if found:
-        path = max(found, key=lambda path: int(path.name))
+    start, path = 0, last_directory(log_path)
+    if path is not None:
         start = int(path.name)
         learner.load(load_file(path / WEIGHTS), path)
         say(f"going on from step {start}")
-    metrics = log_path / METRICS
-    if metrics.exists():
-        replace_file(metrics, list(lines_before(metrics, GENERATION_KEYS[METRICS], start)))
+    cut_lines(log_path, start)
     return start
