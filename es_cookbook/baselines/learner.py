@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from es_cookbook.baselines.sequences import Example
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.rl.sequences import Example
 
 OPTIMIZER = "optimizer.safetensors"
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -41,13 +41,14 @@ from typing_extensions import override
 
 from es_cookbook.baselines.checkpoints import begun
 from es_cookbook.baselines.gradient_config import GradientConfig
-from es_cookbook.baselines.sequences import Example, sequences_of
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.objectives import SOLVED
 from es_cookbook.rl.rollouts import rollout_metrics
+from es_cookbook.rl.sequences import Example, sequences_of
+from es_cookbook.rl.surrogate import group_weights
 from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -91,14 +92,7 @@ class Group(Method):
 
     @override
     def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
-        if len(set(rewards_K)) < 2:
-            return [0.0] * len(rewards_K)
-        mean = math.fsum(rewards_K) / len(rewards_K)
-        above_K = [reward - mean for reward in rewards_K]
-        if not self.normalise:
-            return above_K
-        deviation = math.sqrt(math.fsum(above**2 for above in above_K) / len(above_K))
-        return [above / deviation for above in above_K]
+        return group_weights(rewards_K, normalise=self.normalise)
 
 
 @chz.chz

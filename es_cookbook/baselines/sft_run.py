@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from es_cookbook.baselines.checkpoints import cut_lines, last_directory, next_checkpoint
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.sampled import Sampled
-from es_cookbook.baselines.sequences import Example
 from es_cookbook.baselines.sft_config import Evaluation, SFTConfig
 from es_cookbook.baselines.supervised import SupervisedData
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
@@ -34,6 +33,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
+from es_cookbook.rl.sequences import Example
 from es_cookbook.rl.types import Metrics, Tokenizer
 from es_cookbook.runs.directory import (
     CONFIG,

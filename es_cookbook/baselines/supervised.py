@@ -14,12 +14,12 @@ from typing import cast
 
 import chz
 
-from es_cookbook.baselines.sequences import Example
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
+from es_cookbook.rl.sequences import Example
 from es_cookbook.rl.types import Action, Tokenizer
 
 ROLES = ("system", "user", "assistant")

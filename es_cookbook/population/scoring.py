@@ -16,6 +16,7 @@ from es_cookbook.rl.data.pairs import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
 from es_cookbook.rl.regularisers.base import Regulariser
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
+from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from es_cookbook.runs.measures import reward_metrics
 
@@ -30,10 +31,13 @@ class Scoring:
         engine: whose tokenizer and context they are loaded for.
         run_seed: of the order in which they go through their rows.
         num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
+        surrogate: what genomes are asked where the centre attempts the batch; None: they do.
 
     Attributes:
         batch_groups_P: what came of each of the batch's problems that were scored last, by the
-            genomes that attempted it.
+            genomes that attempted it, or the centre.
+        groups_P: all rollouts that were scored last, the regularisers' too; no genome's that only
+            scored answers.
 
     Raises:
         DataError: A regulariser's row that cannot be used.
@@ -47,6 +51,7 @@ class Scoring:
         engine: Engine,
         run_seed: int,
         num_pairs: int = 0,
+        surrogate: Surrogate | None = None,
     ) -> None:
         self._objective = objective
         self._fitness = fitness
@@ -57,18 +62,30 @@ class Scoring:
             for regulariser in chosen
         ]
         self.batch_groups_P: Sequence[TrajectoryGroup] = ()
+        self.groups_P: Sequence[TrajectoryGroup] = ()
         self._num_pairs = num_pairs
+        self._surrogate = surrogate
         self._generation = 0
         self._batch_P: Sequence[EnvGroupBuilder] = ()
+        self._answered_P: Sequence[TrajectoryGroup] = ()
+        self._asked_P: Sequence[AnswersProblem] = ()
         self._sizes: list[int] = []
         self._metrics: Mapping[str, float] = {}
 
     def problems(
-        self, generation: int, batch_P: Sequence[EnvGroupBuilder]
+        self,
+        generation: int,
+        batch_P: Sequence[EnvGroupBuilder],
+        answered_P: Sequence[TrajectoryGroup] = (),
     ) -> Sequence[EnvGroupBuilder]:
-        """All that the genomes attempt: the batch's problems, then each regulariser's."""
-        self._generation, self._batch_P = generation, batch_P
+        """All that the genomes attempt: the batch's problems, then each regulariser's.
+
+        With a surrogate, in place of the batch's problems the centre's answers to them.
+        """
+        self._generation, self._batch_P, self._answered_P = generation, batch_P, answered_P
         rows = deal(batch_P, self._num_pairs) if self._num_pairs else batch_P
+        if self._surrogate is not None:
+            rows = self._asked_P = [self._surrogate.problem(group) for group in answered_P]
         parts = [rows, *(problems(generation, batch_P) for problems in self._problems_of)]
         self._sizes = [len(part) for part in parts]
         return list(itertools.chain(*parts))
@@ -88,17 +105,24 @@ class Scoring:
         """
         rest = iter(groups_P)
         batch_P, *added_R = (list(itertools.islice(rest, size)) for size in self._sizes)
-        rewards_P_G = mean_rewards(batch_P)
-        scores_P_G = rewards_P_G
-        metrics = dict(reward_metrics(rewards_P_G))
+        attempted_P = batch_P if self._surrogate is None else self._answered_P
+        metrics = dict(reward_metrics(mean_rewards(attempted_P)))
+        if self._surrogate is not None:  # No genome has rewards of its own.
+            metrics = {"reward/mean": metrics["reward/mean"]}
+        scores_P_G = mean_rewards(batch_P)
         if not isinstance(self._objective, Mean):
             scores_P_G = self._objective(outcomes(batch_P, self._generation))
+        if not isinstance(self._objective, Mean) or self._surrogate is not None:
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
+        if self._surrogate is not None:
+            metrics["surrogate/answers"] = sum(len(each.answers) for each in self._asked_P)
+            metrics["surrogate/tokens"] = sum(each.num_tokens for each in self._asked_P)
         if not self._num_pairs:  # Else genomes also differ by their problems.
             metrics["genomes/reliability"] = reliability(scores_P_G)
-        self.batch_groups_P = gather(batch_P, self._batch_P) if self._num_pairs else batch_P
+        self.batch_groups_P = gather(batch_P, self._batch_P) if self._num_pairs else attempted_P
+        self.groups_P = [*attempted_P, *itertools.chain(*added_R)]
         shown_P = [*self.batch_groups_P, *itertools.chain(*added_R)]
         self._metrics = metrics | env_metrics(shown_P)
         added = [
@@ -110,8 +134,9 @@ class Scoring:
     def metrics(self) -> Mapping[str, float]:
         """What was scored last: `reward/...` over the mean rewards of the batch's problems.
 
-        Where the objective is another, `objective/mean` and `objective/std_genomes` over its
-        scores; `genomes/reliability`, how much of the genomes' differences is not luck; `env/...`
-        of all problems.
+        Where the objective is another, or the surrogate, `objective/mean` and
+        `objective/std_genomes` over its scores; `genomes/reliability`, how much of the genomes'
+        differences is not luck; `env/...` of all problems. With a surrogate, how many of the
+        centre's answers a genome scores, `surrogate/answers`, and their `surrogate/tokens`.
         """
         return self._metrics

@@ -19,9 +19,10 @@ from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
-from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.surrogate import Surrogate, check_goes_with
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
@@ -87,6 +88,11 @@ class Config:
         default=None,
         doc="chosen answers likelier than rejected: preference.source=... preference.weight=...",
     )
+    surrogate: Surrogate | None = chz.field(
+        default=None,
+        doc="genomes score the centre's answers in place of giving their own: "
+        "surrogate.attempts=16",
+    )
     sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
     temperature_schedule: Schedule = chz.field(
         default=Constant(),
@@ -146,6 +152,12 @@ class Config:
         check_evaluation(self.eval_attempts, self.eval_temperature)
         self._check_temperatures()
         self._check_pairs()
+        check_goes_with(
+            self.surrogate,
+            attempts=self.attempts,
+            is_mean=isinstance(self.objective, Mean),
+            batch_per_pair=self.batch_per_pair,
+        )
 
     def _check_temperatures(self) -> None:
         if isinstance(self.temperature_schedule, Constant):

@@ -37,7 +37,7 @@ async def main(config: Config) -> None:
             return
         async with opened(config, standing) as run:
             for generation in run.generations:
-                problems_P = run.problems(generation)
+                problems_P = await run.problems(generation)
                 genomes_G = run.optimizer.ask(generation)
                 groups_P = await run.sampler.rollout(generation, problems_P, genomes_G)
                 scores_P_G, fitness_G = run.scoring.score(groups_P)
@@ -47,7 +47,6 @@ async def main(config: Config) -> None:
                 await run.recorder.record(
                     generation,
                     genomes_G,
-                    groups_P,
                     scores_P_G,
                     fitness_G,
                     results_P,

@@ -18,13 +18,16 @@ from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
-from es_cookbook.rl.types import ProblemResult, RLDataset, TrajectoryGroup
+from es_cookbook.rl.types import ProblemResult, RLDataset
 from es_cookbook.runs.directory import METRICS, RunDirectory
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.tracking.base import Decode, Tracker
 from es_cookbook.train.config import Config
 from es_cookbook.train.stopwatch import Stopwatch
+
+ANSWER = "rollout_centre"
+"""The method in which the centre answers, where genomes score what it said."""
 
 
 class Recorder:
@@ -80,7 +83,6 @@ class Recorder:
         self,
         generation: int,
         genomes_G: Sequence[Genome],
-        groups_P: Sequence[TrajectoryGroup],
         scores_P_G: NDArray[np.float64],
         fitness_G: NDArray[np.float64],
         results_P: Sequence[ProblemResult],
@@ -95,6 +97,7 @@ class Recorder:
         Raises:
             RunDirectoryError: The disk refuses; the generation does not count.
         """
+        groups_P = self._scoring.groups_P
         self._progress.rolled_out(groups_P)
         self._progress.moved(step)
         restarted = self._engine.stats().get("restarted", 0.0)
@@ -129,7 +132,9 @@ class Recorder:
 
     def _seconds(self, num_tokens: int) -> Mapping[str, float]:
         total, seconds, sampler = self.stopwatch.total, self.stopwatch.seconds, self._sampler
+        answering = {"time/answer": seconds[ANSWER]} if ANSWER in seconds else {}
         return {
+            **answering,
             "time/ask": seconds["ask"],
             "time/tell": seconds["tell"],
             "time/load": sampler.seconds.load,

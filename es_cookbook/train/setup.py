@@ -23,7 +23,8 @@ from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
-from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset
+from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset, SamplingParams
 from es_cookbook.runs.directory import LOG, RunDirectory
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import header_of
@@ -34,7 +35,7 @@ from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from es_cookbook.train.beginning import forking
 from es_cookbook.train.config import Config
 from es_cookbook.train.garbage import rare_garbage_collection
-from es_cookbook.train.recorder import Recorder
+from es_cookbook.train.recorder import ANSWER, Recorder
 from es_cookbook.train.retelling import restore, retell, retell_dataset
 
 
@@ -49,10 +50,20 @@ class Run:
     scoring: Scoring
     engine: Engine
     recorder: Recorder
+    surrogate: Surrogate | None
+    sampling: SamplingParams
 
-    def problems(self, generation: int) -> Sequence[EnvGroupBuilder]:
-        """What the genomes of a generation attempt: its batch and the regularisers' problems."""
-        return self.scoring.problems(generation, self.dataset.get_batch(generation))
+    async def problems(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        """What the genomes of a generation attempt: its batch and the regularisers' problems.
+
+        With a surrogate the centre attempts the batch here, and the genomes score its answers.
+        """
+        batch_P = self.dataset.get_batch(generation)
+        if self.surrogate is None:
+            return self.scoring.problems(generation, batch_P)
+        how = self.surrogate.sampling(self.sampling), self.surrogate.attempts
+        answered_P = await self.sampler.rollout_centre(batch_P, *how, generation)
+        return self.scoring.problems(generation, batch_P, answered_P)
 
     def tell_dataset(self, generation: int) -> Sequence[ProblemResult]:
         """What was scored last, told to the dataset; what the history keeps of it."""
@@ -82,7 +93,9 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         await datasets.train.validate(engine.traits.context_length)
         regularisers = (config.kl, config.preference)
         objective, fitness, pairs = config.objective, config.fitness, config.num_pairs
-        scoring = Scoring(objective, fitness, regularisers, engine, config.seed, pairs)
+        scoring = Scoring(
+            objective, fitness, regularisers, engine, config.seed, pairs, config.surrogate
+        )
         optimizer = _optimizer(config, engine)
         sampler = _sampler(config, engine)
         header = await _header(config.model_name, engine.traits.base_dtype, standing)
@@ -119,10 +132,12 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             range(start, config.num_generations),
             datasets.train,
             recorder.stopwatch.watch(optimizer, "ask", "tell"),
-            sampler,
+            recorder.stopwatch.watch(sampler, ANSWER),
             scoring,
             recorder.stopwatch.watch(engine, "apply"),
             recorder,
+            config.surrogate,
+            config.sampling,
         )
         await recorder.finish()
 

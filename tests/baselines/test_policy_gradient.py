@@ -21,12 +21,12 @@ from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.learner import Learner, in_parts
 from es_cookbook.baselines.policy_gradient import PPO, Config, Expert, Group, main, to_examples
-from es_cookbook.baselines.sequences import Example, sequences_of
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.sequences import Example, sequences_of
 from es_cookbook.rl.types import (
     Action,
     Env,

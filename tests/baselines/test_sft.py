@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from es_cookbook.baselines import sft_run
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sequences import Example
 from es_cookbook.baselines.sft import likelihood, main
 from es_cookbook.baselines.sft_config import Evaluation, SFTConfig
 from es_cookbook.baselines.small_model import EOS_ID
@@ -24,6 +23,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL
 from es_cookbook.recipes.chat_warm_start import chat_tokenizer
+from es_cookbook.rl.sequences import Example
 from es_cookbook.rl.types import SamplingParams
 from tests.tiny_models import EOS, character_tokenizer
 

@@ -43,6 +43,7 @@ from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.history.format import Record, encode
 from es_cookbook.runs.history.store import read_history
@@ -755,3 +756,44 @@ def test_importing_the_loop_imports_no_engine() -> None:
         text=True,
     ).stdout.split()
     assert not {"torch", "transformers", "wandb", "vllm", "ray", "trl"} & set(said)
+
+
+async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_it_said(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"surrogate": Surrogate(attempts=6)}
+    FakeEngineBuilder.made.clear()
+    await train.main(config(tmp_path / "unbroken", **settings))
+    (engine,) = FakeEngineBuilder.made
+    assert {who for who, _ in engine.requests} == {"centre"}
+    rows = read_metrics(tmp_path / "unbroken" / "metrics.jsonl")
+    assert [row["progress/rollouts"] for row in rows] == [*range(12, 145, 12), 144]
+    logged = untimed(tmp_path / "unbroken" / "rollouts.jsonl")
+    assert len(logged) == 12 * 2 * 2 and {row["genome"] for row in logged} == {0}
+    measured = {"surrogate/answers", "surrogate/tokens", "objective/mean", "time/answer"}
+    assert measured <= rows[0].keys() and "reward/max_genome" not in rows[0]
+    assert rows[0]["surrogate/answers"] > 2 and 0 <= rows[0]["env/all/correct"] <= 1
+    assert all(row["objective/std_genomes"] > 0 for row in rows[:-1])
+    stopping = StoppingBuilder(generation=5, when="after")
+    with pytest.raises(InterruptedError):
+        await train.main(config(tmp_path / "broken", **settings, trackers=stopping))
+    resume = {"behavior_if_log_dir_exists": "resume"}
+    await train.main(config(tmp_path / "broken", **settings, **resume))
+    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"attempts": 2}, "attempts=2 are a genome's own"),
+        ({"objective": MaxOfK(k=2), "attempts": 2}, "attempts=2 are a genome's own"),
+        ({"objective": LengthPenalty()}, "objective is about genomes' own answers"),
+        ({"batch_per_pair": True}, "batch_per_pair is about genomes' own answers"),
+    ],
+)
+def test_settings_of_answers_that_genomes_do_not_give_are_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(tmp_path, surrogate=Surrogate(), **settings)

@@ -201,12 +201,12 @@ class WorkQueue:
         with self.changed:
             works = self._score.get(model)
             taken: list[Work] = []
-            while works and (
-                not taken or sum(w.length for w in taken) + works[0].length <= max_tokens
-            ):
+            tokens = 0
+            while works and (not taken or tokens + works[0].length <= max_tokens):
                 work = works.popleft()
                 if not work.cancelled:
                     taken.append(work)
+                    tokens += work.length
             if works is not None and not works:
                 del self._score[model]
             return taken

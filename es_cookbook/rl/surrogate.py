@@ -1,0 +1,203 @@
+"""The policy gradient's surrogate as a score: genomes score answers in place of giving them.
+
+In each generation the centre answers every problem K times at temperature 1, as in a policy
+gradient, and rewards become weights: a reward less the mean of the K, over their standard deviation
+(the group baseline of GRPO, Shao et al. 2024, arXiv:2402.03300). A genome's score on the problem is
+
+    1/K · Σ over the K answers  weight · Σ_t log π_genome(token_t | all tokens before it)
+
+Its gradient at the centre is the one that REINFORCE with that baseline takes a step along. A
+population estimates it by differences, as any gradient, with forward passes alone; MeZO does so for
+a supervised loss (Malladi et al. 2023, arXiv:2305.17333).
+
+Why it helps: a rollout of a genome's own says one number about that genome, and where most genomes
+give the same greedy answer their rewards are equal. Here every answer tells something of every
+genome, and a score is a smooth function of the perturbation, so it has no luck in it. A generation
+needs P · K rollouts whatever the size of the population. In exchange each genome reads all answers
+that have a weight (equal ones once): N scorings of them, without sampling a token.
+
+It is the surrogate at the centre: where a step goes so far that other answers become likely, their
+rewards are not known. Left out: PPO's ratios and clipping, which matter for several steps on one
+batch; answers of earlier generations; an objective other than the mean of the rewards.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.sequences import Example, sequences_of
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    Observation,
+    Policy,
+    SamplingParams,
+    StepResult,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+NOTHING = Observation((0,))
+"""What an Env observes that asks its policy for no answer; no policy sees it."""
+
+
+@chz.chz
+class Surrogate:
+    """Genomes score the centre's answers."""
+
+    attempts: int = chz.field(default=16, doc="answers of the centre to each problem of a batch")
+    normalise: bool = chz.field(
+        default=True, doc="divide a problem's rewards by their standard deviation"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "attempts", at_least=2, prefix="surrogate.")
+
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """How the centre answers: its own distribution, whose gradient is meant."""
+        return chz.replace(sampling, temperature=1.0, top_p=1.0, logprobs=True)
+
+    def problem(self, answered: TrajectoryGroup) -> "AnswersProblem":
+        """What genomes score in place of a problem that the centre attempted."""
+        found: Counter[Example] = Counter()
+        ended = [
+            (trajectory, reward)
+            for trajectories_K, rewards_K in zip(
+                answered.trajectories_G_K, answered.rewards_G_K, strict=True
+            )
+            for trajectory, reward in zip(trajectories_K, rewards_K, strict=True)
+            if isinstance(trajectory, Trajectory)
+        ]
+        weights = group_weights([reward for _, reward in ended], normalise=self.normalise)
+        for (trajectory, _), weight in zip(ended, weights, strict=True):
+            if weight:
+                share = weight / len(ended)
+                found.update(
+                    dataclasses.replace(each, sampled_T=())
+                    for each in sequences_of(trajectory, share)
+                )
+        examples = tuple(dataclasses.replace(each, count=n) for each, n in found.items())
+        return AnswersProblem(examples, answered.tags)
+
+
+def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]:
+    """Rewards less their mean, over their (population) standard deviation if `normalise`.
+
+    >>> group_weights([0.0, 1.0, 0.0, 1.0], normalise=False)
+    [-0.5, 0.5, -0.5, 0.5]
+    """
+    if len(set(rewards_K)) < 2:
+        return [0.0] * len(rewards_K)
+    mean = math.fsum(rewards_K) / len(rewards_K)
+    above_K = [reward - mean for reward in rewards_K]
+    if not normalise:
+        return above_K
+    deviation = math.sqrt(math.fsum(above**2 for above in above_K) / len(above_K))
+    return [above / deviation for above in above_K]
+
+
+class AnswersEnv(Env):
+    """Scores answers, samples nothing."""
+
+    def __init__(self, answers: Sequence[Example]) -> None:
+        self.answers = answers
+
+    async def initial_observation(self) -> Observation:
+        """Nothing that a policy would see."""
+        return NOTHING
+
+    async def act(self, observation: Observation) -> Action:
+        """No token."""
+        return Action((), "", "stop")
+
+    async def step(self, action: Action) -> StepResult:
+        """The sum over answers of weight times log-probability."""
+        reward = math.fsum(
+            [
+                answer.weight * answer.count * await logprob_of(self.policy, answer)
+                for answer in self.answers
+            ]
+        )
+        return StepResult(reward, done=True)
+
+
+async def logprob_of(policy: Policy, answer: Example) -> float:
+    """The log-probability of an answer's learned tokens, given all before each."""
+    total: list[float] = []
+    for start, end in learned_spans(answer):
+        tokens_T = answer.tokens_T
+        total += await policy.logprobs(tokens_T[:start], tokens_T[start:end])
+    return math.fsum(total)
+
+
+def learned_spans(answer: Example) -> Iterator[tuple[int, int]]:
+    """Where the tokens that count begin and end; the first token of all never does.
+
+    >>> list(learned_spans(Example((5, 6, 7, 8, 9), (True, True, False, True, True))))
+    [(1, 2), (3, 5)]
+    """
+    places = range(1, len(answer.tokens_T))
+    for learned, of in groupby(places, key=lambda t: answer.learned_T[t]):
+        if learned:
+            first, *rest = of
+            yield first, (rest[-1] if rest else first) + 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AnswersProblem(EnvGroupBuilder):
+    """The centre's answers to one problem that have a weight; its metrics are those of the problem.
+
+    Attributes:
+        answers: with weights that have 1/K in them.
+        of_problem: the problem's tags.
+    """
+
+    answers: Sequence[Example]
+    of_problem: tuple[str, ...] = ()
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        """Envs that score them."""
+        return EnvGroup([AnswersEnv(self.answers) for _ in range(num_envs)])
+
+    @property
+    @override
+    def tags(self) -> tuple[str, ...]:
+        return self.of_problem
+
+    @property
+    def num_tokens(self) -> int:
+        """That a genome reads."""
+        return sum(len(answer.tokens_T) for answer in self.answers)
+
+
+def check_goes_with(
+    surrogate: Surrogate | None, *, attempts: int, is_mean: bool, batch_per_pair: bool
+) -> None:
+    """Refuse settings of genomes' own answers where they give none.
+
+    Raises:
+        ConfigError: Which.
+    """
+    if surrogate is None:
+        return
+    if attempts != 1:
+        raise ConfigError(
+            f"attempts={attempts} are a genome's own, and with surrogate genomes only score the "
+            "centre's answers: set surrogate.attempts"
+        )
+    for wrong, option in ((not is_mean, "objective"), (batch_per_pair, "batch_per_pair")):
+        if wrong:
+            raise ConfigError(
+                f"{option} is about genomes' own answers, and with surrogate they give none: leave "
+                "it out"
+            )

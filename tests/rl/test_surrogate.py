@@ -1,0 +1,154 @@
+"""Genomes score the centre's answers, as a policy gradient would have them scored."""
+
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.baselines.learner import Learner
+from es_cookbook.baselines.policy_gradient import Group
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.base import Engine
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.rollouts import mean_rewards
+from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.surrogate import AnswersProblem, Surrogate, group_weights
+from es_cookbook.rl.types import (
+    Action,
+    LostRollout,
+    Observation,
+    SamplingParams,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from tests.fakes import FakeEngine
+from tests.tiny_run import write_tiny_model
+
+pytestmark = pytest.mark.anyio
+LOST = LostRollout("timed out", "")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+async def engine(model: Path) -> AsyncGenerator[Engine]:
+    built = await TorchEngineBuilder(num_lanes=1)(model_name=str(model), search_space=FullRank())
+    yield built
+    await built.close()
+
+
+def turn(observation: Sequence[int], said: Sequence[int], reward: float) -> Transition:
+    action = Action(tuple(said), "", "stop", (-1.0,) * len(said))
+    return Transition(Observation(tuple(observation)), action, reward, {}, {})
+
+
+def answered(*rollouts_K: Trajectory | LostRollout) -> TrajectoryGroup:
+    return TrajectoryGroup([rollouts_K], tags=("even",))
+
+
+RIGHT, WRONG = (
+    Trajectory((turn((5, 6), said, reward),)) for said, reward in (((7, 8), 1), ((9,), 0))
+)
+CHAT = Trajectory((turn((5, 6), (7,), 0.0), turn((5, 6, 7, 11, 12), (8, 9), 3.0)))
+
+
+def test_answers_have_their_reward_above_the_others_as_weight_and_equal_ones_are_one() -> None:
+    problem = Surrogate(normalise=False).problem(answered(RIGHT, WRONG, LOST, RIGHT))
+    right = Example((5, 6, 7, 8), (False, False, True, True), 1 / 9, count=2)
+    wrong = Example((5, 6, 9), (False, False, True), -2 / 9)
+    assert [each.tokens_T for each in problem.answers] == [right.tokens_T, wrong.tokens_T]
+    assert [each.count for each in problem.answers] == [2, 1]
+    weights = [each.weight for each in problem.answers]
+    assert weights == pytest.approx([right.weight, wrong.weight]), "of the three that ended"
+    assert problem.num_tokens == 7 and problem.tags == ("even",)
+    assert sum(each.weight * each.count for each in problem.answers) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("rollouts", [(RIGHT, RIGHT), (LOST, LOST), (RIGHT, LOST)])
+async def test_a_problem_whose_answers_all_earned_the_same_asks_nothing(
+    rollouts: tuple[Trajectory | LostRollout, ...],
+) -> None:
+    engine = FakeEngine()
+    problem = Surrogate().problem(answered(*rollouts))
+    assert problem.answers == ()
+    rewards_G = await scores(engine, [problem], [Genome((Term(1, 0.1),)), Genome(())])
+    assert rewards_G.tolist() == [0.0, 0.0]
+
+
+async def scores(
+    engine: Engine, problems: Sequence[AnswersProblem], genomes: Sequence[Genome]
+) -> np.ndarray:
+    sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=3))
+    groups_P = await sampler.rollout(0, problems, genomes)
+    return mean_rewards(groups_P).sum(axis=0)
+
+
+def learn_nothing(
+    logprobs: torch.Tensor, sampled: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    del sampled
+    return weights * logprobs
+
+
+def gradient(model: Path, examples: Sequence[Example]) -> Mapping[str, torch.Tensor]:
+    """Of the same objective, by backpropagation."""
+    loaded = AutoModelForCausalLM.from_pretrained(model).requires_grad_(False).eval()
+    names = [name for name, weight in loaded.named_parameters()]
+    learner = Learner(loaded, names, tokens_per_pass=4096, max_gradient_norm=math.inf)
+    learner.step(examples, learn_nothing, 0.0, 1.0)
+    return {
+        name: -weight.grad for name, weight in learner.weights.items() if weight.grad is not None
+    }
+
+
+async def test_differences_of_scores_are_the_policy_gradient_along_a_perturbation(
+    engine: Engine, model: Path
+) -> None:
+    groups = [answered(RIGHT, WRONG, RIGHT), answered(CHAT, WRONG)]
+    problems = [Surrogate().problem(group) for group in groups]
+    of_all = gradient(model, [each for problem in problems for each in problem.answers])
+    sigma = 1e-3
+    for seed in (3, 4):
+        mirrored = [Genome((Term(seed, sign * sigma),)) for sign in (1, -1)]
+        above, below = await scores(engine, problems, mirrored)
+        along = sum(
+            float((grad * torch.from_numpy(noise(seed, name, tuple(grad.shape), "gaussian"))).sum())
+            for name, grad in of_all.items()
+        )
+        assert (above - below) / (2 * sigma) == pytest.approx(along, rel=0.02)
+
+
+def test_weights_are_those_of_the_group_baseline() -> None:
+    rewards = [0.25, 1.0, 0.0, 0.25]
+    for normalise in (True, False):
+        found = Group(normalise=normalise).weights(rewards, [])
+        assert found == group_weights(rewards, normalise=normalise)
+    assert np.std(group_weights(rewards, normalise=True)) == pytest.approx(1)
+
+
+def test_the_centre_answers_as_itself_whatever_the_run_says() -> None:
+    greedy = SamplingParams(max_tokens=7, temperature=0.0, top_p=0.5)
+    own = SamplingParams(max_tokens=7, temperature=1.0, top_p=1.0, logprobs=True)
+    assert Surrogate().sampling(greedy) == own
+
+
+def test_one_answer_has_nothing_to_be_compared_with() -> None:
+    with pytest.raises(ConfigError, match=r"surrogate\.attempts must be at least 2, found 1"):
+        Surrogate(attempts=1)
