@@ -19,6 +19,10 @@ COMMANDS = {
     "inspect": ("es_cookbook.commands.inspect", "evaluate a run with a task of inspect-ai"),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
+    "compare-gradients": (
+        "es_cookbook.commands.gradients.compare_gradients",
+        "evolution strategies beside gradients on a recipe",
+    ),
     "policy_gradient": (
         "es_cookbook.commands.gradients.policy_gradient",
         "train by gradients on a recipe or rows of your own",

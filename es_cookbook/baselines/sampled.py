@@ -43,14 +43,20 @@ class Sampled:
         Raises:
             EngineError: It has others in the end.
         """
-        weights = {
-            name: weight.detach().float().cpu().contiguous()
-            for name, weight in self._weights().items()
-        }
-        parts = (fingerprint_span(name, weight.view(-1), 0) for name, weight in weights.items())
-        fingerprint = sum(parts) % MODULUS
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "weights.safetensors"
-            save_file(weights, path, metadata(0, fingerprint))
-            if await self.engine.restore([], path) != fingerprint:
-                raise EngineError(f"the engine could not take the moved weights from {path}")
+        await take_weights(self.engine, self._weights())
+
+
+async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> None:
+    """Make weights, all of the engine's search space, its centre.
+
+    Raises:
+        EngineError: It has others in the end.
+    """
+    taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
+    parts = (fingerprint_span(name, weight.view(-1), 0) for name, weight in taken.items())
+    fingerprint = sum(parts) % MODULUS
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "weights.safetensors"
+        save_file(taken, path, metadata(0, fingerprint))
+        if await engine.restore([], path) != fingerprint:
+            raise EngineError(f"the engine could not take the moved weights from {path}")

@@ -5,7 +5,7 @@ interrupted run goes on where it stopped: the same call is repeated until all is
 is then read from the run directories (`es_cookbook.runs.report.comparison`), never from memory.
 
     runs = {"plain": [config_a0, config_a1], "tuned": [config_b0, config_b1]}
-    refuse_unequal_rollouts(runs)
+    refuse_unequalrollouts_of(runs)
     run_all([config for configs in runs.values() for config in configs])
 
 Left out: runs at the same time on several machines; a run directory says by itself whether it is
@@ -14,6 +14,7 @@ complete, so any scheduler can share out the Configs.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import chz
 
@@ -77,7 +78,7 @@ def _is_same(config: train.Config, log_path: Path) -> bool:
     return chz.replace(recorded, **here) == config
 
 
-def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
+def refuse_unequalrollouts_of(runs: Mapping[str, Sequence[train.Config]]) -> None:
     """What is compared gets the same number of rollouts, however it divides them.
 
     Args:
@@ -94,7 +95,7 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
                 f"{name} and {first_name} must have the same dataset to be compared at equal "
                 f"rollouts, found {config.dataset} and {first.dataset}"
             )
-        if _rollouts(config) != _rollouts(first):
+        if rollouts_of(config) != rollouts_of(first):
             raise ConfigError(
                 "what is compared must make the same number of rollouts; "
                 f"{name} makes {_product(config)}, {first_name} {_product(first)}: change "
@@ -104,29 +105,38 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
 
 def _dataset(config: train.Config, like: train.Config) -> RLDatasetBuilder:
     """Its dataset, with another one's number of problems a batch where both say that."""
-    name = _batch_field(config)
+    name = _batch_field(config.dataset)
     if name and hasattr(like.dataset, name):
         return chz.replace(config.dataset, **{name: getattr(like.dataset, name)})
     return config.dataset
 
 
-def _batch_field(config: train.Config) -> str | None:
+def _batch_field(dataset: RLDatasetBuilder) -> str | None:
     """The name of the field with the problems of a batch, where the dataset builder has one."""
     names = ("problems_per_generation", "batch")
-    return next((name for name in names if hasattr(config.dataset, name)), None)
+    return next((name for name in names if hasattr(dataset, name)), None)
+
+
+def batch_of(dataset: RLDatasetBuilder) -> int | None:
+    """Problems of a generation, where the dataset builder says that."""
+    name = _batch_field(dataset)
+    return None if name is None else cast(int, getattr(dataset, name))
 
 
 def _batch(config: train.Config) -> int | None:
-    """Problems that a genome attempts in a generation, where the dataset builder says that."""
-    name = _batch_field(config)
-    return None if name is None else getattr(config.dataset, name) // (config.num_pairs or 1)
+    """Problems that a genome attempts in a generation."""
+    found = batch_of(config.dataset)
+    return None if found is None else found // (config.num_pairs or 1)
 
 
-def _rollouts(config: train.Config) -> int:
+def rollouts_of(config: train.Config) -> int:
+    """Of all its generations; for each problem of a batch where the dataset says not how many."""
     return _genomes(config) * config.num_generations * config.attempts * (_batch(config) or 1)
 
 
 def _genomes(config: train.Config) -> int:
+    if config.surrogate is not None:  # Only the centre answers.
+        return config.surrogate.attempts
     optimizer = config.optimizer
     with_centre = isinstance(optimizer, ES) and optimizer.evaluate_centre
     return optimizer.population_size + with_centre
@@ -138,7 +148,8 @@ def _product(config: train.Config) -> str:
         if (batch := _batch(config))
         else " for each problem of a batch"
     )
+    answering = "genome" if config.surrogate is None else "centre answer"
     return (
-        f"{plural(_genomes(config), 'genome')} x {plural(config.num_generations, 'generation')} x "
-        f"{plural(config.attempts, 'attempt')}{problems} = {_rollouts(config)}"
+        f"{plural(_genomes(config), answering)} x {plural(config.num_generations, 'generation')} x "
+        f"{plural(config.attempts, 'attempt')}{problems} = {rollouts_of(config)}"
     )

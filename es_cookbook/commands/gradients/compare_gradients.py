@@ -1,0 +1,335 @@
+"""Evolution strategies beside gradients on a recipe: rollouts, seconds, memory and forgetting.
+
+    python -m es_cookbook compare-gradients recipe=arithmetic
+    ... recipe=countdown contestants=es,group seeds=0,1 factors=1
+    ... recipe=arithmetic second=math num_generations=30 group.attempts=16 es.optimizer.sigma=0.02
+
+Contestants begin with the recipe's model, problems and settings:
+
+- `es`: as the recipe trains;
+- `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
+- `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.baselines.policy_gradient`).
+
+An option holds for every contestant, with its name before it for that one alone. All must make the
+same number of rollouts, and by default do.
+
+Each contestant's learning rate is first multiplied with each of `factors`, in runs with a seed of
+their own. The one whose rewards in training were the highest, as a mean over the last quarter of
+the generations, is taken for all seeds: nothing held out has a part in the choice.
+`NAME.factors=1` tries none of one contestant.
+
+What comes out is printed, and written to `comparison.md` and `.json` and drawn by rollouts and by
+seconds. The same command goes on where it was interrupted.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import chz
+
+from es_cookbook import train
+from es_cookbook.commands.gradients.contest import (
+    AnyConfig,
+    Finals,
+    Measured,
+    base_metrics,
+    run_measured,
+)
+from es_cookbook.commands.gradients.policy_gradient import of_recipe
+from es_cookbook.commands.gradients.race import Race, draw_races, race_of, table
+from es_cookbook.commands.recipe_configs import recipe_config
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.rl.objectives import Mean
+from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.types import Metrics
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.report.plots import require_matplotlib
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.train.sweep import batch_of, rollouts_of
+
+EVOLUTION, GRADIENTS = ("es", "surrogate"), ("group", "ppo", "expert")
+METRIC = "test/env/all/correct"
+_SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
+
+
+@chz.chz
+class CompareGradients:
+    """Compare evolution strategies with gradients on a recipe, at equal rollouts."""
+
+    recipe: str = chz.field(default="countdown", doc="what they train on")
+    contestants: tuple[str, ...] = chz.field(
+        default=("es", "surrogate", "group"),
+        doc=f"which, with commas between them: {', '.join((*EVOLUTION, *GRADIENTS))}",
+    )
+    seeds: tuple[int, ...] = chz.field(default=(0, 1, 2), doc="of each contestant's runs")
+    factors: tuple[float, ...] = chz.field(
+        default=(0.3, 1.0, 3.0), doc="on its learning rate, of which one is chosen; 1: no choice"
+    )
+    tuning_seed: int = chz.field(default=1000, doc="of the runs by which factors are chosen")
+    second: str = chz.field(
+        default="", doc="another recipe, on whose held-out problems forgetting is measured"
+    )
+    pass_at: int = chz.field(
+        default=8, doc="attempts at each held-out problem, at temperature 1: pass@1 to pass@k"
+    )
+    metric: str = chz.field(default=METRIC, doc="a held-out metric of the runs")
+    log_path: str = chz.field(
+        default="", doc="directory of all runs; runs/compare-gradients-<recipe> if empty"
+    )
+
+    @chz.validate
+    def _lists(self) -> None:
+        known = (*EVOLUTION, *GRADIENTS)
+        for name in self.contestants:
+            if name not in known:
+                raise ConfigError(f"unknown contestant {name!r}: {nearest(name, known)}")
+        lists = {
+            "contestants": self.contestants,
+            "seeds": (*self.seeds, self.tuning_seed),
+            "factors": self.factors,
+        }
+        for field, values in lists.items():
+            if not values or not self.seeds:
+                raise ConfigError(f"{field if values else 'seeds'} must name at least one")
+            if len(set(values)) < len(values):
+                what = "seeds and tuning_seed" if field == "seeds" else field
+                raise ConfigError(f"{what} must be different ones, found {values}")
+        if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
+            raise ConfigError(f"factors must be positive, found {self.factors}")
+        check_range(self, "pass_at", at_least=2)
+        if not self.metric.startswith("test/"):
+            raise ConfigError(f"metric must be a held-out one, test/..., found {self.metric!r}")
+
+    @property
+    def directory(self) -> Path:
+        """Of all runs."""
+        return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contestant:
+    """A Config before its learning rate is chosen, and the factors among which it is."""
+
+    config: AnyConfig
+    factors: Sequence[float]
+
+
+def contestants(compare: CompareGradients, fields: Mapping[str, str]) -> dict[str, Contestant]:
+    """All of them, by name; only inside `run_cli`.
+
+    Raises:
+        ConfigError: An option that is not one, or that the comparison sets; unequal rollouts.
+    """
+    begun = {name: _begun(compare.recipe, name) for name in compare.contestants}
+    of_one = {name: dict[str, str]() for name in begun}
+    for path, value in fields.items():
+        first, _, rest = path.partition(".")
+        # `surrogate` is a contestant and, of it, an option.
+        if first in begun and rest:
+            of_one[first][rest] = value
+            continue
+        if first in (*EVOLUTION, *GRADIENTS):
+            raise ConfigError(
+                f"{path} is an option of a contestant that is not compared; they are "
+                f"{', '.join(begun)}"
+            )
+        for name in begun:
+            of_one[name].setdefault(path, value)
+    found: dict[str, Contestant] = {}
+    for name, config in begun.items():
+        own = {"factors": of_one[name].pop("factors")} if "factors" in of_one[name] else {}
+        for path in of_one[name]:
+            first = path.partition(".")[0]
+            if first in _SET_HERE:
+                raise ConfigError(f"{path} cannot be given: the comparison sets it")
+            if first not in (known := chz.chz_fields(type(config))):
+                raise ConfigError(
+                    f"{path} is no option of {name}{did_you_mean(first, known)}; with a "
+                    f"contestant's name before it, as in {compare.contestants[0]}.{path}, an "
+                    "option holds for that one alone"
+                )
+        found[name] = Contestant(changed(config, of_one[name]), changed(compare, own).factors)
+    _refuse_unequal({name: each.config for name, each in found.items()})
+    return found
+
+
+def _begun(recipe: str, name: str) -> AnyConfig:
+    like = cast("Callable[..., train.Config]", recipe_config(recipe))()
+    if name in GRADIENTS:
+        return chz.replace(changed(of_recipe(recipe), {"method": name}), log_path="-")
+    if name == "surrogate":
+        attempts = max(like.optimizer.population_size * like.attempts, 2)
+        like = chz.replace(
+            like, attempts=1, objective=Mean(), surrogate=Surrogate(attempts=attempts)
+        )
+    return chz.replace(like, trackers=JsonlTrackerBuilder())
+
+
+def rollouts(config: AnyConfig) -> int:
+    """Of the whole run; for each problem of a batch where the dataset says not how many."""
+    if isinstance(config, train.Config):
+        return rollouts_of(config)
+    return config.num_generations * config.attempts * (batch_of(config.dataset) or 1)
+
+
+def _refuse_unequal(configs: Mapping[str, AnyConfig]) -> None:
+    counts = {name: rollouts(config) for name, config in configs.items()}
+    if len(set(counts.values())) > 1:
+        made = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigError(
+            f"contestants must make the same number of rollouts, found {made}: change "
+            "num_generations, es.optimizer.population_size, surrogate.surrogate.attempts or "
+            "group.attempts"
+        )
+
+
+def _learning_rate(config: AnyConfig) -> float:
+    if isinstance(config, train.Config):
+        return cast(float, getattr(config.optimizer, "learning_rate", math.nan))
+    return config.learning_rate
+
+
+def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfig:
+    """A run of a contestant."""
+    rate = factor * _learning_rate(config)
+    how = {
+        "seed": seed,
+        "log_path": str(log_path),
+        "behavior_if_log_dir_exists": "resume",
+        "trackers": JsonlTrackerBuilder(),
+    }
+    if not isinstance(config, train.Config):
+        return chz.replace(config, learning_rate=rate, **how)
+    if factor == 1:
+        return chz.replace(config, **how)
+    if math.isnan(rate):
+        raise ConfigError(
+            f"factors: {type(config.optimizer).__name__} has no learning rate; take factors=1"
+        )
+    optimizer = chz.replace(config.optimizer, learning_rate=rate)
+    return chz.replace(config, optimizer=optimizer, **how)
+
+
+def reward_at_the_end(log_path: Path) -> float:
+    """In training: the mean over the last quarter of the generations."""
+    rewards = [
+        row["reward/mean"] for row in read_metrics(log_path / METRICS) if "reward/mean" in row
+    ]
+    last = rewards[-max(1, len(rewards) // 4) :]
+    return math.fsum(last) / len(last)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """A contestant's runs: at the learning rate that was chosen, one for each seed.
+
+    Attributes:
+        tried: factor on the learning rate -> reward at the end.
+    """
+
+    config: AnyConfig
+    factor: float
+    tried: Mapping[float, float]
+    race: Race
+    measured: Sequence[Measured]
+
+
+def entered(compare: CompareGradients, name: str, one: Contestant, finals: Finals) -> Entry:
+    """Choose a contestant's learning rate, and run all its seeds."""
+    config, factors = one.config, one.factors
+    tried: dict[float, float] = {}
+    for factor in factors if len(factors) > 1 else ():
+        path = compare.directory / f"{name}-x{factor:g}-seed{compare.tuning_seed}"
+        print(f"{name}: trying {factor:g} x its learning rate", flush=True)
+        run_measured(_at(config, factor, compare.tuning_seed, path), None)
+        tried[factor] = reward_at_the_end(path)
+    factor = max(tried, key=lambda each: tried[each]) if tried else next(iter(factors))
+    paths: list[Path] = []
+    measured: list[Measured] = []
+    for seed in compare.seeds:
+        paths.append(compare.directory / f"{name}-x{factor:g}-seed{seed}")
+        print(f"{name}: seed {seed}", flush=True)
+        measured.append(run_measured(_at(config, factor, seed, paths[-1]), finals))
+    return Entry(config, factor, tried, race_of(paths, compare.metric), measured)
+
+
+def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
+    """Run what is not complete yet; print and write the tables, and draw the curves."""
+    found = contestants(compare, fields)
+    require_matplotlib()
+    second = None
+    if compare.second:
+        second = cast("Callable[..., train.Config]", recipe_config(compare.second))().dataset
+    finals = Finals(compare.pass_at, second)
+    compare.directory.mkdir(parents=True, exist_ok=True)
+    base = base_metrics(next(iter(found.values())).config, finals)
+    entries = {name: entered(compare, name, one, finals) for name, one in found.items()}
+    text = _report(compare, entries, base)
+    written = compare.directory / "comparison"
+    replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
+    replace_file(written.with_suffix(".json"), [_json(compare, entries, base).encode()])
+    draw_races(written, {name: entry.race for name, entry in entries.items()}, compare.metric)
+    print(f"\n{text}\n\nwritten to {written}.md and .json, and drawn in {written}-*.png and .svg")
+
+
+def _report(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
+    races = {name: entry.race for name, entry in entries.items()}
+    measured = {name: entry.measured for name, entry in entries.items()}
+    lines = [
+        f"{compare.recipe}, {rollouts(next(iter(entries.values())).config):,} rollouts, seeds "
+        f"{', '.join(map(str, compare.seeds))}: mean (lowest … highest)",
+        "",
+        table(races, measured, base, compare.pass_at, second=bool(compare.second)),
+    ]
+    if any(entry.tried for entry in entries.values()):
+        lines += [
+            "",
+            "Learning rates that were tried, and rewards in training at the end; the chosen one in "
+            "bold:",
+            "",
+        ]
+        for name, entry in entries.items():
+            if not entry.tried:
+                continue
+            rate = _learning_rate(entry.config)
+            cells = (
+                f"**{rate * factor:.3g}: {reward:.3f}**"
+                if factor == entry.factor
+                else f"{rate * factor:.3g}: {reward:.3f}"
+                for factor, reward in entry.tried.items()
+            )
+            lines.append(f"- {name}: {', '.join(cells)}")
+    return "\n".join(lines)
+
+
+def _json(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
+    found = {
+        name: {
+            "learning_rate": entry.factor * _learning_rate(entry.config),
+            "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
+            "race": dataclasses.asdict(entry.race),
+            "measured": [dataclasses.asdict(each) for each in entry.measured],
+        }
+        for name, entry in entries.items()
+    }
+    whole = {"recipe": compare.recipe, "seeds": compare.seeds, "base": base, "contestants": found}
+    return json.dumps(whole, indent=1)
+
+
+def cli() -> None:
+    """The console entry point."""
+    own, fields = split_options(CompareGradients)
+    more_help = (
+        "\n\nAn option of a recipe's run (num_generations=30, dataset.num_test=100) holds for "
+        "every contestant;\nwith a contestant's name before it, for that one alone "
+        "(es.optimizer.sigma=0.02 group.learning_rate=1e-3)."
+    )
+    run_cli(functools.partial(main, fields=fields), CompareGradients, own, more_help)

@@ -1,0 +1,191 @@
+"""Evolution strategies beside gradients: who runs with what, what is chosen, what is kept."""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from es_cookbook import train
+from es_cookbook.baselines import policy_gradient
+from es_cookbook.commands.gradients import compare_gradients
+from es_cookbook.commands.gradients.compare_gradients import (
+    CompareGradients,
+    Contestant,
+    contestants,
+    reward_at_the_end,
+    rollouts,
+)
+from es_cookbook.commands.gradients.contest import Measured
+from es_cookbook.commands.gradients.race import Race, race_of, table
+from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
+from es_cookbook.rl.surrogate import Surrogate
+
+ARITHMETIC = ("recipe=arithmetic", "dataset.num_test=20", "dataset.problems_per_generation=4")
+
+
+def run(*options: str) -> None:
+    own, fields = split_options(CompareGradients, options)
+    run_cli(functools.partial(compare_gradients.main, fields=fields), CompareGradients, own)
+
+
+def contestants_of(*options: str) -> Mapping[str, Contestant]:
+    made: list[Mapping[str, Contestant]] = []
+
+    def keep(config: CompareGradients, fields: Mapping[str, str]) -> None:
+        made.append(contestants(config, fields))
+
+    own, fields = split_options(CompareGradients, options)
+    run_cli(functools.partial(keep, fields=fields), CompareGradients, own)
+    return made[0]
+
+
+def test_all_begin_as_the_recipe_and_make_as_many_rollouts() -> None:
+    found = contestants_of("contestants=es,surrogate,group,ppo,expert", *ARITHMETIC)
+    counts = {name: rollouts(each.config) for name, each in found.items()}
+    assert set(counts.values()) == {256 * 4 * 12}
+    es, surrogate, group = (found[name].config for name in ("es", "surrogate", "group"))
+    assert isinstance(es, train.Config) and isinstance(surrogate, train.Config)
+    assert es.surrogate is None and surrogate.surrogate == Surrogate(attempts=256)
+    assert es.optimizer == surrogate.optimizer == CLIConfig().optimizer
+    assert isinstance(group, policy_gradient.Config) and group.model_name == es.model_name
+    methods = [type(found[name].config.method).__name__ for name in ("ppo", "expert")]
+    assert methods == ["PPO", "Expert"]
+
+
+def test_an_option_holds_for_all_or_with_a_name_before_it_for_one() -> None:
+    found = contestants_of(
+        *ARITHMETIC,
+        "num_generations=6",
+        "surrogate.num_generations=12",
+        "surrogate.surrogate.attempts=16",
+        "es.optimizer.population_size=32",
+        "group.attempts=32",
+        "factors=1,2",
+        "es.factors=0.5",
+    )
+    generations = {name: each.config.num_generations for name, each in found.items()}
+    assert generations == {"es": 6, "surrogate": 12, "group": 6}
+    assert {rollouts(each.config) for each in found.values()} == {6 * 32 * 4}
+    factors = {name: tuple(each.factors) for name, each in found.items()}
+    assert factors == {"es": (0.5,), "surrogate": (1.0, 2.0), "group": (1.0, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["contestants=es,grup"], "unknown contestant 'grup': did you mean 'group'?"),
+        (["contestants=es,es"], "contestants must be different ones"),
+        (["factors=0,1"], "factors must be positive"),
+        (["seeds=0,1000"], "seeds and tuning_seed must be different ones"),
+        (["pass_at=1"], "pass_at must be at least 2"),
+        (["metric=reward/mean"], "metric must be a held-out one"),
+        (["ppo.attempts=3"], "ppo.attempts is an option of a contestant that is not compared"),
+        (["seed=3"], "seed cannot be given: the comparison sets it"),
+        (["group.seed=3"], "seed cannot be given"),
+        (["learning_rate=0.1"], "learning_rate is no option of es"),
+        (["group.attempts=3"], "contestants must make the same number of rollouts"),
+        (["recipe=aritmetic"], "unknown recipe 'aritmetic'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_a_sentence(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        contestants_of(*ARITHMETIC, *options)
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def measurements(path: Path, *rows: Mapping[str, float]) -> Path:
+    path.mkdir()
+    text = "".join(
+        json.dumps({"progress/generation": g, "progress/rollouts": 10 * g + 10} | dict(row)) + "\n"
+        for g, row in enumerate(rows)
+    )
+    (path / "metrics.jsonl").write_text(text)
+    return path
+
+
+def test_scores_stand_at_the_rollouts_and_seconds_that_came_before_them(tmp_path: Path) -> None:
+    paths = [
+        measurements(
+            tmp_path / name,
+            {"test/x": 0.1, "time/total": slow, "reward/mean": 0.0},
+            {"time/total": slow, "reward/mean": 0.2},
+            {"test/x": 0.3, "time/total": slow, "reward/mean": 0.4},
+            {"time/total": slow, "reward/mean": 0.8},
+            {"test/x": 0.7},
+        )
+        for name, slow in (("a", 1.0), ("b", 2.0))
+    ]
+    race = race_of(paths, "test/x")
+    assert race == Race([0, 20, 40], [[0.0, 2.0, 4.0], [0.0, 4.0, 8.0]], [[0.1, 0.3, 0.7]] * 2)
+    assert race.at_seconds(4.0) == [0.7, 0.3] and race.at_seconds(3.9) == [0.3, 0.1]
+    assert reward_at_the_end(paths[0]) == 0.8
+    with pytest.raises(ConfigError, match="has no test/y"):
+        race_of(paths, "test/y")
+
+
+def test_the_table_has_means_and_ranges_beside_the_base() -> None:
+    final = {"test/pass@1": 0.5, "test/pass@4": 0.75, "test/env/kl/kl": 0.25}
+    measured = [
+        Measured(peak, 3000, final | {"second/test/env/all/correct": 0.5})
+        for peak in (2**20, 3 * 2**20)
+    ]
+    races = {
+        "quick": Race([0, 10], [[0.0, 2.0], [0.0, 2.0]], [[0.1, 0.5], [0.1, 0.7]]),
+        "slow": Race([0, 10], [[0.0, 9.0], [0.0, 7.0]], [[0.1, 0.9], [0.1, 0.9]]),
+    }
+    both = dict.fromkeys(races, measured)
+    base = {"test/pass@1": 0.2, "second/test/env/all/correct": 0.6}
+    _, _, of_base, quick, slow = table(races, both, base, 4, second=True).splitlines()
+    assert of_base == "| base | 10.0 % |  |  | 20.0 % | – | 0 | 60.0 % |  |  |"
+    assert quick.startswith("| quick | 60.0 % (50.0 … 70.0) | 60.0 % (50.0 … 70.0) | 2 |")
+    assert slow.startswith("| slow | 90.0 % (90.0 … 90.0) | 10.0 % (10.0 … 10.0) | 8 |")
+    assert slow.endswith("| 0.250 | 50.0 % (50.0 … 50.0) | 2 | 3 |")
+
+
+@pytest.mark.slow
+def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        *ARITHMETIC,
+        f"log_path={tmp_path}",
+        "contestants=es,surrogate,group",
+        "num_generations=2",
+        "es.optimizer.population_size=8",
+        "surrogate.surrogate.attempts=8",
+        "surrogate.optimizer.population_size=8",
+        "group.attempts=8",
+        "seeds=0",
+        "factors=1",
+        "group.factors=0.5,1000",
+        "pass_at=2",
+        "second=math",
+    )
+    run(*options)
+    found: dict[str, Any] = json.loads((tmp_path / "comparison.json").read_text())
+    assert set(found["contestants"]) == {"es", "surrogate", "group"}
+    group = found["contestants"]["group"]
+    assert group["learning_rate"] == pytest.approx(1.5e-4), "the other one destroys the model"
+    assert set(group["tried"]) == {"0.5", "1000"}
+    assert found["base"]["test/env/kl/kl"] == pytest.approx(0, abs=1e-9)
+    for name, each in found["contestants"].items():
+        (measured,) = each["measured"]
+        assert 2**20 < measured["peak_bytes"] < 8 * 2**30
+        assert measured["final"]["test/env/kl/kl"] > 0, name
+        assert {"test/pass@1", "test/pass@2", "second/test/reward/mean"} <= set(measured["final"])
+    kept = {name: each["measured"][0]["kept_bytes"] for name, each in found["contestants"].items()}
+    assert kept["es"] < kept["group"] / 20
+    assert (tmp_path / "comparison-rollouts.svg").exists()
+    assert (tmp_path / "comparison-seconds.png").exists()
+    before = (tmp_path / "comparison.json").read_bytes()
+    capfd.readouterr()
+    run(*options)
+    assert "loading" not in capfd.readouterr().out, "nothing was run again"
+    assert (tmp_path / "comparison.json").read_bytes() == before
