@@ -32,7 +32,9 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Qwen2Tokenizer
 from benchmarks.harness import Row, report, row
 from benchmarks.recipes import RECIPES
 from es_cookbook import train
-from es_cookbook.baselines.small_model import EOS, IGNORED, answer, encode
+from es_cookbook.baselines.learner import Learner
+from es_cookbook.baselines.sft import likelihood
+from es_cookbook.baselines.small_model import EOS, answer, to_examples
 from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.math.word_problems import FOLDS, generate_problems
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
@@ -45,7 +47,7 @@ Draw: TypeAlias = Callable[[], tuple[list[str], list[str], list[float]]]
 """Questions, answers, and the weight of each answer's log-probability in what is maximised."""
 
 LEARNING_RATE = 1e-3  # of both gradients; 3e-3 was worse on arithmetic's development set
-ROWS = 1024  # answers in one backward pass
+TOKENS = 65_536  # of answers and their questions in one backward pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,34 +79,21 @@ def climb(
 
     The learning rate falls linearly to nothing at the last step or second.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    names = [name for name, _ in model.named_parameters()]
+    learner = Learner(model.eval(), names, tokens_per_pass=TOKENS)
     began, step, progress = time.process_time(), 0, 0.0
     while progress < 1:
         questions, answers, weights = draw()
-        optimizer.zero_grad()
-        for start in range(0, len(questions), ROWS):
-            part = slice(start, start + ROWS)
-            losses = surprise(model, tokenizer, questions[part], answers[part])
-            (losses @ torch.tensor(weights[part])).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * (1 - progress)
-        optimizer.step()
+        examples = [
+            dataclasses.replace(example, weight=weight)
+            for example, weight in zip(
+                to_examples(tokenizer, questions, answers), weights, strict=True
+            )
+        ]
+        learner.step(examples, likelihood, LEARNING_RATE * (1 - progress), share=1.0)
         step += 1
         progress = max(step / steps, (time.process_time() - began) / seconds)
     return time.process_time() - began
-
-
-def surprise(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, questions: list[str], answers: list[str]
-) -> torch.Tensor:
-    """The negative log-probability of each answer."""
-    tokens, labels = encode(tokenizer, questions, answers)
-    logits = model(input_ids=tokens).logits[:, :-1]
-    losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="none"
-    )
-    return losses.sum(dim=1)
 
 
 def right_demonstrations(batches: Iterator[Sequence[Task]]) -> Draw:

@@ -14,6 +14,7 @@ on from it, and generations after it are done again and come out the same.
 
 import contextlib
 import time
+from functools import partial
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -32,7 +33,7 @@ from es_cookbook.baselines.checkpoints import (
     state_json,
 )
 from es_cookbook.baselines.gradient_config import GradientConfig
-from es_cookbook.baselines.learner import Learner
+from es_cookbook.baselines.learner import Learner, adamw
 from es_cookbook.baselines.sampled import Sampled
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.common.configs import config_to_json
@@ -213,7 +214,7 @@ async def _built(config: GradientConfig, checkpoint: Checkpoint | None) -> tuple
             model,
             engine.space.shapes,
             tokens_per_pass=config.tokens_per_pass,
-            weight_decay=config.weight_decay,
+            optimizers=partial(adamw, weight_decay=config.weight_decay),
             max_gradient_norm=config.max_gradient_norm,
         )
         sampler = PopulationSampler(

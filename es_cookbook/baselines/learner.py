@@ -1,8 +1,12 @@
-"""A model that learns from token sequences: log-probabilities, AdamW, and the files of both.
+"""A model that learns from token sequences: log-probabilities, optimizers, and the files of both.
+
+Everything here that learns by gradients does so by `Learner.step`: supervised fine-tuning, the
+small models that recipes begin with, and policy gradients.
 
 Sequences are padded on the right, where no real token sees the padding, so any token will do for
-it and a tokenizer needs none of its own. A batch goes in parts of similar length through the model,
-and their gradients add up: parts change memory and speed, and nothing else.
+it, and a tokenizer needs none of its own nor the model a mask. A batch that is too large for one
+pass goes in parts of similar length through the model, and their gradients add up: parts change
+memory and speed, and nothing else.
 
 Packed, several sequences share a row, one behind the other. Positions begin again with each, from
 which transformers tells that none may see those before it; whether a model's class does is tried.
@@ -24,13 +28,23 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.rl.sequences import Example
 
 OPTIMIZER = "optimizer.safetensors"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 Row: TypeAlias = Sequence[Example]
 """Sequences that go through the model as one, behind each other; one if they are not packed."""
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Log-probabilities now, when sampled, and weights -> what is maximised; one a learned token."""
+Optimizers: TypeAlias = Callable[
+    [Mapping[str, torch.nn.Parameter]], Sequence[torch.optim.Optimizer]
+]
+"""The weights that learn, by name -> what moves them; `lr` is a factor on each step's rate."""
+
+
+def adamw(
+    weights: Mapping[str, torch.nn.Parameter], weight_decay: float = 0.0
+) -> Sequence[torch.optim.Optimizer]:
+    """AdamW for all of them."""
+    return [torch.optim.AdamW(weights.values(), lr=1.0, weight_decay=weight_decay)]
 
 
 class Learner:
@@ -40,6 +54,7 @@ class Learner:
         model: its parameters do not require gradients.
         names: of the parameters that learn.
         tokens_per_pass: most tokens, padding included, of one backward pass.
+        optimizers: made once, for all weights that learn.
         packed_length: most tokens of a row of several sequences; 0 packs none.
 
     Raises:
@@ -52,7 +67,7 @@ class Learner:
         names: Iterable[str],
         *,
         tokens_per_pass: int,
-        weight_decay: float = 0.0,
+        optimizers: Optimizers = adamw,
         max_gradient_norm: float = 1.0,
         packed_length: int = 0,
     ) -> None:
@@ -72,7 +87,15 @@ class Learner:
         self._packed_length = packed_length
         if packed_length:
             self._check_packing()
-        self._adam = torch.optim.AdamW(self.weights.values(), weight_decay=weight_decay)
+        self._optimizers = optimizers(self.weights) if self.weights else []
+        self._factors = [optimizer.defaults["lr"] for optimizer in self._optimizers]
+        names = {weight: name for name, weight in self.weights.items()}
+        self._states = {
+            names[weight]: optimizer.state
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for weight in group["params"]
+        }
 
     def step(
         self, examples: Sequence[Example], objective: Objective, learning_rate: float, share: float
@@ -82,7 +105,8 @@ class Learner:
         Returns:
             What was maximised, before the step, and the gradient's length before it was cut.
         """
-        self._adam.zero_grad()
+        for weight in self.weights.values():
+            weight.grad = None
         total = 0.0
         for part in self._parts(examples):
             logprobs = self._logprobs(part)
@@ -94,19 +118,36 @@ class Learner:
             (-gain).backward()
             total += gain.item()
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self._max_gradient_norm)
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate
-        self._adam.step()
+        for optimizer, factor in zip(self._optimizers, self._factors, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate * factor
+            optimizer.step()
         return total, float(norm)
 
     @torch.no_grad()
     def logprobs(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
         """Of each example's learned tokens, in order."""
+        return self._by_example(examples, self._logprobs)
+
+    @torch.no_grad()
+    def entropies(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
+        """In nats, of the distribution over all tokens that each learned one was drawn from."""
+
+        def of_part(part: Sequence[Row]) -> torch.Tensor:
+            return torch.special.entr(self._logits(part)[0].softmax(dim=-1)).sum(dim=-1)
+
+        return self._by_example(examples, of_part)
+
+    def _by_example(
+        self, examples: Sequence[Example], of_part: Callable[[Sequence[Row]], torch.Tensor]
+    ) -> list[tuple[float, ...]]:
+        """A number for each learned token, of all parts; returns each example's, in order."""
         found: dict[int, list[float]] = {id(example): [] for example in examples}
         for part in self._parts(examples):
-            logprobs = self._logprobs(part).tolist()
-            for (example, _), logprob in zip(learned_tokens(part), logprobs, strict=True):
-                found[id(example)].append(logprob)
+            for (example, _), number in zip(
+                learned_tokens(part), of_part(part).tolist(), strict=True
+            ):
+                found[id(example)].append(number)
         return [tuple(found[id(example)]) for example in examples]
 
     def _check_packing(self) -> None:
@@ -130,8 +171,13 @@ class Learner:
 
     def _logprobs(self, part: Sequence[Row]) -> torch.Tensor:
         """Of all learned tokens of a part, in the order of `learned_tokens`."""
+        logits_N_V, tokens_N = self._logits(part)
+        return -torch.nn.functional.cross_entropy(logits_N_V, tokens_N, reduction="none")
+
+    def _logits(self, part: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each learned token was drawn from, and the token."""
         shape = len(part), max(map(length_of, part))
-        tokens_B_T, positions_B_T, present_B_T = torch.zeros(3, *shape, dtype=torch.long)
+        tokens_B_T, positions_B_T = torch.zeros(2, *shape, dtype=torch.long)
         learned_B_T = torch.zeros(shape, dtype=torch.bool)
         for b, row in enumerate(part):
             start = 0
@@ -141,27 +187,22 @@ class Learner:
                 learned_B_T[b, start + 1 : end] = torch.tensor(example.learned_T[1:])
                 positions_B_T[b, start:end] = torch.arange(end - start)
                 start = end
-            present_B_T[b, :start] = 1
         device = self.model.device
-        if self._packed_length:
-            how = {"position_ids": positions_B_T.to(device)}
-        else:
-            how = {"attention_mask": present_B_T.to(device)}
+        how = {"position_ids": positions_B_T.to(device)} if self._packed_length else {}
         # No model satisfies the types of its own call.
         model = cast("Callable[..., CausalLMOutputWithPast]", self.model)
         found = model(input_ids=tokens_B_T.to(device), use_cache=False, **how)
         logits_B_T_V = cast(torch.Tensor, found.logits)
-        logits = logits_B_T_V[:, :-1][learned_B_T[:, 1:].to(device)].float()
-        tokens = tokens_B_T[:, 1:][learned_B_T[:, 1:]].to(device)
-        return -torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
+        logits_N_V = logits_B_T_V[:, :-1][learned_B_T[:, 1:].to(device)].float()
+        return logits_N_V, tokens_B_T[:, 1:][learned_B_T[:, 1:]].to(device)
 
     def save_moments(self, directory: Path) -> None:
-        """Write what AdamW remembers; the weights are the model's own files."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name, weight in self.weights.items():
-            for moment in (*_MOMENTS, "step"):
-                if moment in self._adam.state[weight]:
-                    tensors[f"{name}/{moment}"] = self._adam.state[weight][moment].contiguous()
+        """Write what the optimizers remember; the weights are the model's own files."""
+        tensors = {
+            f"{name}/{moment}": value.contiguous()
+            for name, weight in self.weights.items()
+            for moment, value in self._states[name].get(weight, {}).items()
+        }
         save_file(tensors, directory / OPTIMIZER)
 
     def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -175,13 +216,11 @@ class Learner:
             with torch.no_grad():
                 for name, weight in self.weights.items():
                     weight.copy_(weights[name])
-                    if f"{name}/step" in moments:
-                        self._adam.state[weight] = {
-                            moment: moments[f"{name}/{moment}"].to(
-                                "cpu" if moment == "step" else weight.device
-                            )
-                            for moment in (*_MOMENTS, "step")
-                        }
+            for key, value in moments.items():
+                name, _, moment = key.rpartition("/")
+                weight = self.weights[name]
+                device = "cpu" if moment == "step" else weight.device
+                self._states[name][weight][moment] = value.to(device)
         except (OSError, KeyError, RuntimeError) as error:
             raise RunDirectoryError(
                 f"{directory} is no checkpoint of this run: {type(error).__name__}: {error}"
@@ -227,10 +266,14 @@ def packed(examples: Sequence[Example], length: int) -> list[Row]:
 def in_parts(rows: Sequence[Row], tokens_per_pass: int) -> list[list[Row]]:
     """Rows of similar length together, each part of so many tokens at most, padding included.
 
+    What fits into one part keeps its order.
+
     >>> a, b, c = ([Example((1,) * n, (True,) * n)] for n in (3, 9, 4))
     >>> [[length_of(row) for row in part] for part in in_parts([a, b, c], 10)]
     [[3, 4], [9]]
     """
+    if rows and len(rows) * max(map(length_of, rows)) <= tokens_per_pass:
+        return [list(rows)]
     parts: list[list[Row]] = []
     for row in sorted(rows, key=length_of):
         if not parts or (len(parts[-1]) + 1) * length_of(row) > tokens_per_pass:

@@ -22,9 +22,11 @@ Left out: several devices, training in lower precision than float32, and gradien
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from es_cookbook.baselines.sequences import Example
 from es_cookbook.baselines.sft_config import SFTConfig
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
@@ -32,6 +34,8 @@ from es_cookbook.rl.data.epochs import EpochOrder
 
 if TYPE_CHECKING:
     import torch
+
+    from es_cookbook.baselines.learner import Learner
 
 SHORT = {"data": "dataset.source"}
 """What may be typed -> the option that it is."""
@@ -54,13 +58,24 @@ def main(config: SFTConfig) -> None:
         order = EpochOrder(len(run.data.train), config.seed)
         for step in range(run.start, run.num_steps):
             examples = [run.data.train[i] for i in order.batch(step, config.batch_size)]
-            share = 1 / max(sum(sum(example.learned_T[1:]) for example in examples), 1)
             rate = config.learning_rate * config.learning_rate_schedule(step, run.num_steps)
             run.begin(step)
-            gain, norm = run.learner.step(examples, likelihood, rate, share)
-            run.record(step, {"loss/train": -gain, "sft/gradient_norm": norm})
+            loss, norm = learn(run.learner, examples, rate)
+            run.record(step, {"loss/train": loss, "sft/gradient_norm": norm})
         run.finish()
     print(f"written to {config.output}")
+
+
+def learn(
+    learner: "Learner", examples: Sequence[Example], learning_rate: float
+) -> tuple[float, float]:
+    """One step down the mean surprise; returns that, and the gradient's length before it was cut.
+
+    The small models that recipes begin with are trained by it too (`small_model.fit`).
+    """
+    share = 1 / max(sum(sum(example.learned_T[1:]) for example in examples), 1)
+    gain, norm = learner.step(examples, likelihood, learning_rate, share)
+    return -gain, norm
 
 
 def likelihood(

@@ -2,27 +2,32 @@
 
 A recipe's warm start teaches such a model its task on demonstrations, and stops before it has
 learned it well: what evolution strategies begin with. One token a character and one a tag, a Qwen2
-of up to a million parameters, cross-entropy of the answers. `fit` is the whole training loop.
+of up to a million parameters. They are trained as `es-cookbook sft` trains (`sft.learn`), by other
+optimizers, which learn faster from nothing.
 """
 
 import math
 import os
 import random
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from es_cookbook.baselines.learner import Learner
+from es_cookbook.baselines.sequences import Example
+from es_cookbook.baselines.sft import learn
+from es_cookbook.baselines.supervised import joined
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
-IGNORED = -100  # cross_entropy's label for tokens that are not learned from
 
 
 def build_tokenizer(characters: str) -> Qwen2Tokenizer:
@@ -84,53 +89,39 @@ def fit(
 ) -> None:
     """Plain supervised learning: cross-entropy of the answers that `draw` gives.
 
-    Matrices learn with Muon, the rest with AdamW. The learning rate falls linearly to nothing.
+    `sft.learn` with `muon`: the learning rate rises for 50 steps and falls linearly to nothing. A
+    step is one pass, its rows in the order that they were drawn in.
     """
-    hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    muon = torch.optim.Muon(hidden, lr=learning_rate, adjust_lr_fn="match_rms_adamw")
-    adam = torch.optim.AdamW(others, lr=learning_rate / 2, betas=(0.9, 0.98), weight_decay=0.0)
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min((step + 1) / 50, 1.0) * max(1 - step / steps, 0.02)
-        )
-        for optimizer in (muon, adam)
-    ]
-    model.train()
+    names = [name for name, _ in model.named_parameters()]
+    learner = Learner(model.eval(), names, tokens_per_pass=sys.maxsize, optimizers=muon)
     started = time.monotonic()
     for step in range(steps):
-        tokens, labels = encode(tokenizer, *draw())
-        logits = model(input_ids=tokens).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
-        )
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for schedule in schedules:
-            schedule.optimizer.step()
-            schedule.step()
+        questions, answers = draw()
+        factor = min((step + 1) / 50, 1.0) * max(1 - step / steps, 0.02)
+        loss, _ = learn(learner, to_examples(tokenizer, questions, answers), learning_rate * factor)
         if (step + 1) % 100 == 0 or step + 1 == steps:
             seconds = time.monotonic() - started
-            print(f"step {step + 1}/{steps}  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
+            print(f"step {step + 1}/{steps}  loss {loss:.3f}  {seconds:.0f} s", flush=True)
 
 
-def encode(
+def muon(weights: Mapping[str, torch.nn.Parameter]) -> Sequence[torch.optim.Optimizer]:
+    """Muon for matrices; for the rest, embeddings too, AdamW at half the rate."""
+    hidden = [w for name, w in weights.items() if w.ndim == 2 and "embed" not in name]
+    others = [w for name, w in weights.items() if w.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(hidden, lr=1.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=0.5, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def to_examples(
     tokenizer: Qwen2Tokenizer, questions: Sequence[str], answers: Sequence[str]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and labels, padded on the right; only answers are learned from."""
-    rows = [
-        (tokenizer.encode(asked), tokenizer.encode(answered))
+) -> list[Example]:
+    """Token sequences of which only the answers are learned."""
+    return [
+        joined([(tokenizer.encode(asked), False), (tokenizer.encode(answered), True)])
         for asked, answered in zip(questions, answers, strict=True)
     ]
-    length = max(len(asked) + len(answered) for asked, answered in rows)
-    tokens = torch.full((len(rows), length), PAD_ID)
-    labels = torch.full((len(rows), length), IGNORED)
-    for i, (asked, answered) in enumerate(rows):
-        end = len(asked) + len(answered)
-        tokens[i, :end] = torch.tensor(asked + answered)
-        labels[i, len(asked) : end] = torch.tensor(answered)
-    return tokens, labels
 
 
 @torch.inference_mode()
