@@ -25,6 +25,7 @@ from es_cookbook.commands.compare import Compare, runs
 from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
+from es_cookbook.commands.gradients.compare_gradients import CompareGradients, contestants
 from es_cookbook.commands.gradients.policy_gradient import PolicyGradientConfig, of_recipe
 from es_cookbook.commands.gradients.recipe_option import recipe_in
 from es_cookbook.commands.gradients.sft import SFTCommand, configured
@@ -205,6 +206,7 @@ SHORTENED = {
 COVERED = {
     "es_cookbook.baselines.sft": "PEFT takes long to import; tests/recipes/test_essa.py runs it",
     "sft": "the same",
+    "compare-gradients": "minutes; tests/commands/gradients runs it",
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.arithmetic.warm_start": "the recipe's own test runs it",
@@ -290,6 +292,15 @@ def parse_compare(options: Sequence[str]) -> None:
         runs(compare, others)
 
     run_cli(build, Compare, own)
+
+
+def parse_compare_gradients(options: Sequence[str]) -> None:
+    own, others = split_options(CompareGradients, options)
+
+    def build(compare: CompareGradients) -> None:
+        contestants(compare, others)
+
+    run_cli(build, CompareGradients, own)
 
 
 def parse_evaluate(options: Sequence[str]) -> None:
@@ -393,6 +404,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "sft": parse_sft,
     "es_cookbook.baselines.sft": parse_sft,
     "compare": parse_compare,
+    "compare-gradients": parse_compare_gradients,
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
     "rewind": plain(Rewind, "log_path=x", "generation=1"),

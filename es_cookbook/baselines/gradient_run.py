@@ -14,8 +14,8 @@ on from it, and generations after it are done again and come out the same.
 
 import contextlib
 import time
-from functools import partial
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 

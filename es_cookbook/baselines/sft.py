@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from es_cookbook.baselines.sequences import Example
 from es_cookbook.baselines.sft_config import SFTConfig
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.data.epochs import EpochOrder
+from es_cookbook.rl.sequences import Example
 
 if TYPE_CHECKING:
     import torch

@@ -19,11 +19,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sequences import Example
 from es_cookbook.baselines.sft import learn
 from es_cookbook.baselines.supervised import joined
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.sequences import Example
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

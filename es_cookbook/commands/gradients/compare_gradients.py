@@ -56,6 +56,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
 EVOLUTION, GRADIENTS = ("es", "surrogate"), ("group", "ppo", "expert")
+NAMES = (*EVOLUTION, *GRADIENTS)
 METRIC = "test/env/all/correct"
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
@@ -67,7 +68,7 @@ class CompareGradients:
     recipe: str = chz.field(default="countdown", doc="what they train on")
     contestants: tuple[str, ...] = chz.field(
         default=("es", "surrogate", "group"),
-        doc=f"which, with commas between them: {', '.join((*EVOLUTION, *GRADIENTS))}",
+        doc=f"which, with commas between them: {', '.join(NAMES)}",
     )
     seeds: tuple[int, ...] = chz.field(default=(0, 1, 2), doc="of each contestant's runs")
     factors: tuple[float, ...] = chz.field(
@@ -87,10 +88,9 @@ class CompareGradients:
 
     @chz.validate
     def _lists(self) -> None:
-        known = (*EVOLUTION, *GRADIENTS)
         for name in self.contestants:
-            if name not in known:
-                raise ConfigError(f"unknown contestant {name!r}: {nearest(name, known)}")
+            if name not in NAMES:
+                raise ConfigError(f"unknown contestant {name!r}: {nearest(name, NAMES)}")
         lists = {
             "contestants": self.contestants,
             "seeds": (*self.seeds, self.tuning_seed),
@@ -128,23 +128,23 @@ def contestants(compare: CompareGradients, fields: Mapping[str, str]) -> dict[st
     Raises:
         ConfigError: An option that is not one, or that the comparison sets; unequal rollouts.
     """
-    begun = {name: _begun(compare.recipe, name) for name in compare.contestants}
-    of_one = {name: dict[str, str]() for name in begun}
+    started = {name: begun(compare.recipe, name) for name in compare.contestants}
+    of_one = {name: dict[str, str]() for name in started}
     for path, value in fields.items():
         first, _, rest = path.partition(".")
         # `surrogate` is a contestant and, of it, an option.
-        if first in begun and rest:
+        if first in started and rest:
             of_one[first][rest] = value
             continue
-        if first in (*EVOLUTION, *GRADIENTS):
+        if first in NAMES:
             raise ConfigError(
                 f"{path} is an option of a contestant that is not compared; they are "
-                f"{', '.join(begun)}"
+                f"{', '.join(started)}"
             )
-        for name in begun:
+        for name in started:
             of_one[name].setdefault(path, value)
     found: dict[str, Contestant] = {}
-    for name, config in begun.items():
+    for name, config in started.items():
         own = {"factors": of_one[name].pop("factors")} if "factors" in of_one[name] else {}
         for path in of_one[name]:
             first = path.partition(".")[0]
@@ -161,7 +161,8 @@ def contestants(compare: CompareGradients, fields: Mapping[str, str]) -> dict[st
     return found
 
 
-def _begun(recipe: str, name: str) -> AnyConfig:
+def begun(recipe: str, name: str) -> AnyConfig:
+    """A contestant as it begins, with a recipe's settings."""
     like = cast("Callable[..., train.Config]", recipe_config(recipe))()
     if name in GRADIENTS:
         return chz.replace(changed(of_recipe(recipe), {"method": name}), log_path="-")

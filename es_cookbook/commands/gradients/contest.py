@@ -8,6 +8,7 @@ The last weights are measured on an engine that was built from the base, so that
 KL to the base is that of answers which the last weights gave at temperature 1.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -135,12 +136,13 @@ def _run_here(config_json: str, result: Connection) -> None:
             train.run(config)
         else:
             run_policy_gradient(cast(policy_gradient.Config, config))
+        said: int | str = _most_resident() - before
     except ESCookbookError as error:
-        result.send(str(error))
+        said = str(error)
     except KeyboardInterrupt:
-        result.send("interrupted")
-    else:
-        result.send(_most_resident() - before)
+        said = "interrupted"
+    with contextlib.suppress(BrokenPipeError):  # Nobody is there any more who asked.
+        result.send(said)
 
 
 def _most_resident() -> int:
