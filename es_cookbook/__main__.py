@@ -27,6 +27,7 @@ COMMANDS = {
         "es_cookbook.commands.gradients.policy_gradient",
         "train by gradients on a recipe or rows of your own",
     ),
+    "grpo": ("es_cookbook.commands.gradients.grpo", "the same by TRL's GRPOTrainer"),
     "sft": (
         "es_cookbook.commands.gradients.sft",
         "fine-tune on rows of prompts and completions, or chats",

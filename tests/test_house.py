@@ -245,6 +245,8 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.grading.workers": {"pickle.loads"},
     # Runs in the sandbox.
     "es_cookbook.rl.grading.asserts_inside": {"compile", "exec"},
+    # Options: plain values only.
+    "es_cookbook.commands.gradients.options_file": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.commands.recipe_configs": {"importlib.import_module"},

@@ -62,7 +62,7 @@ def test_what_scripts_import_is_there(module: str) -> None:
 def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> None:
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
-        *("compare", "generate", "quantise", "inspect", "policy_gradient", "sft"),
+        *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft"),
     }
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),

@@ -96,6 +96,11 @@ class GradientConfig:
         check_range(self, "rollout_timeout", "turn_timeout", above=0)
         check_evaluation(self.eval_attempts, self.eval_temperature)
 
+    def sampling_at(self, generation: int) -> SamplingParams:
+        """How a generation samples."""
+        del generation
+        return self.sampling
+
     @property
     def search_space(self) -> SearchSpaceBuilder:
         """The trained weights, as an engine names them."""

@@ -1,6 +1,6 @@
 """What a run of gradients opens, records and closes; its directory is read by the same tools.
 
-The model is there twice. The `Learner` has the one that gradients move, in float32. The engine has
+The model is there twice. A learner has the one that gradients move, in float32. The engine has
 the one that answers, and is given the moved weights after each generation (`sampled`).
 
 A gradient has no short history: the checkpoint is the weights and AdamW's moments, several times
@@ -10,18 +10,22 @@ on from it, and generations after it are done again and come out the same.
     config.json  metrics.jsonl  rollouts.jsonl  log.txt
     checkpoints/<generation>/model       a Hugging Face model directory
     checkpoints/<generation>/optimizer.safetensors, state.json
+
+What a learner is, is the caller's to say (`Learns`): our own `Learner`, or TRL's trainer.
 """
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import anyio
 import chz
 import torch
+from transformers import PreTrainedModel
 
 from es_cookbook.baselines.checkpoints import (
     MODEL,
@@ -55,6 +59,7 @@ from es_cookbook.rl.types import (
     Metrics,
     ProblemResult,
     RLDataset,
+    Tokenizer,
     Trajectory,
     TrajectoryGroup,
 )
@@ -64,13 +69,35 @@ from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
 
 
-class GradientRun:
+class Learns(Protocol):
+    """A model, some of whose weights learn."""
+
+    model: PreTrainedModel
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Those that learn, by name, as they are now."""
+        ...
+
+    def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
+        """Go on from weights, and from what `save_moments` wrote."""
+        ...
+
+    def save_moments(self, directory: Path) -> None:
+        """Write what the optimizer remembers; the weights are the model's own files."""
+        ...
+
+
+_Learner = TypeVar("_Learner", bound=Learns)
+
+
+class GradientRun(Generic[_Learner]):
     """A run, open: what its loop works with; `generations` are those that are still to come."""
 
     def __init__(
         self,
         config: GradientConfig,
-        learner: Learner,
+        learner: _Learner,
         sampled: Sampled,
         datasets: Datasets,
         tracker: Tracker,
@@ -79,8 +106,8 @@ class GradientRun:
         start = checkpoint.generation if checkpoint else 0
         self.generations = range(start, config.num_generations)
         self.dataset: RLDataset = datasets.train
+        self.learner = learner
         self._config = config
-        self._learner = learner
         self._sampled = sampled
         self._test_P = datasets.test_P
         self._tracker = tracker
@@ -90,22 +117,36 @@ class GradientRun:
         self._began = 0.0
         self._seconds: dict[str, float] = {}
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+        return self._sampled.engine.tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a rollout."""
+        return self._sampled.engine.traits.context_length
+
     async def rollout(
         self, generation: int, problems_P: Sequence[EnvGroupBuilder], attempts: int
     ) -> list[TrajectoryGroup]:
         """The model's attempts at every problem: a group of one genome each, with logprobs."""
-        sampling = chz.replace(self._config.sampling, logprobs=True)
+        sampling = chz.replace(self._config.sampling_at(generation), logprobs=True)
         sampler = self._sampled.sampler
         return await sampler.rollout_centre(problems_P, sampling, attempts, generation)
 
-    async def learn(self, learn: Callable[[Learner], Metrics]) -> Metrics:
+    async def learn(self, learn: Callable[[_Learner], Metrics]) -> Metrics:
         """Let the learner learn, in a thread, and the engine take its weights."""
         began = time.perf_counter()
-        measured = await anyio.to_thread.run_sync(learn, self._learner)
-        learned = time.perf_counter()
-        await self._sampled.take()
-        self._seconds = {"learn": learned - began, "load": time.perf_counter() - learned}
+        measured = await anyio.to_thread.run_sync(learn, self.learner)
+        await self.learned(time.perf_counter() - began)
         return measured
+
+    async def learned(self, seconds: float) -> None:
+        """The learner has learned for so many seconds: let the engine take its weights."""
+        began = time.perf_counter()
+        await self._sampled.take()
+        self._seconds = {"learn": seconds, "load": time.perf_counter() - began}
 
     async def begin(self, generation: int) -> None:
         """Evaluate the model that a generation starts from, where it is due; start the clock."""
@@ -159,7 +200,7 @@ class GradientRun:
         return {key: counts[key] for key in ("progress/rollouts", "progress/tokens")}
 
     def _write_checkpoint(self, generation: int) -> None:
-        engine, learner = self._sampled.engine, self._learner
+        engine, learner = self._sampled.engine, self.learner
         with next_checkpoint(Path(self._config.log_path), generation) as path:
             with no_progress_bar():
                 learner.model.save_pretrained(path / MODEL)
@@ -169,9 +210,36 @@ class GradientRun:
             (path / STATE).write_text(state, "utf-8")
 
 
+def opened(
+    config: GradientConfig, standing: GradientStanding
+) -> AbstractAsyncContextManager[GradientRun[Learner]]:
+    """Open a run whose learner is our own, new or recorded; closes all of it in the end.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+
+    def learner(model: PreTrainedModel, names: Iterable[str]) -> Learner:
+        return Learner(
+            model,
+            names,
+            tokens_per_pass=config.tokens_per_pass,
+            optimizers=partial(adamw, weight_decay=config.weight_decay),
+            max_gradient_norm=config.max_gradient_norm,
+        )
+
+    return opened_with(config, standing, learner)
+
+
 @contextlib.asynccontextmanager
-async def opened(config: GradientConfig, standing: GradientStanding) -> AsyncGenerator[GradientRun]:
-    """Open a run, new or recorded, where `begun` found it standing; closes all of it in the end.
+async def opened_with(
+    config: GradientConfig,
+    standing: GradientStanding,
+    make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],
+) -> AsyncGenerator[GradientRun[_Learner]]:
+    """Open a run where `begun` found it standing; closes all of it in the end.
+
+    `make_learner` is given a model and the names of the weights that are to learn.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
@@ -182,7 +250,7 @@ async def opened(config: GradientConfig, standing: GradientStanding) -> AsyncGen
         say(f"{log_path}: loading {config.model_name} on {config.engine.name}")
         checkpoint = standing.checkpoint
         with libraries_quiet():
-            learner, sampled = await _built(config, checkpoint)
+            learner, sampled = await _built(config, checkpoint, make_learner)
             stack.push_async_callback(_close, sampled.engine)
             stack.callback(end_idle_workers)
             datasets = await config.dataset(sampled.engine.tokenizer)
@@ -203,20 +271,18 @@ async def opened(config: GradientConfig, standing: GradientStanding) -> AsyncGen
         await anyio.to_thread.run_sync(tracker.finish, abandon_on_cancel=True)
 
 
-async def _built(config: GradientConfig, checkpoint: Checkpoint | None) -> tuple[Learner, Sampled]:
+async def _built(
+    config: GradientConfig,
+    checkpoint: Checkpoint | None,
+    make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],
+) -> tuple[_Learner, Sampled]:
     """The model that learns, and the engine, both with the weights of a checkpoint if given."""
     name = config.model_name
     engine = await config.engine(model_name=name, search_space=config.search_space)
     try:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = await anyio.to_thread.run_sync(load_causal_lm, name, "float32", device)
-        learner = Learner(
-            model,
-            engine.space.shapes,
-            tokens_per_pass=config.tokens_per_pass,
-            optimizers=partial(adamw, weight_decay=config.weight_decay),
-            max_gradient_norm=config.max_gradient_norm,
-        )
+        learner = make_learner(model, engine.space.shapes)
         sampler = PopulationSampler(
             engine,
             sampling=config.sampling,

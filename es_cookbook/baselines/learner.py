@@ -71,17 +71,8 @@ class Learner:
         max_gradient_norm: float = 1.0,
         packed_length: int = 0,
     ) -> None:
-        parameters = dict(model.named_parameters())
         self.model = model
-        self.weights: dict[str, torch.nn.Parameter] = {}
-        for name in names:
-            if name not in parameters:
-                raise ConfigError(
-                    f"trained: {name} cannot be trained by gradients here, since it is part of a "
-                    "parameter, or made of others"
-                )
-            parameters[name].requires_grad_()
-            self.weights[name] = parameters[name]
+        self.weights = trained_weights(model, names)
         self._tokens_per_pass = tokens_per_pass
         self._max_gradient_norm = max_gradient_norm
         self._packed_length = packed_length
@@ -225,6 +216,25 @@ class Learner:
             raise RunDirectoryError(
                 f"{directory} is no checkpoint of this run: {type(error).__name__}: {error}"
             ) from error
+
+
+def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, torch.nn.Parameter]:
+    """The named parameters, which require gradients from now on.
+
+    Raises:
+        ConfigError: A name is no parameter's own.
+    """
+    parameters = dict(model.named_parameters())
+    weights: dict[str, torch.nn.Parameter] = {}
+    for name in names:
+        if name not in parameters:
+            raise ConfigError(
+                f"trained: {name} cannot be trained by gradients here, since it is part of a "
+                "parameter, or made of others"
+            )
+        parameters[name].requires_grad_()
+        weights[name] = parameters[name]
+    return weights
 
 
 def learned_tokens(part: Sequence[Row]) -> Iterator[tuple[Example, int]]:

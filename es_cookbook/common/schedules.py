@@ -179,6 +179,27 @@ class HotSteps(Schedule):
         return self.factor if is_hot else self.schedule(generation, num_generations)
 
 
+def check_temperatures(schedule: Schedule, temperature: float, num_generations: int) -> None:
+    """Refuse a schedule of `sampling.temperature` under which a generation would be greedy.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    if isinstance(schedule, Constant):
+        return
+    if not temperature:
+        raise ConfigError(
+            "temperature_schedule is a factor on sampling.temperature, which is 0 (greedy): "
+            "set that above 0"
+        )
+    for generation in range(num_generations):
+        if not schedule(generation, num_generations):
+            raise ConfigError(
+                "temperature_schedule must stay above 0 (which would be greedy), found 0 in "
+                f"generation {generation}"
+            )
+
+
 def progress(generation: int, num_generations: int) -> float:
     """Share of a run that is complete at the beginning of `generation`, in [0, 1]."""
     return min(generation / num_generations, 1.0) if num_generations > 0 else 0.0

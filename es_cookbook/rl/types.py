@@ -54,6 +54,10 @@ class SamplingParams:
             )
         check_range(self, "top_p", above=0, at_most=1)
 
+    def scaled(self, factor: float) -> "SamplingParams":
+        """The same at another temperature: this one's times a factor."""
+        return chz.replace(self, temperature=self.temperature * factor) if factor != 1 else self
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observation:

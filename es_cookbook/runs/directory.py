@@ -34,6 +34,7 @@ SNAPSHOTS = "snapshots"
 CHECKPOINTS = "checkpoints"
 REWOUND = "rewound"
 LOG = "log.txt"
+LOSSES = "losses.csv"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
 """What a run is made of; anything else follows from it or is about it."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
@@ -41,7 +42,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *("optimizer", "report.html", "wandb", "wandb_id"),
+        *(LOSSES, "optimizer", "report.html", "wandb", "wandb_id"),
     }
 )
 """What may be in a run directory; anything else is somebody's own."""

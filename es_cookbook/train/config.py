@@ -13,7 +13,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, load_config, text_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import is_script
-from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule
+from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule, check_temperatures
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
@@ -150,7 +150,9 @@ class Config:
         self.objective.check(self.attempts, self.sampling.temperature)
         self.optimizer.check_space(self.search_space)
         check_evaluation(self.eval_attempts, self.eval_temperature)
-        self._check_temperatures()
+        check_temperatures(
+            self.temperature_schedule, self.sampling.temperature, self.num_generations
+        )
         self._check_pairs()
         check_goes_with(
             self.surrogate,
@@ -158,21 +160,6 @@ class Config:
             is_mean=isinstance(self.objective, Mean),
             batch_per_pair=self.batch_per_pair,
         )
-
-    def _check_temperatures(self) -> None:
-        if isinstance(self.temperature_schedule, Constant):
-            return
-        if not self.sampling.temperature:
-            raise ConfigError(
-                "temperature_schedule is a factor on sampling.temperature, which is 0 (greedy): "
-                "set that above 0"
-            )
-        for generation in range(self.num_generations):
-            if not self.temperature_schedule(generation, self.num_generations):
-                raise ConfigError(
-                    "temperature_schedule must stay above 0 (which would be greedy), found 0 in "
-                    f"generation {generation}"
-                )
 
     def _check_pairs(self) -> None:
         if self.batch_per_pair and not getattr(self.optimizer, "antithetic", False):
@@ -193,10 +180,7 @@ class Config:
 
     def sampling_at(self, generation: int) -> SamplingParams:
         """How the genomes of a generation sample."""
-        factor = self.temperature_schedule(generation, self.num_generations)
-        if factor == 1:
-            return self.sampling
-        return chz.replace(self.sampling, temperature=self.sampling.temperature * factor)
+        return self.sampling.scaled(self.temperature_schedule(generation, self.num_generations))
 
 
 def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:

@@ -7,7 +7,10 @@ import chz
 from es_cookbook.commands.recipe_configs import recipe_config
 from es_cookbook.common.cli import run_cli
 
-RECIPE_HELP = "\n\nrecipe=NAME takes model, problems, lengths and rollouts of a recipe."
+RECIPE_HELP = (
+    "\n\nrecipe=NAME takes model, problems, lengths and rollouts of a recipe. config=FILE takes "
+    "options from a\nYAML file; those behind it change them."
+)
 
 
 @chz.chz

@@ -1,0 +1,296 @@
+"""GRPO by TRL's trainer on real engines and Envs, with real steps."""
+
+import dataclasses
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import chz
+import pytest
+import torch
+from safetensors.torch import load_file
+from typing_extensions import override
+
+from es_cookbook import train
+from es_cookbook.baselines import policy_gradient
+from es_cookbook.baselines.checkpoints import latest_checkpoint
+from es_cookbook.baselines.grpo.run import main
+from es_cookbook.common.errors import ConfigError, RunDirectoryError, TooManyLostError
+from es_cookbook.common.schedules import HotSteps, Linear, Table
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    EnvGroup,
+    EnvGroupBuilder,
+    Observation,
+    RLDatasetBuilder,
+    SamplingParams,
+    StepResult,
+    Tokenizer,
+)
+from es_cookbook.runs.directory import check_is_run
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import Pieces, SmallDataset
+from tests.grpo_runs import Echoes, Listening, grpo_config, metrics_of
+from tests.tiny_run import TinyConfig, untimed, write_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its tokenizer has no padding token, and its end of sequence is outside of its vocabulary."""
+    return write_tiny_model(tmp_path_factory.mktemp("grpo") / "model")
+
+
+def weights_of(log_path: Path) -> dict[str, torch.Tensor]:
+    checkpoint = latest_checkpoint(log_path)
+    assert checkpoint is not None
+    return load_file(checkpoint.model / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"loss_type": "dr_grpo", "scale_rewards": "none", "num_iterations": 2, "steps": 2},
+        {"loss_type": "grpo", "beta": 0.01, "trained": "linear", "epsilon_high": 0.28},
+    ],
+)
+async def test_trl_learns_what_earns_rewards(
+    how: dict[str, object], model: Path, tmp_path: Path
+) -> None:
+    ten = {"num_generations": 10, "learning_rate": 0.05, "eval_every": 0, "checkpoint_every": 0}
+    await main(grpo_config(model, tmp_path, **{**ten, **how}))
+    measured = metrics_of(tmp_path)[:-1]
+    rewards = [row["reward/mean"] for row in measured]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
+    assert ("policy/kl" in measured[-1]) == ("beta" in how)
+    steps = 4 if "steps" in how else 1
+    assert len((tmp_path / "losses.csv").read_text().splitlines()) == 1 + 10 * steps
+
+
+class Copier(Tracker):
+    """Keeps the run directory as it stands after so many generations, as a crash would leave it."""
+
+    def __init__(self, run: RunInfo, generations: int) -> None:
+        self.run, self.generations = run, generations
+
+    def log(self, generation: int, metrics: object) -> None:
+        pass
+
+    @override
+    def recorded(self, generations: int) -> None:
+        if generations == self.generations:
+            shutil.copytree(self.run.path, self.run.path.parent / "copy")
+
+    def close(self) -> None:
+        pass
+
+
+@chz.chz
+class CopierBuilder(TrackerBuilder):
+    generations: int = chz.field(doc="after which it is copied")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Trackers([JsonlTrackerBuilder()(run), Copier(run, self.generations)])
+
+
+async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
+    model: Path, tmp_path: Path
+) -> None:
+    whole = grpo_config(
+        model,
+        tmp_path / "whole",
+        num_iterations=2,
+        steps=2,
+        beta=0.1,
+        trackers=CopierBuilder(generations=3),
+    )
+    await main(whole)
+    resumed = chz.replace(
+        whole,
+        log_path=str(tmp_path / "copy"),
+        trackers=JsonlTrackerBuilder(),
+        behavior_if_log_dir_exists="resume",
+    )
+    assert len(metrics_of(tmp_path / "copy")) == 3, "one more than the checkpoint has"
+    await main(resumed)
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(tmp_path / "copy" / name) == untimed(tmp_path / "whole" / name)
+    losses = (tmp_path / "copy" / "losses.csv").read_text()
+    assert losses == (tmp_path / "whole" / "losses.csv").read_text()
+    assert [line.partition(",")[0] for line in losses.splitlines()[1:]] == [
+        str(step) for step in range(1, 17)
+    ]
+    weights, others = weights_of(tmp_path / "whole"), weights_of(tmp_path / "copy")
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+async def test_a_checkpoint_is_the_model_as_it_was_but_for_its_weights(
+    model: Path, tmp_path: Path
+) -> None:
+    await main(grpo_config(model, tmp_path, num_generations=1))
+    checkpoint = latest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    for name in ("config.json", "generation_config.json"):
+        assert (checkpoint.model / name).read_text() == (model / name).read_text(), name
+    before, after = load_file(model / "model.safetensors"), weights_of(tmp_path)
+    assert set(before) == set(after) and any((before[n] != after[n]).any() for n in before)
+
+
+# --- several turns, other lengths, lost rollouts -------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_turns_are_one_sequence_and_trl_computes_the_engines_log_probabilities(
+    turns: int, model: Path, tmp_path: Path
+) -> None:
+    how = {"dataset": Echoes(turns=turns), "eval_every": 0, "correct_sampling": True}
+    await main(grpo_config(model, tmp_path, **how, num_generations=2))
+    rows = metrics_of(tmp_path)
+    assert rows[1]["progress/tokens"] == 2 * 2 * 16 * turns * 4
+    # Before the first step both have the same weights. A mask or a probability that is shifted by
+    # one token, or of what the Env said, would be far off.
+    assert 0 <= rows[0]["policy/sampling_gap"] < 1e-5
+    assert rows[1]["policy/sampling_gap"] < 1e-5, "the engine has the moved weights"
+
+
+class Unreliable(Pieces):
+    """Loses its rollouts from the third on, and those after it, as a grader that returns NaN."""
+
+    number = 0
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        wrong = math.nan if self.number % 2 else None
+        return dataclasses.replace(result, reward=wrong) if self.number > 1 else result
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreliables(EnvGroupBuilder):
+    prompt: tuple[int, ...]
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        envs = [Unreliable(Observation(self.prompt)) for _ in range(num_envs)]
+        for number, env in enumerate(envs):
+            env.number = number
+        return EnvGroup(envs)
+
+
+class UnreliableDataset(SmallDataset):
+    @override
+    def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        return [Unreliables((5 + generation, 7)), Unreliables((9, generation + 1, 4))]
+
+
+@chz.chz
+class UnreliableDatasetBuilder(RLDatasetBuilder):
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        return Datasets(UnreliableDataset())
+
+
+async def test_lost_rollouts_change_nothing_for_the_others(model: Path, tmp_path: Path) -> None:
+    """Rewards None and NaN lose a rollout; what the others teach is the same to rounding."""
+    found: list[dict[str, torch.Tensor]] = []
+    how = {"dataset": UnreliableDatasetBuilder(), "eval_every": 0, "max_failed_fraction": 0.7}
+    for attempts in (2, 6):
+        log_path = tmp_path / str(attempts)
+        await main(grpo_config(model, log_path, **how, attempts=attempts, num_generations=3))
+        lost = [row["rollouts/failed"] for row in metrics_of(log_path)[:-1]]
+        assert lost == [2 * (attempts - 2)] * 3
+        found.append(weights_of(log_path))
+    before = load_file(model / "model.safetensors")
+    moved = max(float((found[0][name] - before[name]).abs().max()) for name in before)
+    for name, weight in found[0].items():
+        torch.testing.assert_close(found[1][name], weight, atol=0.02 * moved, rtol=0)
+    with pytest.raises(TooManyLostError, match="found NoneType None"):
+        strict = chz.replace(
+            grpo_config(model, tmp_path / "strict", **how), max_failed_fraction=0.5
+        )
+        await main(strict)
+
+
+async def test_an_env_that_rewrites_what_was_said_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"its rollout is 2 sequences, .* policy_gradient"):
+        await main(grpo_config(model, tmp_path, dataset=Echoes(forgets=True), eval_every=0))
+
+
+# --- sampling ------------------------------------------------------------------------------------
+
+
+async def test_engine_and_trl_follow_the_temperature_schedule(model: Path, tmp_path: Path) -> None:
+    Listening.heard.clear()
+    cold = HotSteps(schedule=Table(generations=(0, 2), factors=(1.0, 0.02)), every=2)
+    how = {"engine": Listening(), "temperature_schedule": cold, "learning_rate": 1e-6}
+    await main(grpo_config(model, tmp_path, **how, num_generations=5, eval_every=0, beta=0.1))
+    temperatures = [request.params.temperature for request in Listening.heard]
+    expected = [1.0, 0.51, 0.02, 0.02, 1.0]
+    assert temperatures == pytest.approx(
+        [t for t in (0, *expected, 0) for _ in range(32 if t else 4)]
+    )
+    entropies = [row["policy/entropy"] for row in metrics_of(tmp_path)[:-1]]
+    # That of the distribution at this temperature; its head is TRL's, set when it is made.
+    assert entropies[0] == pytest.approx(entropies[4], rel=0.01)
+    assert entropies[0] > entropies[1] > entropies[2] + 0.3
+    assert entropies[2] == pytest.approx(entropies[3], rel=0.3)
+    assert all(row["policy/kl"] < 1e-6 for row in metrics_of(tmp_path)[:-1]), "the base follows too"
+
+
+async def test_answers_that_were_cut_can_have_no_loss(model: Path, tmp_path: Path) -> None:
+    how = {"num_generations": 1, "eval_every": 0, "mask_truncated": True}
+    await main(grpo_config(model, tmp_path, **how))
+    before, after = load_file(model / "model.safetensors"), weights_of(tmp_path)
+    assert all(torch.equal(before[name], after[name]) for name in before), "all were cut"
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attempts": 1}, "attempts must be at least 2"),
+        ({"sampling": SamplingParams()}, "temperature must be above 0, found 0"),
+        ({"temperature_schedule": Table(factors=(0.0,))}, "must stay above 0"),
+        ({"correct_sampling": True, "temperature_schedule": Linear()}, "correct_sampling needs"),
+        ({"epsilon": -0.1}, "epsilon must be"),
+    ],
+)
+def test_settings_that_cannot_work(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        grpo_config(tmp_path, tmp_path, **changes)
+
+
+async def test_runs_of_another_kind_are_refused(model: Path, tmp_path: Path) -> None:
+    own = grpo_config(model, tmp_path / "own", num_generations=1, eval_every=0)
+    await main(own)
+    other = policy_gradient.Config(
+        model_name=str(model),
+        dataset=own.dataset,
+        log_path=own.log_path,
+        behavior_if_log_dir_exists="resume",
+    )
+    with pytest.raises(RunDirectoryError, match=r"another Config: Config was .*grpo"):
+        await policy_gradient.main(other)
+    es = TinyConfig(model_name=str(model), log_path=str(tmp_path / "es"), num_generations=1)
+    await train.main(chz.replace(es, trackers=JsonlTrackerBuilder()))
+    resumed = {"log_path": es.log_path, "behavior_if_log_dir_exists": "resume"}
+    with pytest.raises(RunDirectoryError, match="holds a run of evolution strategies"):
+        await main(chz.replace(own, **resumed))
+    with pytest.raises(RunDirectoryError, match="holds a run of gradients"):
+        check_is_run(Path(own.log_path))
+
+
+async def test_trl_has_to_be_installed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("by_trl", "arguments", "training"):
+        monkeypatch.delitem(sys.modules, f"es_cookbook.baselines.grpo.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(ConfigError, match=r"grpo needs trl, .* 'es-cookbook\[baselines\]'"):
+        await main(grpo_config(model, tmp_path))

@@ -1,0 +1,137 @@
+"""Runs of GRPO that are small enough for tests: real steps of TRL on a tiny model."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.baselines.grpo.config import Config
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    Observation,
+    RLDataset,
+    RLDatasetBuilder,
+    SamplingParams,
+    StepResult,
+    Tokenizer,
+)
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import SmallDatasetBuilder
+
+
+def grpo_config(model: Path, log_path: Path, **changes: object) -> Config:
+    """Two problems a generation, 16 attempts at each, four generations."""
+    fields: dict[str, Any] = {
+        "model_name": str(model),
+        "dataset": SmallDatasetBuilder(),
+        "log_path": str(log_path),
+        "engine": TorchEngineBuilder(device="cpu", num_lanes=1),
+        "sampling": SamplingParams(max_tokens=4, temperature=1.0),
+        "attempts": 16,
+        "num_generations": 4,
+        "learning_rate": 0.01,
+        "eval_every": 2,
+        "checkpoint_every": 2,
+        "trackers": JsonlTrackerBuilder(),
+        **changes,
+    }
+    return Config(**fields)
+
+
+def metrics_of(log_path: Path) -> list[dict[str, float]]:
+    """The rows of `metrics.jsonl`."""
+    return [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
+
+
+@chz.chz
+class Listening(EngineBuilder):
+    """A torch engine of which every request is kept."""
+
+    heard: ClassVar[list[SampleRequest]] = []
+
+    @override
+    async def __call__(self, *, model_name: str, search_space: SearchSpaceBuilder) -> Engine:
+        builder = TorchEngineBuilder(device="cpu", num_lanes=1)
+        engine = await builder(model_name=model_name, search_space=search_space)
+        sample = engine.sample
+
+        async def listening(request: SampleRequest) -> Action:
+            self.heard.append(request)
+            return await sample(request)
+
+        engine.sample = listening
+        return engine
+
+
+class Echo(Env):
+    """Some turns: what is said comes back with a comma behind it; odd tokens earn rewards.
+
+    Where it `forgets`, a turn's prompt is another one than that before.
+    """
+
+    def __init__(self, prompt: tuple[int, ...], turns: int, forgets: bool = False) -> None:
+        self.said = prompt
+        self.turns = turns
+        self.forgets = forgets
+
+    @override
+    async def initial_observation(self) -> Observation:
+        return Observation(self.said)
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        self.turns -= 1
+        self.said = (*(() if self.forgets else self.said), *action.tokens_T, 12)
+        reward = sum(token % 2 for token in action.tokens_T) / len(action.tokens_T)
+        done = self.turns == 0
+        metrics = {"correct": float(reward > 0.5)}
+        return StepResult(reward, done, None if done else Observation(self.said), metrics)
+
+
+@chz.chz
+class Echoes(RLDatasetBuilder):
+    """Two problems of different lengths in each generation."""
+
+    turns: int = chz.field(default=2, doc="of a rollout")
+    forgets: bool = chz.field(default=False, doc="what was said before")
+
+    @override
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        return Datasets(_EchoDataset(self))
+
+
+class _EchoDataset(RLDataset):
+    def __init__(self, config: Echoes) -> None:
+        self.config = config
+
+    @override
+    def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
+        prompts = (7, 8, generation + 1), (9,)
+        return [_Echoes(prompt, self.config.turns, self.config.forgets) for prompt in prompts]
+
+    @override
+    def __len__(self) -> int:
+        return 2
+
+    @override
+    async def validate(self, context_length: int) -> None:
+        pass
+
+
+class _Echoes(EnvGroupBuilder):
+    def __init__(self, *how: Any) -> None:
+        self.how = how
+
+    @override
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return EnvGroup([Echo(*self.how) for _ in range(num_envs)])
