@@ -1,6 +1,7 @@
 """Runs of GRPO that are small enough for tests: real steps of TRL on a tiny model."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from es_cookbook.rl.types import (
     StepResult,
     Tokenizer,
 )
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import SmallDatasetBuilder
 
@@ -135,3 +137,32 @@ class _Echoes(EnvGroupBuilder):
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
         return EnvGroup([Echo(*self.how) for _ in range(num_envs)])
+
+
+class Copier(Tracker):
+    """Keeps the run directory as it stands after so many generations, as a crash would leave it."""
+
+    def __init__(self, run: RunInfo, generations: int) -> None:
+        self.run, self.generations = run, generations
+
+    def log(self, generation: int, metrics: object) -> None:
+        pass
+
+    @override
+    def recorded(self, generations: int) -> None:
+        if generations == self.generations:
+            shutil.copytree(self.run.path, self.run.path.parent / "copy")
+
+    def close(self) -> None:
+        pass
+
+
+@chz.chz
+class CopierBuilder(TrackerBuilder):
+    """Builds it, beside the files."""
+
+    generations: int = chz.field(doc="after which it is copied")
+
+    @override
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Trackers([JsonlTrackerBuilder()(run), Copier(run, self.generations)])

@@ -79,6 +79,8 @@ def begun(config: GradientConfig) -> Generator[GradientStanding]:
         standing = standing_of(config)
         if not standing.is_complete:
             config.trackers.check()
+            if config.hub is not None:
+                config.hub.check()
             config.dataset.check()
             model_directory(config.model_name)
         yield standing

@@ -17,12 +17,16 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.hub.checkpoint_push import CheckpointPush
 from es_cookbook.runs.opening import Behavior
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
-MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers", "engine", "checkpoint_every")
+MAY_DIFFER = (
+    *("log_path", "behavior_if_log_dir_exists", "trackers", "hub"),
+    *("engine", "checkpoint_every"),
+)
 """What a resumed run may change: where it is kept, shown and run."""
 
 
@@ -82,6 +86,9 @@ class GradientConfig:
         default_factory=StandardTrackersBuilder,
         blueprint_unspecified=StandardTrackersBuilder,
         doc="where metrics and rollouts go",
+    )
+    hub: CheckpointPush | None = chz.field(
+        default=None, doc="pushes checkpoints to the Hugging Face Hub: hub.repo_id=..."
     )
     behavior_if_log_dir_exists: Behavior = chz.field(
         default="ask", doc="what to do where log_path already holds a run"

@@ -66,7 +66,7 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.directory import LOG, METRICS
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.measures import Progress
-from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
+from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 
 
 class Learns(Protocol):
@@ -259,7 +259,8 @@ async def opened_with(
             datasets.train.tell(generation, results_P)
         start = begin(config, standing)
         info = RunInfo(log_path, config_to_json(config), config.seed, config.num_generations, start)
-        tracker = config.trackers(info)
+        trackers = [config.trackers(info), *([config.hub(info)] if config.hub else [])]
+        tracker = Trackers(trackers)
         stack.callback(tracker.close)
         if start == 0 and datasets.test_P:
             say(

@@ -35,6 +35,7 @@ CHECKPOINTS = "checkpoints"
 REWOUND = "rewound"
 LOG = "log.txt"
 LOSSES = "losses.csv"
+PUSHED = "pushed"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
 """What a run is made of; anything else follows from it or is about it."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
@@ -42,7 +43,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(LOSSES, "optimizer", "report.html", "wandb", "wandb_id"),
+        *(LOSSES, PUSHED, "optimizer", "report.html", "wandb", "wandb_id"),
     }
 )
 """What may be in a run directory; anything else is somebody's own."""

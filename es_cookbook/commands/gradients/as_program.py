@@ -52,7 +52,7 @@ def train_and_tell(main: Callable[[_Config], Awaitable[None]], config: _Config, 
     """
     if not config.log_path:
         what = chz.replace(
-            config, trackers=StandardTrackersBuilder(), behavior_if_log_dir_exists="ask"
+            config, trackers=StandardTrackersBuilder(), hub=None, behavior_if_log_dir_exists="ask"
         )
         config = chz.replace(config, log_path=path_for(what, f"{name}-seed{config.seed}"))
     run_and_tell(functools.partial(run, main, config), Path(config.log_path), BEGAN)

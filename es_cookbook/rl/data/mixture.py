@@ -348,7 +348,8 @@ class MixtureDataset(RLDataset):
         for kind, solved in by_kind.items():
             self._recent[kind].tell(solved)
         if self._buffer is not None and self._config.replay is not None:
-            self._buffer.add_group(self._config.replay.values(known))
+            replay = self._config.replay
+            self._buffer.add_group(replay.values(known), replay.admitted(known))
 
     @override
     def metrics(self) -> Metrics:

@@ -85,10 +85,13 @@ class ReplayBuffer:
         self._problems[problem] = Statistics(1, value)
         self._num_values += 1
 
-    def add_group(self, values: Mapping[str, float]) -> None:
-        """`add` each of a generation's problems, in order."""
+    def add_group(
+        self, values: Mapping[str, float], admitted: Collection[str] | None = None
+    ) -> None:
+        """`add` each of a generation's problems, in order; new ones only if they are `admitted`."""
         for problem, value in values.items():
-            self.add(problem, value)
+            if admitted is None or problem in admitted or problem in self._problems:
+                self.add(problem, value)
 
     def update(self, problem: str, value: float) -> None:
         """One more value of a problem that is in the buffer.
@@ -135,6 +138,10 @@ class Replay:
         "rollouts that solved it; the mean reward; or s itself",
     )
 
+    solved_only: bool = chz.field(
+        default=False, doc="take in only problems that a rollout of the generation solved"
+    )
+
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "fraction", above=0, at_most=1)
@@ -144,6 +151,12 @@ class Replay:
     def __call__(self) -> ReplayBuffer:
         """An empty buffer."""
         return ReplayBuffer(self.capacity, self.exploration)
+
+    def admitted(self, results_P: Iterable[ProblemResult]) -> set[str] | None:
+        """Problems of a generation that may come into the buffer; None for all."""
+        if not self.solved_only:
+            return None
+        return {result.problem for result in results_P if result.solved > 0}
 
     def values(self, results_P: Iterable[ProblemResult]) -> dict[str, float]:
         """What each problem of a generation is worth; those without a rollout left out.

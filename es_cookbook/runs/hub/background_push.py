@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +96,7 @@ class HubPush(TrackerBuilder):
         return BackgroundPush(self, run.path)
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """What is to be pushed: so many bytes of each file."""
 
     generations: int
@@ -110,7 +110,7 @@ class BackgroundPush(Tracker):
         self._config = config
         self._run_path = run_path
         self._changed = threading.Condition()
-        self._wanted: _Wanted | None = None
+        self._wanted: Wanted | None = None
         self._recorded = 0
         self._process: subprocess.Popen[str] | None = None
         self._busy = False
@@ -136,7 +136,8 @@ class BackgroundPush(Tracker):
 
     def finish(self) -> None:
         """Push the run as it is at its end, and wait until that is done or the time is over."""
-        self._want(self._recorded)
+        if self.is_due_at_end(self._recorded):
+            self._want(self._recorded)
         with self._changed:
             done = self._changed.wait_for(
                 lambda: self._closed or not (self._busy or self._wanted), self._config.timeout
@@ -164,7 +165,7 @@ class BackgroundPush(Tracker):
             with contextlib.suppress(FileNotFoundError):
                 sizes[name] = (self._run_path / name).stat().st_size
         with self._changed:
-            self._wanted = _Wanted(generations, sizes)
+            self._wanted = Wanted(generations, sizes)
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -189,44 +190,70 @@ class BackgroundPush(Tracker):
                 self._busy = False
                 self._changed.notify_all()
 
-    def _push(self, wanted: _Wanted) -> str | None:
+    def _push(self, wanted: Wanted) -> str | None:
         """Push a copy. Returns what went wrong, if anything did."""
         with tempfile.TemporaryDirectory(prefix="es-cookbook-hub-") as directory:
-            for name, size in wanted.sizes.items():
-                _copy_beginning(self._run_path / name, Path(directory) / name, size)
+            self.fill(Path(directory), wanted)
+            revision = self._config.revision_of(wanted.generations)
             options = {
                 "path": directory,
                 "repo_id": self._config.repo_id,
-                "revision": self._config.revision_of(wanted.generations),
+                "revision": revision,
                 "private": self._config.private,
                 "timeout": self._config.timeout,
             }
-            with self._changed:
-                if self._closed:
-                    return None
-                self._process = subprocess.Popen(
-                    [sys.executable, *_COMMAND, *(f"{k}={v}" for k, v in options.items())],
-                    env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                    start_new_session=True,  # A Ctrl-C is for the run, which then closes this.
-                )
-            with contextlib.suppress(AttributeError, OSError):  # Not every system has priorities.
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
-            said = self._process.communicate()[1].strip()
-            if self._process.returncode == 0:
+            reason = self.run_beside([*_COMMAND, *(f"{k}={v}" for k, v in options.items())])
+            if reason is None and not self._closed:
+                self.pushed(Path(directory), revision)
+            return reason
+
+    def is_due_at_end(self, generations: int) -> bool:
+        """Whether there is more to push at the end than was, or will be, pushed already."""
+        del generations
+        return True
+
+    def fill(self, directory: Path, wanted: Wanted) -> None:
+        """Copy what is to be pushed to a directory.
+
+        Raises:
+            OSError: It cannot be copied.
+        """
+        for name, size in wanted.sizes.items():
+            _copy_beginning(self._run_path / name, directory / name, size)
+
+    def pushed(self, directory: Path, revision: str) -> None:
+        """What a directory holds was pushed; by default nothing follows. Called in a thread."""
+        del directory, revision
+
+    def run_beside(self, arguments: Sequence[str]) -> str | None:
+        """Run Python beside the run, and wait for it. Returns what went wrong, if anything did."""
+        with self._changed:
+            if self._closed:
                 return None
-            last_line = said.rpartition("\n")[2][:_LONGEST_REASON]
-            return last_line or f"the push ended with {self._process.returncode} and said nothing"
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # A Ctrl-C is for the run, which then closes this.
+            )
+        with contextlib.suppress(AttributeError, OSError):  # Not every system has priorities.
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+        said = self._process.communicate()[1].strip()
+        if self._process.returncode == 0:
+            return None
+        last_line = said.rpartition("\n")[2][:_LONGEST_REASON]
+        return last_line or f"the process ended with {self._process.returncode} and said nothing"
 
     def _fail(self, reason: str) -> None:
         self._failed += 1
-        self._log(f"{reason}; the run goes on, and the next push takes everything")
+        self.log_once(f"{reason}; the run goes on, and the next push takes everything")
 
-    def _log(self, sentence: str) -> None:
+    def log_once(self, sentence: str) -> None:
+        """Log a sentence, unless it was logged before."""
         if sentence not in self._logged:
             self._logged.add(sentence)
             logger.warning(sentence)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,10 +30,9 @@ from es_cookbook.rl.types import (
     Tokenizer,
 )
 from es_cookbook.runs.directory import check_is_run
-from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import Pieces, SmallDataset
-from tests.grpo_runs import Echoes, Listening, grpo_config, metrics_of
+from tests.grpo_runs import CopierBuilder, Echoes, Listening, grpo_config, metrics_of
 from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -71,32 +69,6 @@ async def test_trl_learns_what_earns_rewards(
     assert ("policy/kl" in measured[-1]) == ("beta" in how)
     steps = 4 if "steps" in how else 1
     assert len((tmp_path / "losses.csv").read_text().splitlines()) == 1 + 10 * steps
-
-
-class Copier(Tracker):
-    """Keeps the run directory as it stands after so many generations, as a crash would leave it."""
-
-    def __init__(self, run: RunInfo, generations: int) -> None:
-        self.run, self.generations = run, generations
-
-    def log(self, generation: int, metrics: object) -> None:
-        pass
-
-    @override
-    def recorded(self, generations: int) -> None:
-        if generations == self.generations:
-            shutil.copytree(self.run.path, self.run.path.parent / "copy")
-
-    def close(self) -> None:
-        pass
-
-
-@chz.chz
-class CopierBuilder(TrackerBuilder):
-    generations: int = chz.field(doc="after which it is copied")
-
-    def __call__(self, run: RunInfo) -> Tracker:
-        return Trackers([JsonlTrackerBuilder()(run), Copier(run, self.generations)])
 
 
 async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(

@@ -63,3 +63,16 @@ def test_what_a_problem_is_worth(value: str, expected: dict[str, float]) -> None
     twice = [ProblemResult("a", 0.4, 0.25), ProblemResult("a", 0.4, 0.75)]
     found = Replay(value=value).values([*twice, ProblemResult("b", 0.9, 1.0), lost])  # pyright: ignore
     assert found == expected
+
+
+def test_only_solved_problems_may_be_taken_in_and_those_in_it_are_always_updated() -> None:
+    replay = Replay(solved_only=True, value="reward")
+    buffer = replay()
+    results = [ProblemResult("a", 0.5, 0.25), ProblemResult("b", 0.4, 0.0)]
+    buffer.add_group(replay.values(results), replay.admitted(results))
+    assert list(buffer.state()) == ["a"]
+    failed = [ProblemResult("a", 0.1, 0.0), ProblemResult("b", 0.6, 0.5)]
+    buffer.add_group(replay.values(failed), replay.admitted(failed))
+    assert {name: known.count for name, known in buffer.state().items()} == {"a": 2, "b": 1}
+    assert math.isclose(buffer.state()["a"].mean, 0.3)
+    assert Replay().admitted(results) is None
