@@ -98,7 +98,7 @@ def _overview() -> str:
     lines = [f"usage: {program()} COMMAND [name=value ...]", ""]
     for title, entries in (("Commands", COMMANDS), ("Recipes", RECIPES)):
         lines += [f"{title}:", ""]
-        lines += [f"  {name:<16}{what}" for name, (_, what) in entries.items()]
+        lines += [f"  {name:<19}{what}" for name, (_, what) in entries.items()]
         lines += [""]
     return "\n".join([*lines, "COMMAND --help lists its options, with their values."])
 

@@ -132,6 +132,7 @@ PLACEHOLDERS = {
     "optimizer.adaptive_sigma.rate=…": "optimizer.adaptive_sigma.rate=0.1",
     "objective.inner=…": "objective.inner=max_of_k",
     "kl.weight=…": "kl.weight=0.1",
+    "surrogate.attempts=K": "surrogate.attempts=4",
     "preference.weight=…": "preference.weight=0.1",
     "preference.source=…": "preference.source=pairs.jsonl",
     "search_space.start=…": "search_space.start=adapter",

@@ -80,9 +80,9 @@ class Learner:
             self._check_packing()
         self._optimizers = optimizers(self.weights) if self.weights else []
         self._factors = [optimizer.defaults["lr"] for optimizer in self._optimizers]
-        names = {weight: name for name, weight in self.weights.items()}
+        name_of = {weight: name for name, weight in self.weights.items()}
         self._states = {
-            names[weight]: optimizer.state
+            name_of[weight]: optimizer.state
             for optimizer in self._optimizers
             for group in optimizer.param_groups
             for weight in group["params"]

@@ -5,7 +5,7 @@ interrupted run goes on where it stopped: the same call is repeated until all is
 is then read from the run directories (`es_cookbook.runs.report.comparison`), never from memory.
 
     runs = {"plain": [config_a0, config_a1], "tuned": [config_b0, config_b1]}
-    refuse_unequalrollouts_of(runs)
+    refuse_unequal_rollouts(runs)
     run_all([config for configs in runs.values() for config in configs])
 
 Left out: runs at the same time on several machines; a run directory says by itself whether it is
@@ -78,7 +78,7 @@ def _is_same(config: train.Config, log_path: Path) -> bool:
     return chz.replace(recorded, **here) == config
 
 
-def refuse_unequalrollouts_of(runs: Mapping[str, Sequence[train.Config]]) -> None:
+def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
     """What is compared gets the same number of rollouts, however it divides them.
 
     Args:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from es_cookbook.baselines.sequences import Example, sequences_of
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.sequences import Example, sequences_of
 from es_cookbook.rl.types import LostRollout, Trajectory, TrajectoryGroup
 
 REWARD = "env_reward"

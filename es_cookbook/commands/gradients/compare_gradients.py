@@ -8,7 +8,8 @@ Contestants begin with the recipe's model, problems and settings:
 
 - `es`: as the recipe trains;
 - `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
-- `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.baselines.policy_gradient`).
+- `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.baselines.policy_gradient`);
+- `grpo`: TRL's trainer (`es_cookbook.baselines.grpo`), which needs `es-cookbook[baselines]`.
 
 An option holds for every contestant, with its name before it for that one alone. All must make the
 same number of rollouts, and by default do.
@@ -40,6 +41,7 @@ from es_cookbook.commands.gradients.contest import (
     base_metrics,
     run_measured,
 )
+from es_cookbook.commands.gradients.grpo import of_recipe as grpo_of_recipe
 from es_cookbook.commands.gradients.policy_gradient import of_recipe
 from es_cookbook.commands.gradients.race import Race, draw_races, race_of, table
 from es_cookbook.commands.recipe_configs import recipe_config
@@ -55,7 +57,7 @@ from es_cookbook.runs.report.plots import require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
-EVOLUTION, GRADIENTS = ("es", "surrogate"), ("group", "ppo", "expert")
+EVOLUTION, GRADIENTS = ("es", "surrogate"), ("group", "ppo", "expert", "grpo")
 NAMES = (*EVOLUTION, *GRADIENTS)
 METRIC = "test/env/all/correct"
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
@@ -164,6 +166,8 @@ def contestants(compare: CompareGradients, fields: Mapping[str, str]) -> dict[st
 def begun(recipe: str, name: str) -> AnyConfig:
     """A contestant as it begins, with a recipe's settings."""
     like = cast("Callable[..., train.Config]", recipe_config(recipe))()
+    if name == "grpo":
+        return chz.replace(grpo_of_recipe(recipe), log_path="-")
     if name in GRADIENTS:
         return chz.replace(changed(of_recipe(recipe), {"method": name}), log_path="-")
     if name == "surrogate":

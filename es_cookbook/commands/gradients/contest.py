@@ -11,7 +11,6 @@ KL to the base is that of answers which the last weights gave at temperature 1.
 import contextlib
 import dataclasses
 import functools
-import importlib
 import json
 import multiprocessing
 import resource
@@ -27,7 +26,9 @@ import anyio
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.checkpoints import latest_checkpoint
-from es_cookbook.commands.gradients.policy_gradient import run as run_policy_gradient
+from es_cookbook.baselines.grpo import config as grpo
+from es_cookbook.baselines.grpo.run import main as run_grpo
+from es_cookbook.commands.gradients import as_program
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.engines.base import Engine
@@ -40,7 +41,7 @@ from es_cookbook.runs.directory import CHECKPOINTS, HISTORY
 from es_cookbook.runs.files import replace_file
 from es_cookbook.train.recorded import RecordedRun, rebuild
 
-AnyConfig: TypeAlias = train.Config | policy_gradient.Config
+AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
 """Of a run of evolution strategies, or of gradients."""
 
 
@@ -127,15 +128,19 @@ def _run(config_json: str) -> int:
 
 
 def _run_here(config_json: str, result: Connection) -> None:
-    for name in ("torch", "transformers"):  # What comes after them counts.
-        importlib.import_module(name)
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    del nn, PreTrainedModel  # What comes after them counts.
     before = _most_resident()
     config = config_from_json(config_json, trust_of(config_json))
     try:
         if isinstance(config, train.Config):
             train.run(config)
+        elif isinstance(config, grpo.Config):
+            as_program.run(run_grpo, config)
         else:
-            run_policy_gradient(cast(policy_gradient.Config, config))
+            as_program.run(policy_gradient.main, cast(policy_gradient.Config, config))
         said: int | str = _most_resident() - before
     except ESCookbookError as error:
         said = str(error)
