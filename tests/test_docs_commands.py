@@ -26,6 +26,8 @@ from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.gradients.compare_gradients import CompareGradients, contestants
+from es_cookbook.commands.gradients.grpo import for_trl
+from es_cookbook.commands.gradients.grpo import of_recipe as grpo_of_recipe
 from es_cookbook.commands.gradients.policy_gradient import PolicyGradientConfig, of_recipe
 from es_cookbook.commands.gradients.recipe_option import recipe_in
 from es_cookbook.commands.gradients.sft import SFTCommand, configured
@@ -179,6 +181,9 @@ PARSED_ONLY = {
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
+    r"grpo config=run\.yaml .*": "a file of the reader's; the command's test runs it",
+    r"grpo recipe=mixture .*": "a batch has another name; the trainer's test has one",
+    r"grpo recipe=arithmetic dataset\.held_out=development .*": "takes minutes",
     r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
 }
 """Lines of which the Config alone is built, and what they would need."""
@@ -197,6 +202,7 @@ SHORTENED = {
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
     "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=2"),
+    "grpo": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
     "es_cookbook.recipes.countdown.warm_start": (
@@ -359,6 +365,13 @@ def parse_policy_gradient(options: Sequence[str]) -> None:
         run_cli(lambda _: None, of_recipe(recipe or "countdown"), whole_names(given))
 
 
+def parse_grpo(options: Sequence[str]) -> None:
+    """A recipe's options; arguments of TRL's are checked where TRL is imported."""
+    recipe, others = recipe_in([each for each in options if not each.startswith("config=")])
+    _, given = for_trl(others)
+    run_cli(lambda _: None, grpo_of_recipe(recipe or "countdown"), whole_names(given))
+
+
 def parse_sft(options: Sequence[str]) -> None:
     """Its own options, and what is measured meanwhile."""
     needed = ["dataset.source=x", "model_name=x", "output=x"]
@@ -402,6 +415,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "math": plain(math.CLIConfig),
     "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
     "policy_gradient": parse_policy_gradient,
+    "grpo": parse_grpo,
     "sft": parse_sft,
     "es_cookbook.baselines.sft": parse_sft,
     "compare": parse_compare,
@@ -527,6 +541,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         type_line("arithmetic", [*SHORT, "log_path=runs/es"])
         gradient = ["recipe=arithmetic", "log_path=runs/gradient"]
         type_line("policy_gradient", [*gradient, *SHORTENED["policy_gradient"]])
+        shutil.copytree("runs/gradient", "runs/grpo")  # For lines that read what it writes.
         make_adapter(BUNDLED_MODEL, path / "sft")
         type_line("evaluate", ["log_path=runs/mine", "generation=0", "output=before.json"])
     (path / "es_cookbook").symlink_to(ROOT / "es_cookbook")
@@ -542,8 +557,8 @@ def test_a_line_runs_as_it_stands(
 ) -> None:
     here = tmp_path / "here"
     shutil.copytree(made, here, symlinks=True)
-    if name in {"countdown", "arithmetic", "policy_gradient"}:
-        for run in {"essa", "es", "gradient"}:
+    if name in {"countdown", "arithmetic", "policy_gradient", "grpo"}:
+        for run in {"essa", "es", "gradient", "grpo"}:
             if f"log_path=runs/{run}" in options:
                 shutil.rmtree(here / "runs" / run)
     named_only = name in COMMANDS and not options

@@ -1,0 +1,97 @@
+"""The grpo command: a recipe's settings, options in a file, and arguments of TRL's."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from es_cookbook.__main__ import main as es_cookbook
+from es_cookbook.commands.gradients.options_file import options_in
+from es_cookbook.common.errors import ConfigError
+
+
+def command(*typed: str) -> str:
+    """What a command prints, on either stream."""
+    out = io.StringIO()
+    with (
+        mock.patch("sys.argv", ["es-cookbook", *typed]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        contextlib.suppress(SystemExit),
+    ):
+        es_cookbook()
+    return out.getvalue()
+
+
+FILE = """\
+recipe: arithmetic
+num_generations: 1
+attempts: 99
+learning_rate: 1e-3
+sampling.max_tokens: 2
+temperature_schedule: table
+temperature_schedule.factors: [1.0]
+dataset:
+  num_train: 64
+  num_test: 2
+  problems_per_generation: 2
+trl:
+  adam_beta2: 0.9
+"""
+
+
+def test_a_file_and_the_command_line_are_the_same_config(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(FILE)
+    typed = [
+        *("recipe=arithmetic", "num_generations=1", "learning_rate=1e-3", "sampling.max_tokens=2"),
+        *("temperature_schedule=table", "temperature_schedule.factors=1.0"),
+        *("dataset.num_train=64", "dataset.num_test=2", "dataset.problems_per_generation=2"),
+        "trl.adam_beta2=0.9",
+    ]
+    found: list[object] = []
+    for name, options in (("a", [f"config={tmp_path}/run.yaml"]), ("b", typed)):
+        log_path = tmp_path / name
+        said = command("grpo", *options, f"log_path={log_path}", "attempts=2")
+        assert "everything is in" in said
+        config = json.loads((log_path / "config.json").read_text())
+        assert config.pop("log_path") == str(log_path)
+        found.append(config)
+        assert len((log_path / "losses.csv").read_text().splitlines()) == 2
+    assert found[0] == found[1]
+    assert isinstance(found[0], dict)
+    assert found[0]["attempts"] == 2, "options behind the file change it"
+    assert (found[0]["learning_rate"], found[0]["trl"]) == (1e-3, {"$tuple": ["adam_beta2=0.9"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "must hold options, .* found nothing"),
+        ("- seed", "must hold options, .* found list"),
+        ("a: [", "cannot be read as YAML"),
+        ("a: 2020-01-01", "a must be text, a number, .* found date"),
+        ("a: [[1]]", "found list"),
+        ("1: 2", "options have names, found 1"),
+        ("a: &a [*a]", "found list"),
+        ("a: !!python/object/apply:os.system [ls]", "cannot be read as YAML"),
+    ],
+)
+def test_files_that_hold_no_options(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        options_in(path)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        options_in(tmp_path / "none.yaml")
+
+
+def test_what_is_typed_wrongly() -> None:
+    assert "cannot be read: No such file" in command("grpo", "config=none.yaml")
+    assert "did you mean 'arithmetic'?" in command("grpo", "recipe=arithmetc")
+    assert "missing model_name=" in command("grpo")
+    assert "loss_type=gpro: did you mean 'grpo'?" in command("grpo", "loss_type=gpro")
+    shown = command("grpo", "recipe=arithmetic", "--help")
+    assert "attempts=256" in shown and "trl.NAME=VALUE" in shown
