@@ -29,6 +29,7 @@ RECIPES = {
     "guess_number": ("correct", "well_formed"),
     "calculator": ("correct", "well_formed"),
     "search": ("correct", "well_formed"),
+    "markovian": ("correct", "logprob"),
     "tic_tac_toe": ("loses_to_random", "illegal"),
 }
 """Recipe -> metric that is to rise, and metric of the form; Countdown has `main_job`."""

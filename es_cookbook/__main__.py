@@ -70,6 +70,10 @@ RECIPES = {
         "train a model to use a calculator",
     ),
     "search": ("es_cookbook.recipes.search.train_cli", "train a model to search a corpus"),
+    "markovian": (
+        "es_cookbook.recipes.markovian.train_cli",
+        "train thoughts from which alone answers can be read",
+    ),
     "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
 }
 

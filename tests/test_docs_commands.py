@@ -65,6 +65,9 @@ from es_cookbook.recipes.guess_number import warm_start as guess_warm_start
 from es_cookbook.recipes.logic import errors as logic_errors
 from es_cookbook.recipes.logic import train_cli as logic
 from es_cookbook.recipes.logic import warm_start as logic_warm_start
+from es_cookbook.recipes.markovian import study as markovian_study
+from es_cookbook.recipes.markovian import train_cli as markovian
+from es_cookbook.recipes.markovian import warm_start as markovian_warm_start
 from es_cookbook.recipes.math import train_cli as math
 from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.mixture import train_cli as mixture
@@ -224,6 +227,9 @@ COVERED = {
     "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
     "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
     "rush_hour": "128 genomes; the recipe's own test runs it",
+    "markovian": "the recipe's own test runs it",
+    "es_cookbook.recipes.markovian.study": "the recipe's own test runs it",
+    "es_cookbook.recipes.markovian.warm_start": "the recipe's own test runs it",
     "crossword": "a batch has another name; the recipe's own test runs it",
     "alignment": "the same",
     "es_cookbook.recipes.alignment.pairs": "the recipe's own test runs it",
@@ -401,6 +407,9 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "pairwise": plain(pairwise.CLIConfig),
     "es_cookbook.recipes.pairwise.additions": plain(pairwise_additions.Config, "output=x"),
     "es_cookbook.recipes.pairwise.warm_start": plain(pairwise_warm_start.Config, "output=x"),
+    "markovian": plain(markovian.CLIConfig),
+    "es_cookbook.recipes.markovian.study": plain(markovian_study.Config, "log_path=x"),
+    "es_cookbook.recipes.markovian.warm_start": plain(markovian_warm_start.Config, "output=x"),
     "crossword": plain(crossword.CLIConfig),
     "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
     "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),

@@ -21,6 +21,11 @@ The methods are three ways to make weights of rewards:
 - `expert`: supervised training on the answers that were right, or earned the most of their group
   (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
 
+A reward may itself be a log-probability, of a text that the model reads (`StepResult.reading`, as
+in the recipe markovian). Then it has a gradient of its own: `reading` times the mean
+log-probability of that text is maximised beside, for all rollouts, or those that are kept. With
+`normalise=False` both together are the gradient of the expected reward.
+
 A chat of several turns is one sequence, in which the model's own tokens have a loss and the Env's
 have none. A lost rollout (reward NaN) is left out, also of its group's mean. Answers come from an
 engine, which gets the moved weights after each generation (`gradient_run`). Left out: a value
@@ -47,7 +52,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.objectives import SOLVED
 from es_cookbook.rl.rollouts import rollout_metrics
-from es_cookbook.rl.sequences import Example, sequences_of
+from es_cookbook.rl.sequences import Example, readings_of, sequences_of
 from es_cookbook.rl.surrogate import group_weights
 from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 
@@ -63,14 +68,24 @@ class Method(ABC):
 
     epochs: int = chz.field(default=1, doc="times that a generation's answers are learned from")
     steps: int = chz.field(default=1, doc="of the optimizer in an epoch, on equal shares of them")
+    reading: float = chz.field(
+        default=1.0,
+        doc="weight of the reward's own gradient, where it is how likely a text is that the model "
+        "reads; 0 leaves it out",
+    )
 
     @chz.validate
     def _counts(self) -> None:
         check_range(self, "epochs", "steps", at_least=1)
+        check_range(self, "reading", at_least=0)
 
     @abstractmethod
     def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
         """One weight for each answer of a group; rewards are finite, `solved` NaN if not known."""
+
+    def reading_weights(self, weights_K: Sequence[float]) -> list[float]:
+        """One weight for what was read in each answer of a group, of these weights."""
+        return [self.reading] * len(weights_K)
 
     def objective(
         self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
@@ -143,6 +158,10 @@ class Expert(Method):
         best, worst = max(rewards_K, default=0.0), min(rewards_K, default=0.0)
         return [float(worst < best == reward) for reward in rewards_K]
 
+    @override
+    def reading_weights(self, weights_K: Sequence[float]) -> list[float]:
+        return [self.reading * weight for weight in weights_K]
+
 
 _METHODS = Names(
     {
@@ -212,9 +231,12 @@ def to_examples(method: Method, groups_P: Sequence[TrajectoryGroup]) -> tuple[li
         ]
         num_rollouts += len(ended)
         weights_K = method.weights([r for _, r, _ in ended], [s for *_, s in ended])
-        for (trajectory, *_), weight in zip(ended, weights_K, strict=True):
+        both_K = zip(weights_K, method.reading_weights(weights_K), strict=True)
+        for (trajectory, *_), (weight, of_read) in zip(ended, both_K, strict=True):
             if weight:
                 found.update(sequences_of(trajectory, weight))
+            if of_read:
+                found.update(readings_of(trajectory, of_read))
     examples = [dataclasses.replace(example, count=count) for example, count in found.items()]
     return examples, 1 / max(num_rollouts, 1)
 
@@ -238,7 +260,7 @@ def learn(
             of_one = method.steps * share
             norms.append(learner.step(part, method.objective, learning_rate, of_one)[1])
     return {
-        "policy/weighted": share * sum(example.count for example in examples),
+        "policy/weighted": share * sum(each.count for each in examples if not each.is_read),
         "policy/gradient_norm": math.fsum(norms) / len(norms) if norms else 0.0,
         "optimizer/learning_rate": learning_rate,
     }

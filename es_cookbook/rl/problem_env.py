@@ -17,6 +17,7 @@ from es_cookbook.rl.types import (
     Logs,
     Metrics,
     Observation,
+    Reading,
     StepResult,
     Tokenizer,
 )
@@ -24,11 +25,15 @@ from es_cookbook.rl.types import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grade:
-    """What an answer earned: a finite reward, numbers to average over rollouts, text to show."""
+    """What an answer earned: a finite reward, numbers to average over rollouts, text to show.
+
+    `reading` is as in `StepResult`.
+    """
 
     reward: float
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
     logs: Logs = dataclasses.field(default_factory=dict[str, str])
+    reading: Reading | None = None
 
 
 class ProblemEnv(Env):
@@ -63,7 +68,13 @@ class ProblemEnv(Env):
     async def step(self, action: Action) -> StepResult:
         """Grade the answer and end the rollout."""
         grade = await self.graded(action.text)
-        return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
+        return StepResult(
+            grade.reward,
+            done=True,
+            metrics=grade.metrics,
+            logs=grade.logs,
+            reading=grade.reading,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

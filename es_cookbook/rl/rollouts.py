@@ -57,7 +57,14 @@ async def run_rollout(env: Env, policy: Policy) -> Trajectory:
         turn_begins()
         result = _checked_result(env, await env.step(action))
         transitions.append(
-            Transition(observation, action, float(result.reward), result.metrics, result.logs)
+            Transition(
+                observation,
+                action,
+                float(result.reward),
+                result.metrics,
+                result.logs,
+                result.reading,
+            )
         )
         if result.done:
             return Trajectory(tuple(transitions))

@@ -21,6 +21,7 @@ class Example:
         sampled_T: log-probabilities with which those that have a loss were sampled, 0 elsewhere;
             () where they do not matter.
         count: how many alike it stands for.
+        is_read: whether what has a loss was given to the model to read, and not sampled.
     """
 
     tokens_T: tuple[int, ...]
@@ -28,6 +29,7 @@ class Example:
     weight: float = 1.0
     sampled_T: tuple[float, ...] = ()
     count: int = 1
+    is_read: bool = False
 
 
 def sequences_of(trajectory: Trajectory, weight: float) -> list[Example]:
@@ -59,3 +61,22 @@ def sequences_of(trajectory: Trajectory, weight: float) -> list[Example]:
         add(transition.action.tokens_T, transition.action.logprobs_T)
     close()
     return found
+
+
+def readings_of(trajectory: Trajectory, weight: float) -> list[Example]:
+    """What an Env had the model read for its reward: the mean over a text's tokens has the weight.
+
+    The gradient of the sequences is that of `weight` times the mean log-probability.
+    """
+    found = (each.reading for each in trajectory.transitions)
+    return [
+        Example(
+            read.prompt_T + read.continuation_T,
+            (False,) * len(read.prompt_T) + (True,) * len(read.continuation_T),
+            weight / len(read.continuation_T),
+            (0.0,) * len(read.prompt_T) + read.logprobs_T,
+            is_read=True,
+        )
+        for read in found
+        if read is not None
+    ]

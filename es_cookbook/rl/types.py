@@ -100,6 +100,24 @@ class Action:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """A text that the policy read, and whose mean log-probability a step's reward contains.
+
+    Such a reward depends on the weights, so it has a gradient of its own, beside that of what was
+    sampled. Evolution strategies need nothing of it.
+
+    Attributes:
+        prompt_T: what stands before the text, at least one token.
+        continuation_T: the text, at least one token.
+        logprobs_T: the policy's log-probability of each of its tokens.
+    """
+
+    prompt_T: tuple[int, ...]
+    continuation_T: tuple[int, ...]
+    logprobs_T: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
     """An Env's response to an action.
 
@@ -109,6 +127,7 @@ class StepResult:
         next_observation: what the policy sees next.
         metrics: numbers, averaged over rollouts and reported as `env/<tag>/<metric>`.
         logs: text shown with sampled rollouts.
+        reading: the text whose mean log-probability is in the reward, for policy gradients.
     """
 
     reward: float
@@ -116,6 +135,7 @@ class StepResult:
     next_observation: Observation | None = None
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
     logs: Logs = dataclasses.field(default_factory=dict[str, str])
+    reading: Reading | None = None
 
 
 Answer: TypeAlias = Callable[[Observation, SamplingParams, int], Awaitable[Action]]
@@ -203,6 +223,7 @@ class Transition:
     reward: float
     metrics: Metrics
     logs: Logs
+    reading: Reading | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

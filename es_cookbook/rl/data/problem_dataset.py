@@ -80,12 +80,12 @@ class ProblemDataset(EpochDataset[ProblemGroupBuilder]):
         option: str = "dataset.problems_per_generation",
     ) -> None:
         super().__init__(builders, problems_per_generation, seed, option)
-        self._held_out = held_out
+        self.held_out = held_out
 
     async def validate(self, context_length: int) -> None:
         """Check every prompt's length and grade every gold answer, of held-out problems too."""
         say(f"checking {len(self.builders):,} training problems")
-        for builder in (*self.builders, *self._held_out):
+        for builder in (*self.builders, *self.held_out):
             await check_problem(builder, context_length)
 
 

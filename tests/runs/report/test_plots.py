@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
+from es_cookbook.runs.report.plots import Line, draw, draw_bars, require_matplotlib
 
 LINES = {
     "plain": Line([0, 100, 200], [[1.0, 2.0, 3.0], [1.0, 3.0, 5.0]]),
@@ -32,6 +32,21 @@ def test_the_same_numbers_are_the_same_bytes(tmp_path: Path) -> None:
     first = [path.read_bytes() for path in drawn(tmp_path)]
     assert [path.read_bytes() for path in drawn(tmp_path)] == first
     assert [path.read_bytes() for path in drawn(tmp_path, log_y=True)] != first
+
+
+def test_bars_stand_by_group_and_name_with_their_intervals(tmp_path: Path) -> None:
+    bars = {
+        "one": {"right": (0.5, 0.4, 0.7)},
+        "two": {"right": (0.2, 0.1, 0.3), "leaks": (0, 0, 0)},
+    }
+    paths = draw_bars(tmp_path / "bars", bars, title="A title", y_label="share")
+    assert [path.suffix for path in paths] == [".png", ".svg"]
+    text = paths[1].read_text()
+    for words in ("A title", "share", "one", "two", "right", "leaks"):
+        assert f"<!-- {words} -->" in text
+    wider = {"one": {"right": (0.5, 0.1, 0.9)}}
+    first = draw_bars(tmp_path / "a", {"one": bars["one"]}, title="", y_label="")[0].read_bytes()
+    assert draw_bars(tmp_path / "a", wider, title="", y_label="")[0].read_bytes() != first
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(

@@ -1,0 +1,156 @@
+"""What a thought is worth, measured where it is read: Envs of the study, which train nobody.
+
+`Studied` has the policy think about a problem and measures the thought, by metrics:
+
+    correct, correct/<extraction>   the answer behind it is right, wherever it stands in the text
+    logprob                         mean log-probability of the answer's tokens behind it
+    leaks                           the thought has the answer in it
+    fragility/<damage>/<percent>    how much of `logprob` is lost where the thought is damaged
+    fragility                       the mean of these over all damages above 0 %
+    written, unrelated              `logprob` of the hand-written thought, and of another problem's
+    useful                          whether the first is higher
+
+`Scored` reads a thought that somebody else wrote, and samples nothing: `logprob` behind it, and
+`informs`, how much of that is lost without any thought.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import get_args
+
+from typing_extensions import override
+
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.markovian.answers import Extraction, given_answer, is_right, leaks
+from es_cookbook.recipes.markovian.damages import DAMAGES, SHARES, damaged
+from es_cookbook.recipes.markovian.env import Asked, MarkovianProblem
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    Observation,
+    StepResult,
+)
+
+FRAGILITY = "fragility"
+EXTRACTIONS: tuple[Extraction, ...] = get_args(Extraction)
+
+
+def fragility_metric(damage: str, share: float) -> str:
+    """Its name: `fragility/delete/20`."""
+    return f"{FRAGILITY}/{damage}/{100 * share:.0f}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Studied(EnvGroupBuilder):
+    """A problem about which the policy is to think.
+
+    Attributes:
+        name: of the problem.
+        asked: the problem.
+        unrelated: the hand-written thought about a problem with another answer, if there is one.
+        seed: of what is damaged.
+    """
+
+    name: str
+    asked: Asked
+    unrelated: str | None
+    seed: int
+
+    @override
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return EnvGroup([_StudiedEnv(self) for _ in range(num_envs)])
+
+
+class _StudiedEnv(Env):
+    def __init__(self, studied: Studied) -> None:
+        self._studied = studied
+
+    @override
+    async def initial_observation(self) -> Observation:
+        return self._studied.asked.observation
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        studied, asked, thought = self._studied, self._studied.asked, action.text
+        whole = await asked.logprob(thought, self.policy)
+        answer = await asked.answer(thought, self.policy)
+        metrics = {
+            "correct": float(asked.is_right(answer)),
+            "logprob": whole,
+            "leaks": float(leaks(thought, asked.gold)),
+        }
+        for extraction in EXTRACTIONS:
+            found = given_answer(answer, asked.gold, extraction)
+            metrics[f"correct/{extraction}"] = float(is_right(found, asked.gold))
+        metrics |= await self._fragility(thought, whole)
+        if asked.thought is not None and studied.unrelated is not None:
+            metrics["written"] = await asked.logprob(asked.thought, self.policy)
+            metrics["unrelated"] = await asked.logprob(studied.unrelated, self.policy)
+            metrics["useful"] = float(metrics["written"] > metrics["unrelated"])
+        logs = {"thought": thought, "answer": answer}
+        return StepResult(whole, done=True, metrics=metrics, logs=logs)
+
+    async def _fragility(self, thought: str, whole: float) -> dict[str, float]:
+        lost: dict[str, float] = {}
+        known = {thought: whole}
+        for damage in DAMAGES:
+            for share in SHARES:
+                left = damaged(thought, damage, share, self._studied.seed)
+                if left not in known:
+                    known[left] = await self._studied.asked.logprob(left, self.policy)
+                lost[fragility_metric(damage, share)] = whole - known[left]
+        above = [lost[fragility_metric(damage, s)] for damage in DAMAGES for s in SHARES if s > 0]
+        return {**lost, FRAGILITY: statistics.fmean(above)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored(EnvGroupBuilder):
+    """A problem with a thought about it, which the policy reads."""
+
+    name: str
+    asked: Asked
+    thought: str
+
+    @override
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return EnvGroup([_ScoredEnv(self) for _ in range(num_envs)])
+
+
+class _ScoredEnv(Env):
+    def __init__(self, scored: Scored) -> None:
+        self._scored = scored
+
+    @override
+    async def initial_observation(self) -> Observation:
+        return self._scored.asked.observation
+
+    @override
+    async def act(self, observation: Observation) -> Action:
+        return Action((), self._scored.thought, "stop")
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        asked = self._scored.asked
+        logprob = await asked.logprob(action.text, self.policy)
+        informs = logprob - await asked.logprob("", self.policy)
+        return StepResult(logprob, done=True, metrics={"logprob": logprob, "informs": informs})
+
+
+def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[Studied]:
+    """The problems, each with the thought of the next one that has another answer."""
+    found: list[Studied] = []
+    for p, problem in enumerate(problems_P):
+        later = (*problems_P[p + 1 :], *problems_P[:p])
+        unrelated = next(
+            (
+                other.asked.thought
+                for other in later
+                if other.asked.thought is not None and other.asked.gold != problem.asked.gold
+            ),
+            None,
+        )
+        found.append(Studied(problem.name, problem.asked, unrelated, derive_seed(seed, "study", p)))
+    return found

@@ -1,0 +1,395 @@
+"""The recipe markovian: its Env on a real engine, its data, its command line, and runs."""
+
+import json
+import math
+import pickle
+import random
+from collections.abc import AsyncIterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from es_cookbook.__main__ import main as es_cookbook
+from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import Engine, LogprobsRequest, Target
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.recipes.markovian import warm_start
+from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder
+from es_cookbook.recipes.markovian.env import MarkovianEnv, MarkovianProblem
+from es_cookbook.recipes.markovian.problems import Problem, Sum, generate_sums
+from es_cookbook.recipes.markovian.template import Compact, Template, tokens_of
+from es_cookbook.recipes.markovian.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import (
+    Action,
+    EnvGroupBuilder,
+    Observation,
+    SamplingParams,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+pytestmark = pytest.mark.anyio
+
+TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
+SHORT = (
+    *("trackers=JsonlTrackerBuilder", "num_generations=2", "eval_every=0"),
+    *("dataset.problems_per_generation=2", "dataset.num_train=8", "dataset.num_test=4"),
+)
+
+
+def parsed(*options: str) -> CLIConfig:
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    return seen[0]
+
+
+def problem(
+    answer: str = "19", markovian: bool = True, question: str = "3+5+9+2"
+) -> MarkovianProblem:
+    builder = MarkovianDatasetBuilder(markovian=markovian)
+    return builder.builder("it", Problem(question, answer), TOKENIZER)
+
+
+def genomes(count: int, sigma: float = 0.3) -> list[Genome]:
+    return [Genome((Term(derive_seed(0, "test", g), sigma),)) for g in range(count)]
+
+
+@pytest.fixture(scope="module")
+async def engine() -> AsyncIterator[Engine]:
+    built = await TorchEngineBuilder(device="cpu", num_lanes=1)(
+        model_name=str(BUNDLED_MODEL), search_space=LowRank()
+    )
+    yield built
+    await built.close()
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Given(MarkovianEnv):
+    """Thinks what it is given."""
+
+    thought = ""
+
+    async def act(self, observation: Observation) -> Action:
+        return Action((), self.thought, "stop")
+
+
+async def graded(
+    engine: Engine,
+    of: MarkovianProblem,
+    thought: str,
+    population: list[Genome] | None = None,
+) -> list[Transition]:
+    """What the centre, or each genome, earns with this thought; without the base's part."""
+
+    def make_env() -> Given:
+        env = Given(of.asked)
+        env.thought = thought
+        return env
+
+    given = ProblemGroupBuilder(make_env, "given")
+    groups = await rollouts(engine, given, population)
+    found: list[Transition] = []
+    for (trajectory,) in groups.trajectories_G_K:
+        assert isinstance(trajectory, Trajectory), trajectory.traceback
+        found.append(trajectory.transitions[0])
+    return found
+
+
+async def rollouts(
+    engine: Engine, of: EnvGroupBuilder, population: list[Genome] | None = None
+) -> TrajectoryGroup:
+    sampling = SamplingParams(max_tokens=12)
+    sampler = PopulationSampler(engine, sampling=sampling, max_failed_fraction=0.0)
+    if population is None:
+        return (await sampler.rollout_centre([of], sampling))[0]
+    return (await sampler.rollout(0, [of], population))[0]
+
+
+async def mean_logprob(engine: Engine, target: Target, read: str, gold: str) -> float:
+    """From the engine itself, of texts written out."""
+    request = LogprobsRequest(target, tokens_of(TOKENIZER, read), tokens_of(TOKENIZER, gold))
+    logprobs_T = await engine.logprobs(request)
+    return math.fsum(logprobs_T) / len(logprobs_T)
+
+
+# --- reading and the reward ----------------------------------------------------------------------
+
+
+def test_the_reader_sees_the_thought_and_not_the_question_unless_it_is_to() -> None:
+    def read(markovian: bool, question: str) -> str:
+        asked = problem("1", markovian, question).asked
+        return str(TOKENIZER.decode(asked.reader("=8,17,19", 100)))
+
+    assert read(True, "3+5+9+2") == read(True, "1+1") == "?:=8,17,19>"
+    assert read(False, "3+5+9+2") == "3+5+9+2:=8,17,19>"
+    # A question that holds the redaction mark, or a brace, is no template.
+    assert read(True, "?+1") == "?:=8,17,19>"
+    assert read(False, "?+1") == "?+1:=8,17,19>"
+
+
+def test_a_thought_that_does_not_fit_loses_its_end_and_never_the_mark() -> None:
+    reader = problem().asked.reader
+    assert TOKENIZER.decode(reader("=8,17,19", 6)) == "?:=8,>"
+    assert TOKENIZER.decode(reader("1" * 100_000, 6)) == "?:111>"
+    assert TOKENIZER.decode(reader("=8", 0)) == "?:>"
+
+
+def test_names_of_special_tokens_in_a_thought_are_text() -> None:
+    assert TOKENIZER.eos_token_id not in tokens_of(TOKENIZER, "1<eos>2")
+    assert TOKENIZER.eos_token_id in TOKENIZER.encode("1<eos>2")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("text", "no question", r"template.text must have \{question\} once, found 0 times"),
+        ("text", "{question} {question}", "found 2 times"),
+        ("redaction", "", "template.redaction must be some text"),
+        ("answer_mark", "", "template.answer_mark must be some text"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused(field: str, value: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Template(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("thought", "leaks"),
+    [
+        ("=8,17,19", 1),
+        ("", 0),
+        ("19", 1),
+        ("190,119", 0),
+        ("?:3+5+9+2>", 0),
+        ("<eos>19<eos>", 1),
+    ],
+)
+async def test_the_reward_is_how_likely_the_answer_is_behind_the_thought(
+    engine: Engine, thought: str, leaks: float
+) -> None:
+    (step,) = await graded(engine, problem(), thought)
+    read = f"?:{thought}>"
+    assert step.reward == pytest.approx(await mean_logprob(engine, "centre", read, "19"), abs=1e-5)
+    assert step.metrics["logprob"] == step.reward
+    assert step.metrics["leaks"] == leaks
+    assert step.reading is not None and len(step.reading.continuation_T) == 2
+    assert math.fsum(step.reading.logprobs_T) / 2 == pytest.approx(step.reward)
+
+
+async def test_a_huge_thought_is_cut_and_read(engine: Engine) -> None:
+    (step,) = await graded(engine, problem(), "8," * 50_000)
+    context = engine.traits.context_length
+    assert step.reading is not None
+    assert len(step.reading.prompt_T) + 4 == context
+    assert math.isfinite(step.reward)
+
+
+async def test_without_the_question_a_thought_says_the_same_of_any_and_with_it_not(
+    engine: Engine,
+) -> None:
+    def asked(markovian: bool, question: str) -> MarkovianProblem:
+        return problem("19", markovian, question)
+
+    thought = "~8,17,20"
+    rewards = {
+        (markovian, question): (await graded(engine, asked(markovian, question), thought))[0].reward
+        for markovian in (True, False)
+        for question in ("3+5+9+2", "1+1+1+1")
+    }
+    assert rewards[True, "3+5+9+2"] == rewards[True, "1+1+1+1"]
+    assert rewards[False, "3+5+9+2"] > rewards[False, "1+1+1+1"] + 1
+
+
+async def test_a_genome_reads_what_it_thought_and_not_the_base(engine: Engine) -> None:
+    population = genomes(3)
+    steps = await graded(engine, problem(), "=8,17,19", population)
+    rewards_G = [step.reward for step in steps]
+    assert len(set(rewards_G)) == 3, "one thought, and three readers"
+    async with engine.lend() as host:
+        await host.load(population)
+        expected_G = [
+            await mean_logprob(engine, g, "?:=8,17,19>", "19") for g in range(len(population))
+        ]
+    base = await mean_logprob(engine, "base", "?:=8,17,19>", "19")
+    assert rewards_G == pytest.approx(expected_G, abs=1e-5)
+    assert all(abs(reward - base) > 1e-3 for reward in rewards_G)
+
+
+async def test_the_group_is_paid_less_what_the_base_reads_in_its_own_thought(
+    engine: Engine,
+) -> None:
+    group = await rollouts(engine, problem(), genomes(2))
+    assert group.group_rewards_G_K is not None and group.group_metrics_G_K is not None
+    thought_T = (await rollouts(engine, problem())).trajectories_G_K[0][0]
+    assert isinstance(thought_T, Trajectory)  # The centre is the base.
+    own = thought_T.transitions[0]
+    base = await mean_logprob(engine, "base", f"?:{own.action.text}>", "19")
+    for (reward,), (metrics,) in zip(group.group_rewards_G_K, group.group_metrics_G_K, strict=True):
+        assert reward == pytest.approx(-base, abs=1e-5)
+        assert metrics["base_logprob"] == pytest.approx(base, abs=1e-5)
+    alone = await rollouts(engine, problem())
+    assert alone.rewards_G_K[0][0] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
+
+
+async def test_the_answer_that_is_measured_is_sampled_behind_the_thought(engine: Engine) -> None:
+    (right,) = await graded(engine, problem("19"), "=8,17,19")
+    (wrong,) = await graded(engine, problem("19"), "=8,17,26")
+    assert (right.metrics["correct"], right.logs["answer"]) == (1, "19")
+    assert (wrong.metrics["correct"], wrong.logs["answer"]) == (0, "26")
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def test_sums_are_worked_out_as_arithmetic_has_it() -> None:
+    rng = random.Random(0)
+    for total in islice(
+        generate_sums(0, "train", num_terms=6, num_digits=2, operations="+-*"), 200
+    ):
+        assert total.totals[-1] == eval(total.question), "of digits and signs alone"
+        assert total.problem.answer == total.thought.split(",")[-1]
+        shuffled = list(zip(total.signs, total.terms, strict=True))
+        rng.shuffle(shuffled)
+        signs, terms = zip(*shuffled, strict=True)
+        assert Sum(terms, signs).fold == "train", "in any order"
+    folds = {
+        fold: {
+            total.question
+            for total in islice(
+                generate_sums(1, fold, num_terms=3, num_digits=1, operations="+"), 60
+            )
+        }
+        for fold in ("train", "development", "test")
+    }
+    assert not folds["train"] & folds["test"] and not folds["development"] & folds["test"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"operations": "+/"}, r"operations must be some of \+-\*, found '\+/'"),
+        ({"operations": ""}, "operations must be some of"),
+        ({"num_terms": 1}, "num_terms must be in"),
+        ({"test_source": "x.jsonl"}, "test_source needs source"),
+        ({"fold": 10}, "fold must be in"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        MarkovianDatasetBuilder(**options)
+
+
+async def test_fifteen_numbers_of_two_digits_are_a_data_set() -> None:
+    options = ("dataset.num_terms=15", "dataset.num_digits=2", "dataset.num_train=40")
+    built = await parsed(*options, "dataset.operations=+-*").dataset(TOKENIZER)
+    await built.train.validate(256)
+    with pytest.raises(DataError, match=r"generated sum .* leaves no room in the engine's context"):
+        await built.train.validate(12)
+    assert pickle.loads(pickle.dumps(built.test_P[0])).name == getattr(built.test_P[0], "name", "")
+
+
+async def test_an_answer_needs_room_where_it_is_read(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "1", "answer": "2" * 50}) + "\n")
+    builder = MarkovianDatasetBuilder(source=str(rows), num_test=0, problems_per_generation=1)
+    built = await builder(TOKENIZER)
+    with pytest.raises(DataError, match="leaves no room"):
+        await built.train.validate(50)
+    await built.train.validate(64)
+
+
+async def test_an_answer_of_which_no_tokens_are_made_is_refused(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "1", "answer": "é"}) + "\n")
+    builder = MarkovianDatasetBuilder(source=str(rows), num_test=0, problems_per_generation=1)
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: .* makes no tokens of 'é'"):
+        await builder(TOKENIZER)
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def test_the_config_round_trips_through_json() -> None:
+    config = parsed(
+        *("dataset.markovian=False", "dataset.template=words", "dataset.template.redaction=[gone]"),
+        "dataset.operations=+-",
+    )
+    again = config_from_json(config_to_json(config))
+    assert type(again) is CLIConfig and again == config
+    assert isinstance(config.dataset, MarkovianDatasetBuilder)
+    assert config.dataset.template == Template(redaction="[gone]")
+    default = CLIConfig().dataset
+    assert isinstance(default, MarkovianDatasetBuilder) and default.template == Compact()
+
+
+def test_a_run_of_two_generations_pays_the_difference_to_the_base(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_cli(
+        main, CLIConfig, (f"log_path={tmp_path / 'run'}", "optimizer.population_size=4", *SHORT)
+    )
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    first, second, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
+    for row in (first, second):
+        paid = row["env/all/logprob"] - row["env/all/base_logprob"]
+        assert row["reward/mean"] == pytest.approx(paid)
+    assert last["test/reward/mean"] != 0.0
+    assert first["test/env/all/base_logprob"] == last["test/env/all/base_logprob"], "frozen"
+
+
+def test_a_policy_gradient_reads_with_the_model_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("attempts=8", "learning_rate=0.003", f"log_path={tmp_path / 'run'}", *SHORT)
+    program = ["es-cookbook", "policy_gradient", "recipe=markovian", *options]
+    monkeypatch.setattr("sys.argv", program)
+    es_cookbook()
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    first, _, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6)
+    assert last["test/env/all/base_logprob"] == first["test/env/all/base_logprob"], "frozen"
+    assert last["test/reward/mean"] != 0.0, "it reads with other weights than the base"
+
+
+def test_the_bundled_model_can_work_sums_out_and_would_rather_babble() -> None:
+    """The point of the warm start; the README's numbers come from the command it names."""
+    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 1_000_000
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    stream = generate_sums(0, "development", num_terms=4, num_digits=1, operations="+")
+    found = warm_start.measure(model, TOKENIZER, list(islice(stream, 60)))
+    assert found["works it out"] < 0.25
+    assert found["right, own thought"] < 0.35
+    assert found["right behind ="] > 0.9
+    assert found["right, totals"] > 0.95
+    assert found["right, question alone"] > 0.9
+
+
+def test_the_warm_start_is_seeded_and_loads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warm_start, "NUM_MEASURED", 4)
+    weights: list[bytes] = []
+    for name in ("a", "b"):
+        warm_start.main(warm_start.Config(output=str(tmp_path / name), steps=2, batch_size=6))
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert "works it out" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="output must be a new directory"):
+        warm_start.main(warm_start.Config(output=str(tmp_path)))
