@@ -88,8 +88,8 @@ def test_both_parts_are_the_gradient_of_the_expected_reward(tmp_path: Path) -> N
             for token, reward in zip(thoughts, rewards, strict=True)
         ]
     ).mean()
-    gradients = torch.autograd.grad(wanted, list(learner.weights.values()), allow_unused=True)
-    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients if g is not None))
+    gradients = torch.autograd.grad(wanted, list(learner.weights.values()))
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
 
     trajectories = [thought(t, r.item()) for t, r in zip(thoughts, rewards, strict=True)]
     method = Group(normalise=False)

@@ -15,7 +15,7 @@ from es_cookbook.recipes.markovian.answers import Extraction
 from es_cookbook.recipes.markovian.env import Asked, MarkovianEnv, MarkovianProblem
 from es_cookbook.recipes.markovian.problems import FOLDS, Problem, generate_sums
 from es_cookbook.recipes.markovian.rows import read_problem
-from es_cookbook.recipes.markovian.template import TEMPLATE_NAMES, Template, tokens_of
+from es_cookbook.recipes.markovian.template import TEMPLATE_NAMES, Template
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
 from es_cookbook.rl.data.rows import check_sources
 from es_cookbook.rl.data.splits import load_splits
@@ -123,7 +123,7 @@ class MarkovianDatasetBuilder(RLDatasetBuilder):
 
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> MarkovianProblem:
         """A problem as its policy meets it."""
-        gold_T = tokens_of(tokenizer, problem.answer)
+        gold_T = self.template.answer(problem.answer, tokenizer)
         prompt_T = self.template.prompt(problem.question, tokenizer)
         reader = self.template.reader(problem.question, tokenizer, self.markovian)
         shown = (problem.answer, gold_T), (problem.question, prompt_T), ("", reader.prompt_T)

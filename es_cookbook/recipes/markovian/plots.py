@@ -31,8 +31,8 @@ def draw_study(
     for i, (name, found) in enumerate(of_runs.items()):
         lines = {damage: Line(percents, [_lost(found, [damage])]) for damage in DAMAGES}
         file = directory / ("fragility" if i == 0 else "fragility_against")
-        labels = {"x_label": _DAMAGED, "y_label": _LOST}
-        paths += draw(file, lines, title=f"{name}: damaged thoughts", **labels)
+        title = f"{name}: damaged thoughts"
+        paths += draw(file, lines, title=title, x_label=_DAMAGED, y_label=_LOST)
     if len(of_runs) > 1:
         lines = {name: Line(percents, [_lost(found, DAMAGES)]) for name, found in of_runs.items()}
         file = directory / "fragility_both"

@@ -137,7 +137,9 @@ def _cut(row: Row, tokenizer: Tokenizer, asked: int, answered: int) -> tuple[str
             f"continuation_tokens={answered} need {asked + answered}; give longer texts or less"
         )
     parts = tokens_T[:asked], tokens_T[asked : asked + answered]
-    question, answer = (str(tokenizer.decode(part, skip_special_tokens=False)) for part in parts)
+    question, answer = (
+        str(tokenizer.decode(list(part), skip_special_tokens=False)) for part in parts
+    )
     return question.strip(), answer.strip()
 
 

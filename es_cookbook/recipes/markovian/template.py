@@ -54,7 +54,15 @@ class Template:
     def reader(self, question: str, tokenizer: Tokenizer, markovian: bool) -> "Reader":
         """How thoughts about a question are read; Markovian: without it."""
         shown = self.redaction if markovian else question
-        return Reader(tokenizer, self.prompt(shown, tokenizer), self.answer_mark)
+        return Reader(tokenizer, self.prompt(shown, tokenizer), self._mark)
+
+    def answer(self, answer: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The tokens of an answer; spaces at the end of the mark are its own, as in any text."""
+        return tokens_of(tokenizer, self.answer_mark[len(self._mark) :] + answer)
+
+    @property
+    def _mark(self) -> str:
+        return self.answer_mark.rstrip(" ")
 
 
 @chz.chz

@@ -46,7 +46,7 @@ class CLIConfig(train.Config):
     dataset: RLDatasetBuilder = dataset_field(MarkovianDatasetBuilder, "questions")
     optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
     sampling: SamplingParams = sampling_field(max_tokens=12)
-    num_generations: int = num_generations_field(12)
+    num_generations: int = num_generations_field(16)
     eval_every: int = eval_every_field(4)
     log_path: str = log_path_field("markovian")
 

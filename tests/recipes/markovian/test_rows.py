@@ -17,7 +17,7 @@ from es_cookbook.rl.data.rows import Row
 pytestmark = pytest.mark.anyio
 
 TOKENIZER = build_tokenizer(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,?+=#-\n"
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789ĠĊ.,?+=#-"
 )
 GSM8K = {"question": "Ann has 3 pens and buys 4. How many?", "answer": "3+4=<<3+4=7>>7\n#### 1,007"}
 MMLU = {
