@@ -1,7 +1,6 @@
 """Policy gradients, small and whole: group baseline, PPO's clipping, expert iteration.
 
     es-cookbook policy_gradient recipe=arithmetic
-    es-cookbook policy_gradient recipe=countdown method=ppo method.clip=0.1
 
 What `es_cookbook.evolution.optimizers.es` is for evolution strategies: the same problems, Envs and
 rewards, and a gradient in place of a population. In each generation the model answers every problem
@@ -11,25 +10,22 @@ K times at temperature 1, and what it said becomes likelier or less likely:
 
 The methods are three ways to make weights of rewards:
 
-- `group`: the reward less the mean of the group, the K answers to one problem. REINFORCE with that
-  baseline, as in GRPO (Shao et al. 2024, arXiv:2402.03300). Divided by the group's standard
-  deviation as there, or not, as in Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). No answer is
-  divided by its length, which would make wrong answers longer.
+- `group`: the reward less the mean of the K answers to one problem, as in GRPO (Shao et al. 2024,
+  arXiv:2402.03300). Divided by their standard deviation as there, or not, as in Dr. GRPO (Liu et
+  al. 2025, arXiv:2503.20783). No answer is divided by its length: wrong ones would get longer.
 - `ppo`: the same weights for several steps on one batch. Each token's log-probability is replaced
   by its ratio to the one with which it was sampled, and once that has left 1 ± clip in the wanted
   direction the token has no gradient (Schulman et al. 2017, arXiv:1707.06347).
 - `expert`: supervised training on the answers that were right, or earned the most of their group
   (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
 
-A reward may itself be a log-probability, of a text that the model reads (`StepResult.reading`, as
-in the recipe markovian). Then it has a gradient of its own: `reading` times the mean
-log-probability of that text is maximised beside, for all rollouts, or those that are kept. With
-`normalise=False` both together are the gradient of the expected reward.
+A reward may be how likely a text is that the model reads (`StepResult.reading`, as in the recipe
+markovian). Then it has a gradient of its own: `reading` times the text's mean log-probability is
+maximised too. With `normalise=False` both are the gradient of the expected reward.
 
-A chat of several turns is one sequence, in which the model's own tokens have a loss and the Env's
-have none. A lost rollout (reward NaN) is left out, also of its group's mean. Answers come from an
-engine, which gets the moved weights after each generation (`gradient_run`). Left out: a value
-model, a KL penalty, entropy bonuses, answers older than a generation, several machines.
+In a chat of several turns the model's own tokens have a loss. A lost rollout (reward NaN) is left
+out, also of its group's mean. Answers come from an engine, which gets the moved weights after each
+generation. Left out: a value model, a KL penalty, entropy bonuses, older answers, many machines.
 """
 
 import dataclasses
@@ -50,7 +46,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.objectives import SOLVED
+from es_cookbook.rl.objectives import SOLVED, solved_in
 from es_cookbook.rl.rollouts import rollout_metrics
 from es_cookbook.rl.sequences import Example, readings_of, sequences_of
 from es_cookbook.rl.surrogate import group_weights
@@ -68,11 +64,7 @@ class Method(ABC):
 
     epochs: int = chz.field(default=1, doc="times that a generation's answers are learned from")
     steps: int = chz.field(default=1, doc="of the optimizer in an epoch, on equal shares of them")
-    reading: float = chz.field(
-        default=1.0,
-        doc="weight of the reward's own gradient, where it is how likely a text is that the model "
-        "reads; 0 leaves it out",
-    )
+    reading: float = chz.field(default=1.0, doc="weight of a text that is read for the reward")
 
     @chz.validate
     def _counts(self) -> None:
@@ -83,9 +75,9 @@ class Method(ABC):
     def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
         """One weight for each answer of a group; rewards are finite, `solved` NaN if not known."""
 
-    def reading_weights(self, weights_K: Sequence[float]) -> list[float]:
-        """One weight for what was read in each answer of a group, of these weights."""
-        return [self.reading] * len(weights_K)
+    def reading_weight(self, weight: float) -> float:
+        """Of what was read for the reward of an answer with this weight."""
+        return self.reading
 
     def objective(
         self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
@@ -159,15 +151,12 @@ class Expert(Method):
         return [float(worst < best == reward) for reward in rewards_K]
 
     @override
-    def reading_weights(self, weights_K: Sequence[float]) -> list[float]:
-        return [self.reading * weight for weight in weights_K]
+    def reading_weight(self, weight: float) -> float:
+        return self.reading * weight
 
 
 _METHODS = Names(
-    {
-        name: f"es_cookbook.baselines.policy_gradient:{of}"
-        for name, of in (("group", "Group"), ("ppo", "PPO"), ("expert", "Expert"))
-    },
+    {"group": f"{__name__}:Group", "ppo": f"{__name__}:PPO", "expert": f"{__name__}:Expert"},
     default="group",
 )
 
@@ -190,7 +179,7 @@ class Config(GradientConfig):
             raise ConfigError(
                 "sampling.temperature and sampling.top_p must be 1, found "
                 f"{self.sampling.temperature} and {self.sampling.top_p}: the gradient is that of "
-                "the model's own distribution, so answers must come from it"
+                "the model's own distribution"
             )
 
 
@@ -224,25 +213,19 @@ def to_examples(method: Method, groups_P: Sequence[TrajectoryGroup]) -> tuple[li
     num_rollouts = 0
     for group in groups_P:
         ended = [
-            (trajectory, reward, _solved(rollout_metrics(group, g, k)))
+            (trajectory, reward, solved_in(rollout_metrics(group, g, k)))
             for g, rewards_K in enumerate(group.rewards_G_K)
             for k, reward in enumerate(rewards_K)
             if isinstance(trajectory := group.trajectories_G_K[g][k], Trajectory)
         ]
         num_rollouts += len(ended)
         weights_K = method.weights([r for _, r, _ in ended], [s for *_, s in ended])
-        both_K = zip(weights_K, method.reading_weights(weights_K), strict=True)
-        for (trajectory, *_), (weight, of_read) in zip(ended, both_K, strict=True):
-            if weight:
-                found.update(sequences_of(trajectory, weight))
-            if of_read:
+        for (trajectory, *_), weight in zip(ended, weights_K, strict=True):
+            found.update(sequences_of(trajectory, weight) if weight else ())
+            if of_read := method.reading_weight(weight):
                 found.update(readings_of(trajectory, of_read))
     examples = [dataclasses.replace(example, count=count) for example, count in found.items()]
     return examples, 1 / max(num_rollouts, 1)
-
-
-def _solved(metrics: Metrics) -> float:
-    return metrics.get(SOLVED, metrics.get("solved", math.nan))
 
 
 def learn(

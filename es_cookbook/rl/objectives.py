@@ -42,7 +42,7 @@ from es_cookbook.rl.rewards.length import (
     penalised,
 )
 from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
-from es_cookbook.rl.types import Trajectory, TrajectoryGroup
+from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 
 OBJECTIVE_NAMES = {
     "mean": "es_cookbook.rl.objectives:Mean",
@@ -101,6 +101,11 @@ class Outcomes:
                 f"{nearest(metric, [*self.metrics, REWARD])}"
             )
         return self.metrics[metric]
+
+
+def solved_in(metrics: Metrics) -> float:
+    """Whether an attempt solved its problem, as its Env says; NaN where that says nothing."""
+    return metrics.get(SOLVED, metrics.get("solved", math.nan))
 
 
 def check_weighted(rewards: Sequence[str], **weights: Sequence[float]) -> None:
