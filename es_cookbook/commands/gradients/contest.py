@@ -117,7 +117,8 @@ def _run(config_json: str) -> int:
     try:
         said = ours.recv()
     except EOFError:
-        said = "it died"
+        process.join()
+        said = f"its process ended with status {process.exitcode}"
     finally:
         process.join()
     if isinstance(said, int):
