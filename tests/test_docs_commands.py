@@ -176,6 +176,7 @@ NOT_LINES = {
 PARSED_ONLY = {
     r"hub path=.*": "the Hub",
     r"countdown hub\..*": "the Hub",
+    r"policy_gradient .* hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"resume .*trust=my_(package|taskset)": "a package of the reader's",

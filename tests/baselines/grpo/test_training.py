@@ -98,6 +98,8 @@ async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
     assert [line.partition(",")[0] for line in losses.splitlines()[1:]] == [
         str(step) for step in range(1, 17)
     ]
+    rates = [float(line.split(",")[4]) for line in losses.splitlines()[1:]]
+    assert rates == pytest.approx([0.01 * (1 - g / 4) for g in range(4) for _ in range(4)])
     weights, others = weights_of(tmp_path / "whole"), weights_of(tmp_path / "copy")
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
