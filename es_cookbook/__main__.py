@@ -16,6 +16,10 @@ COMMANDS = {
         "es_cookbook.commands.evaluate.evaluate",
         "measure a run or a model on held-out problems, and compare two",
     ),
+    "reconsider": (
+        "es_cookbook.commands.reconsider.reconsider",
+        "have problems answered twice, and compare both answers by entropy",
+    ),
     "inspect": ("es_cookbook.commands.inspect", "evaluate a run with a task of inspect-ai"),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),

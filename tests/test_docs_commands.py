@@ -37,6 +37,7 @@ from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.prepare.generate import GenerateConfig
 from es_cookbook.commands.prepare.quantise import QuantiseConfig
+from es_cookbook.commands.reconsider.reconsider import ReconsiderConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
 from es_cookbook.commands.train import TrainConfig, whole_names
@@ -204,6 +205,7 @@ SHORTENED = {
     "math": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
+    "reconsider": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
     "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "grpo": (*(each for each in SHORT if "population" not in each), "attempts=2"),
@@ -317,10 +319,10 @@ def parse_compare_gradients(options: Sequence[str]) -> None:
     run_cli(build, CompareGradients, own)
 
 
-def parse_evaluate(options: Sequence[str]) -> None:
+def parse_evaluate(options: Sequence[str], config_class: type = EvaluateConfig) -> None:
     """Its own options, and those of a recipe or of rows."""
-    own, others = split_options(EvaluateConfig, options)
-    run_cli(lambda _: None, EvaluateConfig, ["log_path=x", *own])
+    own, others = split_options(config_class, options)
+    run_cli(lambda _: None, config_class, ["log_path=x", *own])
     (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or ["countdown"]
     parse = PARSERS["train" if others.keys() & {"data", "environment"} else recipe]
     parse([f"{name}={value}" for name, value in others.items()])
@@ -434,6 +436,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
     "rewind": plain(Rewind, "log_path=x", "generation=1"),
     "evaluate": parse_evaluate,
+    "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),
     "export": plain(ExportConfig, "log_path=x", "output=y"),
     "play": plain(PlayConfig, "log_path=x"),
     "inspect": plain(InspectConfig, "log_path=x", "task=x"),

@@ -63,7 +63,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
         *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft"),
-        "compare-gradients",
+        *("compare-gradients", "reconsider"),
     }
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),

@@ -117,8 +117,8 @@ async def measure(
     found: list[Evaluation] = []
     for subject in subjects:
         say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
-        async with _opened(subject) as (engine, rebuilt):
-            problems_P = await _problems(setting, engine)
+        async with opened(subject) as (engine, rebuilt):
+            problems_P = await problems_of(setting, engine)
             here_P = problem_names(problems_P)
             check_same_problems(here_P, here_P if names_P is None else names_P)
             names_P = here_P
@@ -130,7 +130,8 @@ async def measure(
 
 
 @asynccontextmanager
-async def _opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
+async def opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
+    """Inside, an engine with the model; for a run, what goes to its generations, too."""
     rebuilt = None
     if subject.run is not None:
         rebuilt = await rebuild(subject.run, subject.engine)
@@ -147,7 +148,13 @@ async def _opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun |
             await engine.close()
 
 
-async def _problems(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilder]:
+async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilder]:
+    """The problems to attempt, checked.
+
+    Raises:
+        ConfigError: There are none.
+        DataError: A prompt is as long as the context.
+    """
     datasets = await setting.dataset(engine.tokenizer)
     problems_P = datasets.test_P
     if setting.split == "train":
@@ -169,6 +176,18 @@ async def _problems(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilde
     return problems_P
 
 
+def sampler_of(setting: Setting, engine: Engine, seed: int | None = None) -> PopulationSampler:
+    """Makes attempts as the setting says, with sampling seeds of its seed or another one."""
+    return PopulationSampler(
+        engine,
+        sampling=setting.sampling,
+        rollout_timeout=setting.rollout_timeout,
+        turn_timeout=setting.turn_timeout,
+        max_failed_fraction=setting.max_failed_fraction,
+        run_seed=setting.seed if seed is None else seed,
+    )
+
+
 async def _evaluation(
     subject: Subject,
     generation: int,
@@ -178,14 +197,7 @@ async def _evaluation(
 ) -> Evaluation:
     after = f" after {plural(generation, 'generation')}" if subject.run is not None else ""
     say(f"evaluating {subject.name}{after} on {plural(len(problems_P), 'problem')}")
-    sampler = PopulationSampler(
-        engine,
-        sampling=setting.sampling,
-        rollout_timeout=setting.rollout_timeout,
-        turn_timeout=setting.turn_timeout,
-        max_failed_fraction=setting.max_failed_fraction,
-        run_seed=setting.seed,
-    )
+    sampler = sampler_of(setting, engine)
     temperature = setting.sampling.temperature
     groups_P = await attempt(sampler, problems_P, setting.attempts, temperature)
     return Evaluation(

@@ -38,19 +38,27 @@ def report(
     comparisons: Sequence[Comparison] = (),
 ) -> str:
     """All of it as text; `metric` is the one that is shown by tag and told of in words."""
-    parts = [_heading(setting, evaluation), _table(estimates["all"], metric)]
+    parts = [heading(setting, evaluation), _table(estimates["all"], metric)]
     if tags := [tag for tag in estimates if tag != "all"]:
         parts.append(_by_tag({tag: estimates[tag][metric] for tag in tags}, metric))
     if lost := evaluation.results.lost:
-        parts.append(_lost(lost, len(evaluation.results.names_P) * setting.attempts))
+        parts.append(lost_text(lost, len(evaluation.results.names_P) * setting.attempts))
     if against is not None:
-        parts.append(_comparison(against, comparisons, metric, setting.attempts))
-    if notes := _notes(estimates["all"], comparisons):
+        parts.append(
+            comparison_text(
+                f"Against {against.title}, problem by problem:",
+                comparisons,
+                metric,
+                setting.attempts,
+            )
+        )
+    if notes := notes_on(estimates["all"], comparisons):
         parts.append("\n".join(notes))
     return printable("\n\n".join(parts))
 
 
-def _heading(setting: Setting, evaluation: Evaluation) -> str:
+def heading(setting: Setting, evaluation: Evaluation) -> str:
+    """Who was measured, on what and how."""
     count = len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
     temperature = setting.sampling.temperature
@@ -93,7 +101,8 @@ def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
     return "\n".join(lines)
 
 
-def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
+def lost_text(lost: Mapping[str, int], num_rollouts: int) -> str:
+    """How many were lost, and for which reasons."""
     lines = [f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"]
     most = sorted(lost.items(), key=lambda item: -item[1])
     lines += [
@@ -105,13 +114,19 @@ def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
     return "\n".join(lines)
 
 
-def _comparison(
-    against: Evaluation, comparisons: Sequence[Comparison], metric: str, attempts: int
+def comparison_text(
+    title: str,
+    comparisons: Sequence[Comparison],
+    metric: str,
+    attempts: int,
+    names: tuple[str, str] = ("this", "other"),
 ) -> str:
+    """All metrics of two, by names of their columns, and one metric in words."""
+    this, other = names
     lines = [
-        _wrapped(f"Against {against.title}, problem by problem:"),
-        f"{'':<{_NAME}}{'this':>11}{'other':>11}{'difference':>11}   95 % interval",
-        *map(_compared, sorted(comparisons, key=lambda found: _place(found.metric, metric))),
+        _wrapped(title),
+        f"{'':<{_NAME}}{this:>11}{other:>11}{'difference':>11}   95 % interval",
+        *map(compared_line, sorted(comparisons, key=lambda found: _place(found.metric, metric))),
     ]
     for found in comparisons:
         if found.metric == metric:
@@ -125,7 +140,8 @@ def _comparison(
     return "\n".join(lines)
 
 
-def _compared(found: Comparison) -> str:
+def compared_line(found: Comparison) -> str:
+    """A line of a comparison's table."""
     share, decimals = found.is_share, _decimals(found.first, found.second)
     numbers = [_number(value, share, decimals) for value in (found.first, found.second)]
     numbers.append(_number(found.difference, share, decimals, signed=True))
@@ -133,7 +149,8 @@ def _compared(found: Comparison) -> str:
     return f"{_cut(found.metric)}{''.join(f'{n:>11}' for n in numbers)}   {interval}"
 
 
-def _notes(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> list[str]:
+def notes_on(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> list[str]:
+    """Sentences on which intervals are not to be trusted."""
     problems = max((estimate.problems for estimate in estimates.values()), default=0)
     bootstrapped = [name for name, e in estimates.items() if e.method == "bootstrap"]
     notes: list[str] = []

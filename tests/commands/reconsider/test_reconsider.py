@@ -1,0 +1,239 @@
+"""Two answers to each problem on a real engine: what is asked, graded, measured and refused."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import anyio
+import pytest
+import torch
+
+from es_cookbook import train
+from es_cookbook.__main__ import main as es_cookbook
+from es_cookbook.baselines import policy_gradient
+from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.commands.export import ExportConfig, export
+from es_cookbook.commands.reconsider.report import buckets_of, quantile_buckets, write
+from es_cookbook.commands.reconsider.second_pass import Cue, first_of_one_turn
+from es_cookbook.commands.reconsider.study import Answer, Passes
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.population.results import results_of
+from es_cookbook.rl.types import (
+    Action,
+    LostRollout,
+    Observation,
+    SamplingParams,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.chat_templates import CHATML, tokenizer_with
+from tests.fakes import Pieces, SmallDatasetBuilder, problem
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+CUE = "ab"
+"""Tokens 65 and 66."""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model, a run of evolution strategies and one of gradients."""
+    path = tmp_path_factory.mktemp("reconsider")
+    model = str(write_tiny_model(path / "model"))
+    same = {
+        "model_name": model,
+        "engine": TorchEngineBuilder(device="cpu", num_lanes=1),
+        "num_generations": 2,
+        "eval_every": 0,
+        "trackers": JsonlTrackerBuilder(),
+    }
+    with contextlib.chdir(path):
+        anyio.run(train.main, TinyConfig(log_path="run", **same))
+        gradient = policy_gradient.Config(
+            log_path="gradient",
+            dataset=SmallDatasetBuilder(),
+            sampling=SamplingParams(max_tokens=4, temperature=1.0),
+            attempts=4,
+            learning_rate=0.05,
+            **same,
+        )
+        anyio.run(policy_gradient.main, gradient)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def inside(here: Path) -> Iterator[None]:
+    with contextlib.chdir(here):
+        yield
+
+
+def command(*options: str) -> subprocess.CompletedProcess[str]:
+    """In this process, with the tests' Envs trusted."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    typed = ["es-cookbook", *options]
+    with (
+        mock.patch("sys.argv", [*typed, "trust=tests"]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            es_cookbook()
+        except SystemExit as stopped:
+            code = int(str(stopped.code))
+    return subprocess.CompletedProcess(typed, code, out.getvalue(), err.getvalue())
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "rollouts.jsonl").read_text().splitlines()]
+
+
+# --- both passes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log_path", ["run", "gradient"])
+def test_the_second_answer_follows_the_first_and_is_graded_alone(
+    log_path: str, tmp_path: Path
+) -> None:
+    output, evaluation = tmp_path / "out", tmp_path / "evaluation.json"
+    done = command("reconsider", f"log_path={log_path}", f"cue={CUE}", f"output={output}")
+    assert done.returncode == 0, done.stderr
+    assert command("evaluate", f"log_path={log_path}", f"output={evaluation}").returncode == 0
+    problems = json.loads(evaluation.read_text())["problems"]
+    weights = Path(log_path, "checkpoints/2/model")
+    if log_path == "run":
+        weights = tmp_path / "model"
+        export(ExportConfig(log_path=log_path, output=str(weights), trust=("tests",)))
+    model = load_causal_lm(str(weights), "float32", torch.device("cpu"))
+    found = lines(output)
+    assert len(found) == len(problems) == 4
+    for row, evaluated in zip(found, problems, strict=True):
+        first, second = row["first"], row["second"]
+        assert (row["problem"], first["reward"]) == (evaluated["name"], *evaluated["reward"])
+        assert second["prompt"] == first["prompt"] + first["text"] + CUE
+        assert second["prompt_tokens"][-2:] == [65, 66]
+        grade = Pieces(Observation((1,))).grade(second["text"])
+        assert (second["reward"], second["metrics"]) == (grade.reward, grade.metrics)
+        prompt_T, tokens_T = first["prompt_tokens"], first["tokens"]
+        logits = model(input_ids=torch.tensor([prompt_T + tokens_T])).logits[0]
+        chances = logits[len(prompt_T) - 1 :].double().softmax(dim=-1)
+        literal = -(chances * chances.log()).sum(dim=-1)[:-1]
+        assert row["entropies"] == pytest.approx(literal.tolist(), abs=1e-3)
+        assert row["mean_entropy"] == pytest.approx(sum(row["entropies"]) / len(row["entropies"]))
+        assert row["max_entropy"] == max(row["entropies"])
+    assert {path.name for path in output.iterdir()} == {
+        *("rollouts.jsonl", "entropy.png", "entropy.svg")
+    }
+    assert f"After the cue {CUE!r}:" in done.stdout
+    compared = re.search(r"^correct +(\S+) %? +(\S+) %", done.stdout, flags=re.MULTILINE)
+    assert compared is not None
+    for which, share in zip(("second", "first"), compared.groups(), strict=True):
+        assert float(share) == 25 * sum(row[which]["metrics"]["correct"] for row in found)
+
+
+def test_in_a_chat_the_cue_is_a_users_turn() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    user = [{"role": "user", "content": "hello"}]
+    prompt_T = tokenizer.apply_chat_template(user, add_generation_prompt=True, return_dict=False)
+    said_T = tokenizer.encode("yes")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    answer = Action((*said_T, end), "yes", "stop")
+    seen = Cue(tokenizer, "again").after(Observation(tuple(prompt_T)), answer)
+    chat = [
+        *user,
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "again"},
+    ]
+    whole = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode(list(seen.tokens_T)) == whole
+    plain = Observation(tuple(tokenizer.encode("hello")))
+    text = tokenizer.decode(list(Cue(tokenizer, "again").after(plain, answer).tokens_T))
+    assert text.replace(" ", "") == "helloyesagain", "without the end of the answer"
+
+
+# --- buckets -------------------------------------------------------------------------------------
+
+
+def passes(first: list[float | None], second: list[float | None]) -> Passes:
+    """Two answers to each problem, with these values of `correct`; None for a lost one."""
+    groups, answers = [], []
+    for values in (first, second):
+        found = [
+            LostRollout("Gone: away", "")
+            if value is None
+            else Trajectory(
+                (
+                    Transition(
+                        Observation((1,)), Action((2,), "x", "stop"), value, {"correct": value}, {}
+                    ),
+                )
+            )
+            for value in values
+        ]
+        groups.append([TrajectoryGroup([[each]]) for each in found])
+        hostile = "\x1b[31m<script>alert(1)</script>\u2028\n\ud800"
+        answers.append([None if v is None else Answer("q", hostile, (1,), (2,)) for v in values])
+    problems = [problem(i, "test") for i in range(len(first))]
+    return Passes(*answers, results_of(problems, groups[0]), results_of(problems, groups[1]))
+
+
+def test_buckets_are_quantiles_in_which_equal_values_stay_together() -> None:
+    assert quantile_buckets([3.0, 1.0, 2.0, 4.0, 5.0, 6.0], 3) == [[1, 2], [0, 3], [4, 5]]
+    assert quantile_buckets([0.0, 0.0, 0.0, 1.0, 2.0], 4) == [[0, 1, 2], [3], [4]]
+    assert quantile_buckets([1.0, math.nan, 1.0], 4) == [[0, 2]]
+    assert quantile_buckets([math.nan], 2) == quantile_buckets([], 2) == []
+
+
+def test_each_bucket_compares_both_answers_and_leaves_lost_ones_out(tmp_path: Path) -> None:
+    both = passes([1.0, 0.0, 1.0, 1.0, None], [1.0, 1.0, 0.0, 0.0, 1.0])
+    entropies = [0.1, 0.2, 0.8, 0.9, math.nan]
+    sure, unsure = buckets_of(both, entropies, "correct", 2, seed=0)
+    assert (sure.low, sure.high, sure.problems) == (0.1, 0.2, [0, 1])
+    assert (sure.compared.second, sure.compared.first, sure.compared.better) == (0.5, 1.0, 1)
+    assert (unsure.compared.second, unsure.compared.first, unsure.compared.worse) == (1.0, 0.0, 2)
+    write(tmp_path, both, [(e,) for e in entropies[:4]] + [None], [sure, unsure], "correct", "mean")
+    rows = lines(tmp_path)
+    assert [row["bucket"] for row in rows] == [0, 0, 1, 1, None]
+    assert rows[0]["first"]["text"] == "\x1b[31m<script>alert(1)</script>\u2028\n\ud800"
+    assert rows[4]["first"] == {"lost": "Gone: away"} and rows[4]["entropies"] is None
+    assert "script>" not in (tmp_path / "entropy.svg").read_text()
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for options, said in [
+        (["log_path=run", "cue=é"], "the model's tokenizer knows '' of it"),
+        (["log_path=run", "cue="], "cue must have at least one character"),
+        (["log_path=run", f"cue={CUE}", f"output={tmp_path}/there"], "is there already"),
+        (["log_path=run", f"cue={CUE}", "output=run/new"], "is in the run directory"),
+        (["log_path=nowhere"], "nowhere"),
+        (["log_path=run", f"cue={CUE * 14}"], "leaves no room for a second answer in 32 tokens"),
+        (["log_path=run", f"cue={CUE}", "metric=corect"], "did you mean 'correct'"),
+        (["log_path=run", "buckets=0"], "buckets must be"),
+        (["log_path=run", "num_generations=3"], "has no effect"),
+    ]:
+        done = command("reconsider", *options)
+        assert done.returncode != 0 and said in done.stderr, (options, done.stderr)
+
+
+def test_several_turns_are_refused() -> None:
+    turn = Transition(Observation((1,)), Action((2,), "x", "stop"), 0.0, {}, {})
+    group = TrajectoryGroup([[Trajectory((turn, turn))]])
+    with pytest.raises(ConfigError, match="problem 3 took 2 turns"):
+        first_of_one_turn("problem 3", group)
+
+
+def test_nothing_is_written_without_held_out_problems() -> None:
+    done = command("reconsider", "recipe=countdown", r"cue=\n", "dataset.num_test=0")
+    assert done.returncode == 1 and "there are no held-out problems" in done.stderr
