@@ -3,7 +3,7 @@
     python -m benchmarks.gradient_memory                  # es, group, grpo
     python -m benchmarks.gradient_memory es surrogate     # some
 
-A model of 29 million random weights, 115 MB in float32, and Countdown's problems: a batch is 32 of
+A model of 86 million random weights, 344 MB in float32, and Countdown's problems: a batch is 32 of
 them, 16 answers of at most 32 tokens to each. With `es` they are those of 16 genomes, with
 `surrogate` the centre's, which 16 genomes score; a gradient takes one step on them. Each run has a
 process of its own, and what importing torch and transformers takes is left out. It is on the CPU,
@@ -26,7 +26,7 @@ from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.train import Config
 
 GENOMES = 16
-WIDTH, DEPTH = 512, 8
+WIDTH, DEPTH = 512, 24
 
 
 def config_of(name: str, model: Path, log_path: Path) -> AnyConfig:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from es_cookbook.baselines.sequences import Example
 
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sequences import Example
 from es_cookbook.checkpoints.models import load_causal_lm
 
 
