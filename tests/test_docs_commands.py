@@ -168,6 +168,7 @@ NOT_LINES = {
     "es-cookbook <name>",
     "es-cookbook:latest",
     "es-cookbook[math]",
+    "es-cookbook[baselines]",
     "es-cookbook[generate]",
     "es-cookbook[quantise]",
     "es-cookbook[verifiers]",
