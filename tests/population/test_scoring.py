@@ -11,6 +11,7 @@ from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.objectives import Mean, Objective, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from tests.fakes import FakeEngine, problem
 
@@ -93,3 +94,36 @@ def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
     metrics = alone.metrics()
     assert judge.score(groups())[1].tobytes() == fitness_G.tobytes()
     assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre() -> None:
+    kl = KLToBase(weight=0.5, problems_per_generation=1)
+    judge = Scoring(Mean(), Raw(), (kl,), FakeEngine(), 0, surrogate=Surrogate(attempts=2))
+
+    def said(token: int, reward: float) -> Trajectory:
+        action = Action((token,), "", "stop", (-0.5,))
+        metrics = {"correct": reward}
+        return Trajectory((Transition(Observation((9,)), action, reward, metrics, {}),))
+
+    answered_P = [
+        TrajectoryGroup([[said(1, 1.0), said(2, 0.0)]]),
+        TrajectoryGroup([[said(3, 0.0), said(3, 0.0)]]),
+    ]
+    asked, nothing, of_kl = judge.problems(0, BATCH_P[:2], answered_P)
+    assert isinstance(asked, AnswersProblem) and isinstance(nothing, AnswersProblem)
+    assert [each.tokens_T for each in asked.answers] == [(9, 1), (9, 2)] and not nothing.answers
+    assert of_kl.tags == ("kl",)
+    scored = [
+        group(lambda g, k: 1.0 + g, "unseen"),
+        group(lambda g, k: 0.0, "unseen"),
+        group(lambda g, k: -1.0 - g, "kl"),
+    ]
+    scores_P_G, fitness_G = judge.score(scored)
+    assert scores_P_G.tolist() == [[1.0, 2.0], [0.0, 0.0]]
+    # Scores 0.5 and 1, KL 1 and 2 with a weight of a half.
+    assert fitness_G == pytest.approx([0.0, 0.0])
+    metrics = judge.metrics()
+    assert metrics["reward/mean"] == 0.25 and metrics["objective/mean"] == 0.75
+    assert metrics["surrogate/answers"] == 2 and metrics["surrogate/tokens"] == 4
+    assert metrics["env/all/correct"] == 0.25 and "env/all/unseen" not in metrics
+    assert judge.batch_groups_P == answered_P and list(judge.groups_P) == [*answered_P, scored[2]]
