@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import chz
 import pytest
 import torch
@@ -268,3 +269,18 @@ async def test_trl_has_to_be_installed(
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(ConfigError, match=r"grpo needs trl, .* 'es-cookbook\[baselines\]'"):
         await main(grpo_config(model, tmp_path))
+
+
+async def test_a_run_that_is_cancelled_ends_and_can_go_on(model: Path, tmp_path: Path) -> None:
+    config = grpo_config(model, tmp_path, checkpoint_every=1, eval_every=0)
+    with anyio.fail_after(120), anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(main, config)
+            while not (tmp_path / "checkpoints").exists():
+                await anyio.sleep(0.01)
+            scope.cancel()
+    assert scope.cancelled_caught
+    checkpoint = latest_checkpoint(tmp_path)
+    assert checkpoint is None or checkpoint.generation < 4
+    await main(chz.replace(config, behavior_if_log_dir_exists="resume"))
+    assert [row["progress/generation"] for row in metrics_of(tmp_path)] == [0, 1, 2, 3, 4]
