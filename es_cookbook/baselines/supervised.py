@@ -144,8 +144,9 @@ class _Encoder:
 def joined(parts: Sequence[tuple[Sequence[int], bool]]) -> Example:
     """One sequence of parts that are learned or not.
 
-    >>> joined([((5, 6), False), ((7,), True)])
-    Example(tokens_T=(5, 6, 7), learned_T=(False, False, True), weight=1.0, sampled_T=(), count=1)
+    >>> found = joined([((5, 6), False), ((7,), True)])
+    >>> found.tokens_T, found.learned_T
+    ((5, 6, 7), (False, False, True))
     """
     return Example(
         tuple(token for tokens_T, _ in parts for token in tokens_T),
