@@ -24,7 +24,7 @@ batch; answers of earlier generations; an objective other than the mean of the r
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import chz
@@ -181,9 +181,15 @@ class AnswersProblem(EnvGroupBuilder):
 
 
 def check_goes_with(
-    surrogate: Surrogate | None, *, attempts: int, is_mean: bool, batch_per_pair: bool
+    surrogate: Surrogate | None,
+    sampling: SamplingParams,
+    *,
+    attempts: int,
+    others: Mapping[str, bool],
 ) -> None:
-    """Refuse settings of genomes' own answers where they give none.
+    """Refuse settings of answers that genomes do not give, or the centre gives otherwise.
+
+    `others` are options, and whether they are set.
 
     Raises:
         ConfigError: Which.
@@ -195,8 +201,14 @@ def check_goes_with(
             f"attempts={attempts} are a genome's own, and with surrogate genomes only score the "
             "centre's answers: set surrogate.attempts"
         )
-    for wrong, option in ((not is_mean, "objective"), (batch_per_pair, "batch_per_pair")):
-        if wrong:
+    if sampling.temperature not in (0.0, 1.0) or sampling.top_p != 1:
+        raise ConfigError(
+            f"sampling.temperature={sampling.temperature:g} sampling.top_p={sampling.top_p:g}: "
+            "with surrogate the centre answers at temperature 1 and from its whole distribution, "
+            "whose gradient is meant; leave both out"
+        )
+    for option, is_set in others.items():
+        if is_set:
             raise ConfigError(
                 f"{option} is about genomes' own answers, and with surrogate they give none: leave "
                 "it out"

@@ -156,9 +156,13 @@ class Config:
         self._check_pairs()
         check_goes_with(
             self.surrogate,
+            self.sampling,
             attempts=self.attempts,
-            is_mean=isinstance(self.objective, Mean),
-            batch_per_pair=self.batch_per_pair,
+            others={
+                "objective": not isinstance(self.objective, Mean),
+                "batch_per_pair": self.batch_per_pair,
+                "temperature_schedule": not isinstance(self.temperature_schedule, Constant),
+            },
         )
 
     def _check_pairs(self) -> None:

@@ -44,7 +44,7 @@ from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.rl.types import SamplingParams, TrajectoryGroup
 from es_cookbook.runs.history.format import Record, encode
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
@@ -790,6 +790,12 @@ async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_
         ({"objective": MaxOfK(k=2), "attempts": 2}, "attempts=2 are a genome's own"),
         ({"objective": LengthPenalty()}, "objective is about genomes' own answers"),
         ({"batch_per_pair": True}, "batch_per_pair is about genomes' own answers"),
+        ({"temperature_schedule": Linear()}, "temperature_schedule is about genomes' own answers"),
+        (
+            {"sampling": SamplingParams(temperature=0.7)},
+            "sampling.temperature=0.7 sampling.top_p=1",
+        ),
+        ({"sampling": SamplingParams(top_p=0.9)}, "the centre answers at temperature 1"),
     ],
 )
 def test_settings_of_answers_that_genomes_do_not_give_are_refused(
