@@ -3,7 +3,7 @@
     python -m benchmarks.gradient_memory                  # es, group, grpo
     python -m benchmarks.gradient_memory es surrogate     # some
 
-A model of 43 million random weights, 172 MB in float32, and Countdown's problems: a batch is 32 of
+A model of 22 million random weights, 86 MB in float32, and Countdown's problems: a batch is 32 of
 them, 16 answers of at most 32 tokens to each. With `es` they are those of 16 genomes, with
 `surrogate` the centre's, which 16 genomes score; a gradient takes one step on them. All sample on
 an engine with the same 256 MiB for keys and values, which by itself would take a share of what is
@@ -28,7 +28,7 @@ from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.train import Config
 
 GENOMES = 16
-WIDTH, DEPTH = 512, 12
+WIDTH, DEPTH = 512, 6
 
 
 def config_of(name: str, model: Path, log_path: Path) -> AnyConfig:
