@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -41,9 +40,9 @@ from es_cookbook.rl.types import (
     Transition,
 )
 from es_cookbook.runs.report.comparison import summarise
-from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import SmallDatasetBuilder
+from tests.grpo_runs import CopierBuilder
 from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -245,32 +244,6 @@ async def test_each_method_learns_what_earns_rewards(
 
 
 # --- a run ---------------------------------------------------------------------------------------
-
-
-class Copier(Tracker):
-    """Keeps the run directory as it stands after so many generations, as a crash would leave it."""
-
-    def __init__(self, run: RunInfo, generations: int) -> None:
-        self.run, self.generations = run, generations
-
-    def log(self, generation: int, metrics: object) -> None:
-        pass
-
-    @override
-    def recorded(self, generations: int) -> None:
-        if generations == self.generations:
-            shutil.copytree(self.run.path, self.run.path.parent / "copy")
-
-    def close(self) -> None:
-        pass
-
-
-@chz.chz
-class CopierBuilder(TrackerBuilder):
-    generations: int = chz.field(doc="after which it is copied")
-
-    def __call__(self, run: RunInfo) -> Tracker:
-        return Trackers([JsonlTrackerBuilder()(run), Copier(run, self.generations)])
 
 
 async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(

@@ -73,17 +73,26 @@ def _checked_output(config: EvaluateConfig) -> Path | None:
     """Where the file goes; refused now rather than when everything has been measured."""
     if not config.output:
         return None
-    output = Path(config.output)
-    if output.suffix != ".json":
+    if Path(config.output).suffix != ".json":
         raise ConfigError(f"output must be a .json file, found {config.output!r}")
+    return new_output(config.output, config.log_path)
+
+
+def new_output(name: str, log_path: str) -> Path:
+    """Where to write what a run is measured to be.
+
+    Raises:
+        ConfigError: It is there already, its parent is not, or it is in the run directory.
+    """
+    output = Path(name)
     if output.exists() or output.is_symlink():
-        raise ConfigError(f"output {config.output!r} is there already; give another one")
+        raise ConfigError(f"output {name!r} is there already; give another one")
     if not output.parent.is_dir():
-        raise ConfigError(f"output {config.output!r}: there is no directory {str(output.parent)!r}")
-    if config.log_path and Path(config.log_path).resolve() in output.resolve().parents:
+        raise ConfigError(f"output {name!r}: there is no directory {str(output.parent)!r}")
+    if log_path and Path(log_path).resolve() in output.resolve().parents:
         raise ConfigError(
-            f"output {config.output!r} is in the run directory, which is only read; give a place "
-            "outside of it"
+            f"output {name!r} is in the run directory, which is only read; give a place outside of "
+            "it"
         )
     return output
 

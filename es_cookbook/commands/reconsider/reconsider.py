@@ -24,6 +24,7 @@ from typing import Literal
 import chz
 
 from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.commands.evaluate.evaluate import new_output
 from es_cookbook.commands.evaluate.options import EvaluateConfig, asked
 from es_cookbook.commands.reconsider.report import buckets_of, mean, table, write
 from es_cookbook.commands.reconsider.study import Passes, both_passes, entropies
@@ -143,17 +144,7 @@ def _checked_output(config: ReconsiderConfig) -> Path | None:
     if not config.output:
         return None
     require_matplotlib()
-    output = Path(config.output)
-    if output.exists() or output.is_symlink():
-        raise ConfigError(f"output {config.output!r} is there already; give another one")
-    if not output.parent.is_dir():
-        raise ConfigError(f"output {config.output!r}: there is no directory {str(output.parent)!r}")
-    if config.log_path and Path(config.log_path).resolve() in output.resolve().parents:
-        raise ConfigError(
-            f"output {config.output!r} is in the run directory, which is only read; give a place "
-            "outside of it"
-        )
-    return output
+    return new_output(config.output, config.log_path)
 
 
 def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:

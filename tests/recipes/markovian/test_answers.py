@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.recipes.markovian.answers import Extraction, given_answer, is_right, leaks
-from es_cookbook.recipes.markovian.damages import DAMAGES, SHARES, damaged
+from es_cookbook.recipes.markovian.damages import DAMAGES, SHARES, Damage, damaged
 
 THOUGHT = "3+5=8, then 8+9=17, so 19."
 
@@ -108,8 +108,10 @@ def test_each_damage_does_what_it_says() -> None:
 
 
 @given(st.text(max_size=40), st.sampled_from(DAMAGES), st.integers(0, 9))
-def test_a_larger_share_damages_more_and_none_nothing(thought: str, damage: str, seed: int) -> None:
-    found = [damaged(thought, damage, share, seed) for share in SHARES]  # type: ignore[arg-type]
+def test_a_larger_share_damages_more_and_none_nothing(
+    thought: str, damage: Damage, seed: int
+) -> None:
+    found = [damaged(thought, damage, share, seed) for share in SHARES]
     assert found[0] == thought
     if damage in ("delete", "truncate_front", "truncate_back"):
         lengths = [len(each) for each in found]
@@ -120,4 +122,4 @@ def test_a_larger_share_damages_more_and_none_nothing(thought: str, damage: str,
             for each in found
         ]
         assert all(less <= more for less, more in pairwise(changed))
-    assert found == [damaged(thought, damage, share, seed) for share in SHARES]  # type: ignore[arg-type]
+    assert found == [damaged(thought, damage, share, seed) for share in SHARES]
