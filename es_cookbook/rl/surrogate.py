@@ -22,10 +22,11 @@ batch; answers of earlier generations; an objective other than the mean of the r
 """
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from typing import TypeAlias
 
 import chz
 from typing_extensions import override
@@ -39,12 +40,13 @@ from es_cookbook.rl.types import (
     EnvGroup,
     EnvGroupBuilder,
     Observation,
-    Policy,
     SamplingParams,
     StepResult,
     Trajectory,
     TrajectoryGroup,
 )
+
+_Weighted: TypeAlias = tuple[float, Sequence[tuple[tuple[int, ...], tuple[int, ...]]]]
 
 NOTHING = Observation((0,))
 """What an Env observes that asks its policy for no answer; no policy sees it."""
@@ -107,9 +109,12 @@ def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]
 
 
 class AnswersEnv(Env):
-    """Scores answers, samples nothing."""
+    """Scores answers, samples nothing.
 
-    def __init__(self, answers: Sequence[Example]) -> None:
+    `answers` has for each its weight, and its learned tokens behind all before them.
+    """
+
+    def __init__(self, answers: Sequence[_Weighted]) -> None:
         self.answers = answers
 
     async def initial_observation(self) -> Observation:
@@ -122,22 +127,11 @@ class AnswersEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         """The sum over answers of weight times log-probability."""
-        reward = math.fsum(
-            [
-                answer.weight * answer.count * await logprob_of(self.policy, answer)
-                for answer in self.answers
-            ]
-        )
-        return StepResult(reward, done=True)
-
-
-async def logprob_of(policy: Policy, answer: Example) -> float:
-    """The log-probability of an answer's learned tokens, given all before each."""
-    total: list[float] = []
-    for start, end in learned_spans(answer):
-        tokens_T = answer.tokens_T
-        total += await policy.logprobs(tokens_T[:start], tokens_T[start:end])
-    return math.fsum(total)
+        scored: list[float] = []
+        for weight, spans in self.answers:
+            logprobs = [await self.policy.logprobs(before_T, said_T) for before_T, said_T in spans]
+            scored.append(weight * math.fsum(itertools.chain(*logprobs)))
+        return StepResult(math.fsum(scored), done=True)
 
 
 def learned_spans(answer: Example) -> Iterator[tuple[int, int]]:
@@ -147,7 +141,7 @@ def learned_spans(answer: Example) -> Iterator[tuple[int, int]]:
     [(1, 2), (3, 5)]
     """
     places = range(1, len(answer.tokens_T))
-    for learned, of in groupby(places, key=lambda t: answer.learned_T[t]):
+    for learned, of in itertools.groupby(places, key=lambda t: answer.learned_T[t]):
         if learned:
             first, *rest = of
             yield first, (rest[-1] if rest else first) + 1
@@ -166,8 +160,13 @@ class AnswersProblem(EnvGroupBuilder):
     of_problem: tuple[str, ...] = ()
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs that score them."""
-        return EnvGroup([AnswersEnv(self.answers) for _ in range(num_envs)])
+        """Envs that score them; the tokens are cut once for all."""
+        answers: list[_Weighted] = []
+        for each in self.answers:
+            tokens_T = each.tokens_T
+            spans = [(tokens_T[:start], tokens_T[start:end]) for start, end in learned_spans(each)]
+            answers.append((each.weight * each.count, spans))
+        return EnvGroup([AnswersEnv(answers) for _ in range(num_envs)])
 
     @property
     @override
