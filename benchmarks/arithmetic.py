@@ -6,11 +6,11 @@
 Warm start 0 is the bundled model, warm start 1 is made here by the same command with another seed.
 From each of them: three runs as a newcomer starts them, `es-cookbook arithmetic seed=<seed>`; then,
 once each, supervised training on right demonstrations, of as many problems as the run has and for
-as many seconds of the processor; and a policy gradient, REINFORCE with the mean of a problem's
-answers as baseline, with as many problems and answers a step as a generation has. All are measured
-alike: greedy answers to 1,000 held-out problems, sorted into right ones, wrong ones in which only
-carries are missing, and others. "Never" are the problems of which the warm start solves none in 16
-samples at temperature 1: a right answer there is not merely one that was picked out.
+as many seconds of the processor; and `es-cookbook policy_gradient recipe=arithmetic`, with as many
+problems and answers a step as a generation has. All are measured alike: greedy answers to 1,000
+held-out problems, sorted into right ones, wrong ones in which only carries are missing, and others.
+"Never" are the problems of which the warm start solves none in 16 samples at temperature 1: a
+right answer there is not merely one that was picked out.
 """
 
 import dataclasses
@@ -25,15 +25,7 @@ from typing import Literal, TypeAlias, cast
 import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from benchmarks.gradients import (
-    Draw,
-    Task,
-    climb,
-    in_batches,
-    load,
-    own_answers,
-    right_demonstrations,
-)
+from benchmarks.gradients import Task, in_batches, load, policy_gradient, supervise
 from benchmarks.harness import Row, call, report, row
 from es_cookbook.baselines.small_model import answer
 from es_cookbook.common.seeds import derive_seed
@@ -158,35 +150,44 @@ def compare(warm: int, start: Start, held_out: HeldOut, directory: Path) -> list
             row(f"{name} minutes, start included", [clock / 60], "min", at_most=2),
             row(f"{name} minutes of one processor", [seconds / 60], "min"),
         ]
-    for name, after, seconds in gradients(start, sum(all_seconds) / len(all_seconds)):
+    compared = [
+        *supervised(start, sum(all_seconds) / len(all_seconds)),
+        by_policy_gradient(start, held_out, directory / f"{warm}-policy_gradient"),
+    ]
+    for name, after, seconds in compared:
         print(line(name, start, after, seconds), flush=True)
         gain = 100 * (sum(after.correct) - before) / len(start.held_out)
         rows.append(row(f"warm start {warm}, {name}: gain", [gain], "points"))
     return rows
 
 
-def gradients(start: Start, seconds: float) -> list[tuple[str, Answers, float]]:
-    """Supervised training and the policy gradient: name, answers, seconds."""
+def supervised(start: Start, seconds: float) -> list[tuple[str, Answers, float]]:
+    """Right demonstrations, as many as the run has problems, and for as long: name, answers, s."""
     count = GENERATIONS * PROBLEMS
     problems = list(itertools.islice(generate_problems(0, "train"), count))
     many = list(itertools.islice(generate_problems(0, "train"), 100 * count))
     random.Random(derive_seed(0, "benchmarks/arithmetic")).shuffle(many)
     torch.manual_seed(0)
     done: list[tuple[str, Answers, float]] = []
-
-    def train(name: str, model: Qwen2ForCausalLM, draw: Draw, **most: float) -> None:
-        took = climb(model, start.tokenizer, draw, **most)
-        done.append((name, measure(model, start.tokenizer, start.held_out), took))
-
     for name, given, most in (
         ("supervised, as many problems", problems, {"steps": GENERATIONS}),
         ("supervised, as many seconds", many, {"seconds": seconds}),
     ):
-        train(name, load(start.path), right_demonstrations(batches_of(given)), **most)
-    model, length = load(start.path), warm_start.MAX_ANSWER_TOKENS
-    draw = own_answers(model, start.tokenizer, batches_of(problems), GENOMES, length)
-    train("policy gradient, as many answers", model, draw, steps=GENERATIONS)
+        model = load(start.path)
+        took = supervise(model, start.tokenizer, batches_of(given), **most)
+        done.append((name, measure(model, start.tokenizer, start.held_out), took))
     return done
+
+
+def by_policy_gradient(
+    start: Start, held_out: HeldOut, log_path: Path
+) -> tuple[str, Answers, float]:
+    """The same numbers of problems and answers as the run: name, answers, seconds."""
+    sizes = [f"num_generations={GENERATIONS}", f"attempts={GENOMES}"]
+    where = [f"model_name={start.path}", f"dataset.held_out={held_out}"]
+    model, seconds = policy_gradient("arithmetic", log_path, *sizes, *where)
+    answers = measure(load(model), start.tokenizer, start.held_out)
+    return "policy gradient, as many answers", answers, seconds
 
 
 def batches_of(problems: Sequence[Problem]) -> Iterator[Sequence[Task]]:

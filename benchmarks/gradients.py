@@ -6,30 +6,30 @@
 From the model that `es-cookbook <recipe>` begins with, on the batches that it trains on:
 
 - supervised training, a step of right demonstrations for each generation's batch;
-- a policy gradient, REINFORCE with the mean of a problem's answers as baseline, with as many
-  answers a step as a generation has, drawn at temperature 1, and the recipe's reward.
+- `es-cookbook policy_gradient recipe=<recipe>`, with as many answers to a problem as the recipe has
+  genomes, and otherwise as it stands.
 
 Both are measured as the recipe is: greedy answers to its held-out problems. `benchmarks.recipes`
 says what evolution strategies gain, and `benchmarks.arithmetic` compares both for one recipe. Left
-out: learning rates of each recipe's own, several epochs on one batch, and clipping of ratios.
+out: learning rates of each recipe's own (`es-cookbook compare-gradients` tries some).
 """
 
 import asyncio
-import collections
 import dataclasses
 import functools
 import importlib
 import itertools
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from benchmarks.harness import Row, report, row
+from benchmarks.harness import Row, call, report, row
 from benchmarks.recipes import RECIPES
 from es_cookbook import train
 from es_cookbook.baselines.learner import Learner
@@ -43,11 +43,8 @@ from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.recipes.rush_hour.solver import solve
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 
-Draw: TypeAlias = Callable[[], tuple[list[str], list[str], list[float]]]
-"""Questions, answers, and the weight of each answer's log-probability in what is maximised."""
-
-LEARNING_RATE = 1e-3  # of both gradients; 3e-3 was worse on arithmetic's development set
-TOKENS = 65_536  # of answers and their questions in one backward pass
+LEARNING_RATE = 1e-3  # of supervised training; 3e-3 was worse on arithmetic's development set
+TOKENS = 65_536  # of demonstrations and their questions in one backward pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +64,15 @@ def load(path: Path) -> Qwen2ForCausalLM:
     return cast(Qwen2ForCausalLM, AutoModelForCausalLM.from_pretrained(path))
 
 
-def climb(
+def supervise(
     model: Qwen2ForCausalLM,
     tokenizer: Qwen2Tokenizer,
-    draw: Draw,
+    batches: Iterator[Sequence[Task]],
     *,
     steps: float = float("inf"),
     seconds: float = float("inf"),
 ) -> float:
-    """Raise the weighted log-probability of drawn answers with AdamW; the processor's seconds.
+    """Imitate right answers, batch by batch, with AdamW; the processor's seconds.
 
     The learning rate falls linearly to nothing at the last step or second.
     """
@@ -83,64 +80,21 @@ def climb(
     learner = Learner(model.eval(), names, tokens_per_pass=TOKENS)
     began, step, progress = time.process_time(), 0, 0.0
     while progress < 1:
-        questions, answers, weights = draw()
-        examples = [
-            dataclasses.replace(example, weight=weight)
-            for example, weight in zip(
-                to_examples(tokenizer, questions, answers), weights, strict=True
-            )
-        ]
-        learner.step(examples, likelihood, LEARNING_RATE * (1 - progress), share=1.0)
+        batch = next(batches)
+        questions = [task.question for task in batch]
+        examples = to_examples(tokenizer, questions, [task.demonstration + EOS for task in batch])
+        learner.step(examples, likelihood, LEARNING_RATE * (1 - progress), share=1 / len(batch))
         step += 1
         progress = max(step / steps, (time.process_time() - began) / seconds)
     return time.process_time() - began
 
 
-def right_demonstrations(batches: Iterator[Sequence[Task]]) -> Draw:
-    """Right answers, all of the same weight."""
-
-    def draw() -> tuple[list[str], list[str], list[float]]:
-        batch = next(batches)
-        answers = [task.demonstration + EOS for task in batch]
-        return [task.question for task in batch], answers, [1 / len(batch)] * len(batch)
-
-    return draw
-
-
-def own_answers(
-    model: Qwen2ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
-    batches: Iterator[Sequence[Task]],
-    samples: int,
-    max_tokens: int,
-) -> Draw:
-    """The model's own answers at temperature 1, as good as they are beside others to the problem.
-
-    Rewards less the mean of the problem's answers, divided by their standard deviation. Equal
-    answers are one, of the sum of their weights.
-    """
-
-    def ended(text: str) -> str:
-        """An answer of the greatest length was cut off: it did not choose to end."""
-        return text if len(tokenizer.encode(text)) >= max_tokens else text + EOS
-
-    def draw() -> tuple[list[str], list[str], list[float]]:
-        batch = next(batches)
-        questions = [task.question for task in batch]
-        texts_P_K = answer(model, tokenizer, questions, max_tokens, samples)
-        weights: collections.Counter[tuple[str, str]] = collections.Counter()
-        for task, texts_K in zip(batch, texts_P_K, strict=True):
-            distinct = list(dict.fromkeys(texts_K))
-            pairs = zip(distinct, grades([task] * len(distinct), distinct), strict=True)
-            reward_of = {text: grade.reward for text, grade in pairs}
-            rewards_K = torch.tensor([reward_of[text] for text in texts_K])
-            weights_K = (rewards_K - rewards_K.mean()) / (rewards_K.std() + 1e-6)
-            for text, weight in zip(texts_K, weights_K.tolist(), strict=True):
-                weights[task.question, ended(text)] += weight / (len(batch) * samples)
-        kept = {pair: weight for pair, weight in weights.items() if weight}
-        return [asked for asked, _ in kept], [text for _, text in kept], list(kept.values())
-
-    return draw
+def policy_gradient(recipe: str, log_path: Path, *options: str) -> tuple[Path, float]:
+    """Run the command; the trained model, and the processor's seconds, all included."""
+    words = [f"recipe={recipe}", f"log_path={log_path}", "eval_every=0", *options]
+    _, seconds = call("policy_gradient", *words)
+    (model,) = log_path.glob("checkpoints/*/model")
+    return model, seconds
 
 
 def grades(tasks: Sequence[Task], texts: Sequence[str]) -> list[Grade]:
@@ -219,7 +173,7 @@ def compared(recipe: str) -> list[Row]:
     module = importlib.import_module(f"es_cookbook.recipes.{recipe}.train_cli")
     config = cast(train.Config, module.CLIConfig())
     path, length = Path(config.model_name), config.sampling.max_tokens
-    steps, samples = config.num_generations, config.optimizer.population_size
+    steps = config.num_generations
     tokenizer = cast(Qwen2Tokenizer, Qwen2Tokenizer.from_pretrained(path))
     datasets = asyncio.run(config.dataset(tokenizer))
     demonstrate = DEMONSTRATIONS[recipe]
@@ -242,11 +196,11 @@ def compared(recipe: str) -> list[Row]:
     measure("before", load(path), 0)
     torch.manual_seed(0)
     model = load(path)
-    took = climb(model, tokenizer, right_demonstrations(iter(batches)), steps=steps)
-    measure("supervised", model, took)
-    model = load(path)
-    draw = own_answers(model, tokenizer, iter(batches), samples, length)
-    measure("policy gradient", model, climb(model, tokenizer, draw, steps=steps))
+    measure("supervised", model, supervise(model, tokenizer, iter(batches), steps=steps))
+    with tempfile.TemporaryDirectory() as directory:
+        answers = f"attempts={config.optimizer.population_size}"
+        trained, seconds = policy_gradient(recipe, Path(directory) / "run", answers)
+        measure("policy gradient", load(trained), seconds)
     return rows
 
 

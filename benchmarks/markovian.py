@@ -22,9 +22,9 @@ from benchmarks.harness import Row, before_and_after, call, report, row
 SEEDS = (0, 1, 2)
 WAYS = {
     "es": ("markovian",),
-    "gradient": ("policy_gradient", "recipe=markovian", "attempts=32", "num_generations=10"),
+    "gradient": ("policy_gradient", "recipe=markovian", "attempts=32", "num_generations=20"),
 }
-"""Name -> command and options; the gradient makes a sixth as many rollouts."""
+"""Name -> command and options; the gradient makes a thirteenth of the rollouts."""
 MEASURED = ("dataset.num_test=200", "eval_every=0")
 CORRECT = "test/env/all/correct"
 

@@ -31,12 +31,12 @@ def draw_study(
     for i, (name, found) in enumerate(of_runs.items()):
         lines = {damage: Line(percents, [_lost(found, [damage])]) for damage in DAMAGES}
         file = directory / ("fragility" if i == 0 else "fragility_against")
-        title = f"{name}: damaged thoughts"
+        title = f"Markovian, damaged thoughts of {name}"
         paths += draw(file, lines, title=title, x_label=_DAMAGED, y_label=_LOST)
     if len(of_runs) > 1:
         lines = {name: Line(percents, [_lost(found, DAMAGES)]) for name, found in of_runs.items()}
         file = directory / "fragility_both"
-        title = "damaged thoughts, mean over damages"
+        title = "Markovian, damaged thoughts: mean over damages"
         paths += draw(file, lines, title=title, x_label=_DAMAGED, y_label=_LOST)
     bars = {
         name: {
@@ -45,7 +45,7 @@ def draw_study(
         }
         for name, found in of_runs.items()
     }
-    title = "right answers by where they stand, and thoughts with the answer"
+    title = "Markovian, right answers by where they stand, and thoughts with the answer"
     paths += draw_bars(directory / "accuracy", bars, title=title, y_label="share of problems")
     written = {
         name: {m: _bar(found[m]) for m in ("written", "unrelated")}
@@ -54,11 +54,11 @@ def draw_study(
     }
     logprob = "mean log-probability of the answer (nats per token)"
     if written:
-        title = "hand-written thoughts, and those about other problems"
+        title = "Markovian, hand-written thoughts, and those about other problems"
         paths += draw_bars(directory / "written", written, title=title, y_label=logprob)
     if of_scorers:
         scorers = {"thoughts of the run": {n: _bar(e["informs"]) for n, e in of_scorers.items()}}
-        title = "what other models lose without the thought"
+        title = "Markovian, what other models lose without the thought"
         paths += draw_bars(directory / "scorers", scorers, title=title, y_label=_LOST)
     return paths
 

@@ -35,8 +35,6 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
-_ES = {**HALF_KNOWN, "population_size": 128}
-
 
 @chz.chz
 class CLIConfig(train.Config):
@@ -44,9 +42,9 @@ class CLIConfig(train.Config):
 
     model_name: str = model_field(BUNDLED_MODEL)
     dataset: RLDatasetBuilder = dataset_field(MarkovianDatasetBuilder, "questions")
-    optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
+    optimizer: OptimizerBuilder = optimizer_field({"es": HALF_KNOWN})
     sampling: SamplingParams = sampling_field(max_tokens=12)
-    num_generations: int = num_generations_field(16)
+    num_generations: int = num_generations_field(32)
     eval_every: int = eval_every_field(4)
     log_path: str = log_path_field("markovian")
 
