@@ -12,10 +12,11 @@ ARGS ?=
 # What `make test` says where vLLM and Ray cannot be had; their tests are then skipped.
 NO_VLLM := "vLLM or Ray cannot be installed here (see above): their tests will be skipped"
 NO_BWRAP := "bubblewrap is not installed (apt-get install bubblewrap): tests that run model-written code will be skipped"
+NO_CHROMIUM := "chromium is not installed (apt-get install chromium): tests that open reports in it will be skipped"
 NO_LOGIC := "reasoning-gym cannot be installed here (it needs a C compiler): its tests will be skipped"
 NO_DISTILABEL := "distilabel cannot be installed here (see above): its tests will be skipped"
 
-.PHONY: countdown test fast check lint format bench vllm-cpu clean
+.PHONY: countdown test fast check lint format docs bench vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
@@ -29,6 +30,7 @@ test fast: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/.installed-engines
 	@command -v bwrap >/dev/null || echo $(NO_BWRAP)
+	@command -v chromium >/dev/null || echo $(NO_CHROMIUM)
 	$(PYTEST) --junit-xml build/test.xml $(ARGS)
 
 # Without tests that start vLLM, Ray, TRL, wandb, Triton's interpreter or whole runs: a minute and a half on two cores.
@@ -47,6 +49,11 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+
+# The site, in build/site: a warning is a failure, and nothing is fetched.
+docs: $(VENV)/.installed-dev
+	$(PY) -m sphinx -W --keep-going -n -q -c docs -d build/doctrees . build/site
+	@echo "build/site/index.html"
 
 bench: $(VENV)/.installed-engines
 	$(PY) -m benchmarks

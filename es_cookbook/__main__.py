@@ -12,6 +12,9 @@ COMMANDS = {
     "fork": ("es_cookbook.commands.fork", "begin a new run with the first generations of another"),
     "rewind": ("es_cookbook.commands.rewind", "cut a run back to an earlier generation, in place"),
     "play": ("es_cookbook.commands.play", "talk to a run: its centre, its base, or any genome"),
+    "runs": ("es_cookbook.commands.view.runs", "list runs: state, generation, best score"),
+    "show": ("es_cookbook.commands.view.show", "print a summary of a run, with its trends"),
+    "plot": ("es_cookbook.commands.view.plot", "draw curves, pass@k or a landscape for a paper"),
     "evaluate": (
         "es_cookbook.commands.evaluate.evaluate",
         "measure a run or a model on held-out problems, and compare two",
@@ -21,11 +24,17 @@ COMMANDS = {
         "have problems answered twice, and compare both answers by entropy",
     ),
     "inspect": ("es_cookbook.commands.inspect", "evaluate a run with a task of inspect-ai"),
+    "report": ("es_cookbook.commands.view.report", "write a page about runs, or follow them live"),
     "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
     "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
     "compare-gradients": (
         "es_cookbook.commands.gradients.compare_gradients",
         "evolution strategies beside gradients on a recipe",
+    ),
+    "sweep": ("es_cookbook.commands.sweep", "a recipe under many settings, several runs at a time"),
+    "frames": (
+        "es_cookbook.commands.view.frames",
+        "write runs as one table, for pandas and others",
     ),
     "policy_gradient": (
         "es_cookbook.commands.gradients.policy_gradient",

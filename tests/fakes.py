@@ -95,6 +95,7 @@ class FakeEngine(Engine):
         answer: Callable[[Genome | str, SampleRequest], str] | None = None,
         base_dtype: str = "float32",
         max_terms: int | None = None,
+        held_by: str = "",
     ) -> None:
         vocabulary = {chr(code): code - 32 for code in range(32, 127)}
         model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
@@ -108,6 +109,7 @@ class FakeEngine(Engine):
         self.closed = False
         self._answer = answer or self._digits
         self._genomes: Sequence[Genome] = ()
+        self._held_by = Path(held_by) if held_by else None
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         assert len(genomes_G) <= self.traits.capacity
@@ -122,6 +124,8 @@ class FakeEngine(Engine):
         who = self.who(request.target)
         self.requests.append((who, request))
         await anyio.lowlevel.checkpoint()
+        while self._held_by and len(self.steps) >= 2 and self._held_by.exists():
+            await anyio.sleep(0.01)
         text = self._answer(who, request)
         tokens_T = tuple(ord(c) - 32 for c in text)
         logprobs_T = self._logprobs(who, tokens_T) if request.params.logprobs else None
@@ -188,10 +192,11 @@ class FakeEngineBuilder(EngineBuilder):
     """Builds a `FakeEngine` without a model."""
 
     capacity: int = chz.field(default=1000, doc="genomes that fit")
+    held_by: str = chz.field(default="", doc="file; as long as it is there, generation 2 waits")
     made: ClassVar[list[FakeEngine]] = []
 
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
-        self.made.append(FakeEngine(self.capacity))
+        self.made.append(FakeEngine(self.capacity, held_by=self.held_by))
         return self.made[-1]
 
 

@@ -29,7 +29,7 @@ from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = 4096
-PAGES = 64
+PAGES = 128
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_every_file_that_the_pages_link_to_exists() -> None:
 
 def folders_of_the_tree() -> set[str]:
     """Folders of the package in CONTRIBUTING's tree, by their indentation."""
-    (tree,) = re.findall(r"```\nes_cookbook/\n(.*?)\n(?! )", CONTRIBUTING, flags=re.DOTALL)
+    (tree,) = re.findall(r"```text\nes_cookbook/\n(.*?)\n(?! )", CONTRIBUTING, flags=re.DOTALL)
     parents: list[str] = []
     folders: set[str] = set()
     for indentation, name in re.findall(r"^( +)([\w.]+)/ ", tree, flags=re.MULTILINE):

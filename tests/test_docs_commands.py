@@ -40,7 +40,13 @@ from es_cookbook.commands.prepare.quantise import QuantiseConfig
 from es_cookbook.commands.reconsider.reconsider import ReconsiderConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
+from es_cookbook.commands.sweep import Sweep, maker
 from es_cookbook.commands.train import TrainConfig, whole_names
+from es_cookbook.commands.view.frames import Frames
+from es_cookbook.commands.view.plot import Plot
+from es_cookbook.commands.view.report import Report
+from es_cookbook.commands.view.runs import Runs
+from es_cookbook.commands.view.show import Show
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
@@ -82,17 +88,18 @@ from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
 from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder
+from es_cookbook.train.sweep.search import corners
 from tests.adapters import make_adapter
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "es_cookbook").rglob("README.md")),
 ]
 LAB_NOTES = "lab_notes.md"
 """Dated: its options are those of its day."""
-_FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def code_and_text(page: Path) -> tuple[str, str]:
@@ -173,6 +180,7 @@ NOT_LINES = {
     "es-cookbook[quantise]",
     "es-cookbook[verifiers]",
     "es-cookbook[inspect]",
+    "es-cookbook[sweep]",
 }
 """Beginnings of lines, and what is none."""
 PARSED_ONLY = {
@@ -184,7 +192,10 @@ PARSED_ONLY = {
     r"resume .*trust=my_(package|taskset)": "a package of the reader's",
     r"inspect .*": "a task of the reader's; tests/bridges/test_inspect_models.py has one",
     r"evaluate environment=.*": "a package of the reader's; tests/bridges/verifiers runs it",
+    r"evaluate log_path=runs/plain .*": "a run of 24 generations, of another recipe",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
+    r"plot kind=fragility .*": "a study of the reader's; the command's test has one",
+    r"report .*watch=true": "serves until Ctrl-C; the command's test does",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
     r"grpo config=run\.yaml .*": "a file of the reader's; the command's test runs it",
@@ -221,6 +232,7 @@ COVERED = {
     "es_cookbook.baselines.sft": "PEFT takes long to import; tests/recipes/test_essa.py runs it",
     "sft": "the same",
     "compare-gradients": "minutes; tests/commands/gradients runs it",
+    "sweep": "processes of its own; the command's test runs it",
     "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
     "es_cookbook.recipes.arithmetic.warm_start": "the recipe's own test runs it",
@@ -311,6 +323,18 @@ def parse_compare(options: Sequence[str]) -> None:
     run_cli(build, Compare, own)
 
 
+def parse_sweep(options: Sequence[str]) -> None:
+    """Its own options, and those of a recipe, with every value that is listed."""
+    own, others = split_options(Sweep, options)
+
+    def build(config: Sweep) -> None:
+        make, space = maker(config, others)
+        for trial in corners(space):
+            make(trial.options)
+
+    run_cli(build, Sweep, own)
+
+
 def parse_compare_gradients(options: Sequence[str]) -> None:
     own, others = split_options(CompareGradients, options)
 
@@ -324,7 +348,9 @@ def parse_evaluate(options: Sequence[str], config_class: type = EvaluateConfig) 
     """Its own options, and those of a recipe or of rows."""
     own, others = split_options(config_class, options)
     run_cli(lambda _: None, config_class, ["log_path=x", *own])
-    (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or ["countdown"]
+    (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or [
+        "markovian" if "log_path=runs/plain" in own else "countdown"
+    ]
     parse = PARSERS["train" if others.keys() & {"data", "environment"} else recipe]
     parse([f"{name}={value}" for name, value in others.items()])
 
@@ -433,6 +459,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.baselines.sft": parse_sft,
     "compare": parse_compare,
     "compare-gradients": parse_compare_gradients,
+    "sweep": parse_sweep,
+    "frames": plain(Frames, "log_paths=x"),
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
     "rewind": plain(Rewind, "log_path=x", "generation=1"),
@@ -440,7 +468,11 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),
     "export": plain(ExportConfig, "log_path=x", "output=y"),
     "play": plain(PlayConfig, "log_path=x"),
+    "runs": plain(Runs),
+    "plot": plain(Plot, "log_paths=x"),
+    "show": plain(Show, "log_path=x"),
     "inspect": plain(InspectConfig, "log_path=x", "task=x"),
+    "report": plain(Report, "log_path=x"),
     "plan": plain(PlanConfig, "model_name=x"),
     "generate": plain(GenerateConfig, "source=x", "output=x.jsonl", "model=x"),
     "quantise": plain(QuantiseConfig, "model_name=x", "output=y"),
@@ -471,6 +503,7 @@ OPTIONS = re.compile(r"'?[a-z_]+(\.[a-z_]+)*=\S.*")
 NOT_OPTIONS = {
     "dtype='auto'": "an argument of vLLM",
     "engine=my_package.engines:Fast": "a package of the reader's",
+    "profile.json": "a file of a run",
 }
 
 
@@ -512,7 +545,8 @@ def named_options() -> list[tuple[str, str]]:
     found: dict[tuple[str, str], None] = {}
     for page in PAGES:
         for text in inline(page):
-            if page.name != LAB_NOTES and re.fullmatch(rf"(?:{first})(\.[a-z_]+)+=?", text):
+            is_path = re.fullmatch(rf"(?:{first})(\.[a-z_]+)+=?", text)
+            if page.name != LAB_NOTES and is_path and text not in NOT_OPTIONS:
                 found[str(page.relative_to(ROOT)), text.removesuffix("=")] = None
     return list(found)
 
@@ -558,6 +592,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree("runs/gradient", "runs/grpo")  # For lines that read what it writes.
         make_adapter(BUNDLED_MODEL, path / "sft")
         type_line("evaluate", ["log_path=runs/mine", "generation=0", "output=before.json"])
+        several = ["attempts=2", "temperature=1", "output=attempts.json"]
+        type_line("evaluate", ["log_path=runs/mine", *several])
     (path / "es_cookbook").symlink_to(ROOT / "es_cookbook")
     return path
 
@@ -575,6 +611,9 @@ def test_a_line_runs_as_it_stands(
         for run in {"essa", "es", "gradient", "grpo"}:
             if f"log_path=runs/{run}" in options:
                 shutil.rmtree(here / "runs" / run)
+    for option in options:
+        if (output := here / option.removeprefix("output=")).is_file():
+            output.unlink()  # What the line itself writes.
     named_only = name in COMMANDS and not options
     given = ["--help"] if named_only else [*options, *SHORTENED.get(name, ())]
     with contextlib.chdir(here):

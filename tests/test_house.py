@@ -65,7 +65,8 @@ def test_no_module_of_the_package_imports_an_optional_package() -> None:
     assert set(names) >= their_own
     statements = "\n".join(f"import {name}" for name in names if name not in their_own)
     optional = {"vllm", "ray", "wandb", "trl", "peft", "matplotlib", "openai", "compressed_tensors"}
-    optional |= {"distilabel", "verifiers", "inspect_ai", "textarena"}
+    optional |= {"distilabel", "verifiers", "inspect_ai", "textarena", "tensorboard", "trackio"}
+    optional |= {"optuna", "pandas", "pyarrow", "playwright"}
     assert loaded_by(statements) & optional == set()
 
 

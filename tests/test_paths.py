@@ -19,7 +19,9 @@ DOCUMENTS = [
 
 IMPORTED = {
     "es_cookbook.train": "Config main run MAY_DIFFER recorded_config",
-    "es_cookbook.train.sweep": "run_all refuse_unequal_rollouts",
+    "es_cookbook.train.sweep": (
+        "Range SweepSettings Value Values refuse_unequal_rollouts run_all sweep"
+    ),
     "es_cookbook.rl.types": (
         "Action Datasets Env EnvGroup EnvGroupBuilder GroupReward Logs LostRollout Metrics "
         "Observation Policy RLDataset RLDatasetBuilder SamplingParams StepResult Trajectory "
@@ -45,6 +47,7 @@ IMPORTED = {
     "es_cookbook.recipes.countdown.demonstrations": "cli main",
     "es_cookbook.baselines.policy_gradient": "Config Expert Group Method PPO main",
     "es_cookbook.baselines.sft": "cli main",
+    "es_cookbook.runs": "frames",
     "es_cookbook.runs.files": "replace_file",
     "es_cookbook.runs.report.comparison": "summarise table",
     "es_cookbook.runs.report.plots": "Line draw",
@@ -63,7 +66,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
         *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft"),
-        *("compare-gradients", "reconsider"),
+        *("compare-gradients", "reconsider", "sweep", "frames", "runs", "show", "plot", "report"),
     }
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),

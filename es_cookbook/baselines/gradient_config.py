@@ -4,6 +4,7 @@ The names are those of `es_cookbook.train.Config`: data set, engine, sampling an
 same parts, so that two runs differ by what moves the model and by nothing else.
 """
 
+import functools
 from typing import Literal
 
 import chz
@@ -23,6 +24,7 @@ from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
+_AT_ONE = functools.partial(SamplingParams, temperature=1.0)
 MAY_DIFFER = (
     *("log_path", "behavior_if_log_dir_exists", "trackers", "hub"),
     *("engine", "checkpoint_every"),
@@ -44,7 +46,7 @@ class GradientConfig:
         default="all", doc="which weights; linear: those that an ES run moves by default"
     )
     sampling: SamplingParams = chz.field(
-        default_factory=lambda: SamplingParams(temperature=1.0), doc="how tokens are drawn"
+        default_factory=_AT_ONE, blueprint_unspecified=_AT_ONE, doc="how tokens are drawn"
     )
     num_generations: int = chz.field(default=100, doc="batches of the whole run")
     learning_rate: float = chz.field(

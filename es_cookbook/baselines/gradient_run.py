@@ -66,6 +66,7 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.directory import LOG, METRICS
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.measures import Progress
+from es_cookbook.runs.report.page.at_the_end import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 
 
@@ -178,6 +179,7 @@ class GradientRun(Generic[_Learner]):
             **measured,
             "policy/nats_per_token": _nats_per_token(groups_P),
             "rollouts/failed": float(len(lost_rollouts(groups_P))),
+            "time/unix": time.time(),
             "time/load": self._seconds["load"],
             "time/learn": self._seconds["learn"],
             "time/sample": seconds.sample,
@@ -259,8 +261,8 @@ async def opened_with(
             datasets.train.tell(generation, results_P)
         start = begin(config, standing)
         info = RunInfo(log_path, config_to_json(config), config.seed, config.num_generations, start)
-        trackers = [config.trackers(info), *([config.hub(info)] if config.hub else [])]
-        tracker = Trackers(trackers)
+        trackers = [config.trackers(info), ReportWriter(log_path)]
+        tracker = Trackers([*trackers, *([config.hub(info)] if config.hub else [])])
         stack.callback(tracker.close)
         if start == 0 and datasets.test_P:
             say(

@@ -17,15 +17,15 @@ it. What comes out is printed, and written to `comparison.md`, `.png` and `.svg`
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import chz
 
 from es_cookbook import train
-from es_cookbook.commands.recipe_configs import recipe_config
+from es_cookbook.commands.recipe_configs import check_options, recipe_config
 from es_cookbook.common.cli import changed, run_cli, split_options
-from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.comparison import is_share, summarise, table
@@ -42,6 +42,7 @@ _REFUSED = {
     "behavior_if_log_dir_exists": "a comparison always goes on with what is recorded",
 }
 """Fields of a run that the comparison sets."""
+_check = functools.partial(check_options, refused=_REFUSED, whose="the comparison's")
 
 
 @chz.chz
@@ -128,8 +129,8 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[train.Co
         else:
             of_all[path] = value
     for label, own in of_one.items():
-        _check(f"{label}.", own, compare.taken)
-    _check("", of_all, [*compare.taken, *of_one])
+        _check(own, compare.taken, prefix=f"{label}.")
+    _check(of_all, [*compare.taken, *of_one])
 
     default = compare.config_class(trackers=JsonlTrackerBuilder())
     found: dict[str, list[train.Config]] = {}
@@ -141,17 +142,6 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[train.Co
         ]
     refuse_unequal_rollouts(found)
     return found
-
-
-def _check(prefix: str, fields: Mapping[str, str], known: Sequence[str]) -> None:
-    for path in fields:
-        if path in _REFUSED:
-            raise ConfigError(f"{prefix}{path} cannot be given: {_REFUSED[path]}")
-        if (first := path.partition(".")[0]) not in known:
-            raise ConfigError(
-                f"unknown option {prefix + path!r}: --help lists the comparison's options, and "
-                f"train_cli's --help those of its runs{did_you_mean(first, known)}"
-            )
 
 
 def main(compare: Compare, fields: Mapping[str, str]) -> None:
@@ -173,7 +163,7 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
     }
     what = "held-out exact answers" if compare.metric == METRIC else compare.metric
     count = len(compare.seeds)
-    title = compare.recipe.capitalize()
+    title = compare.recipe.replace("_", " ").capitalize()
     draw(
         written,
         lines,

@@ -28,7 +28,15 @@ from typing import NoReturn, TypeVar, cast
 import chz
 import chz.factories
 
-from es_cookbook.common.chz_fields import (
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import (
+    ConfigError,
+    ESCookbookError,
+    closest,
+    leaves,
+    nearest,
+)
+from es_cookbook.common.fields.chz_fields import (
     CHZ_ERRORS,
     MISSING,
     CastError,
@@ -40,20 +48,46 @@ from es_cookbook.common.chz_fields import (
     path_of_failure,
     type_name,
 )
-from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import (
-    ConfigError,
-    ESCookbookError,
-    closest,
-    leaves,
-    nearest,
-)
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import as_program, printable, program, until_stdout_closes
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
 _DOC_COLUMN = 46
+
+
+class _OptionError(ESCookbookError):
+    """An option that is not one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a config.
+
+    `value` is what a user would type for the value that it has now, None when it must be given;
+    `part` says whether that is the name of a class with options of its own.
+    """
+
+    path: str
+    field: Field
+    value: str | None
+    part: bool
+
+    @property
+    def doc(self) -> str:
+        """Its one line of documentation."""
+        return doc_of(self.field)
+
+    @property
+    def accepts(self) -> str:
+        """What it accepts, in brackets on the help page."""
+        if isinstance(self.field.meta_factory, Names):
+            return "|".join(self.field.meta_factory.accepted)
+        if literals := _literals(self.field):
+            return "|".join(literals)
+        if self.field.x_type is bool:
+            return "True|False"
+        return type_name(self.field.x_type)
 
 
 def run_cli(
@@ -121,6 +155,11 @@ def built(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
     return _build(config_class, given)
 
 
+def options_of(config_class: type) -> list[Option]:
+    """The options of a config class and of the parts that it has by default, in order."""
+    return list(_options(config_class, "", {}, {}))
+
+
 def help_page(config: object, given: Mapping[str, str]) -> str:
     """Every option with the value it has now, its one-line doc, and what it accepts.
 
@@ -142,7 +181,7 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
         value = "(required)" if option.value is None else option.value.replace("\n", r"\n")
         left = f"  {option.path}={value}"
         right = textwrap.wrap(
-            f"{doc_of(option.field)} [{option.accepts}]".strip(),
+            f"{option.doc} [{option.accepts}]".strip(),
             width=max(width - _DOC_COLUMN, 30),
             break_long_words=False,
             break_on_hyphens=False,
@@ -152,35 +191,6 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
         pairs = itertools.zip_longest([left], right, fillvalue="")
         lines += [f"{start:<{_DOC_COLUMN}}{end}".rstrip() for start, end in pairs]
     return "\n".join(lines)
-
-
-class _OptionError(ESCookbookError):
-    """An option that is not one."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Option:
-    """One option.
-
-    `value` is what a user would type for the value that it has now, None when it must be given;
-    `part` says whether that is the name of a class with options of its own.
-    """
-
-    path: str
-    field: Field
-    value: str | None
-    part: bool
-
-    @property
-    def accepts(self) -> str:
-        """What it accepts, in brackets on the help page."""
-        if isinstance(self.field.meta_factory, Names):
-            return "|".join(self.field.meta_factory.accepted)
-        if literals := _literals(self.field):
-            return "|".join(literals)
-        if self.field.x_type is bool:
-            return "True|False"
-        return type_name(self.field.x_type)
 
 
 def _parse(arguments: Sequence[str]) -> dict[str, str]:
@@ -251,7 +261,7 @@ def _located(sentence: str, part: str, options: Iterable[str]) -> str:
 
 
 def _meant(
-    path: str, text: str, options: Mapping[str, _Option], given: Mapping[str, str], kept: bool
+    path: str, text: str, options: Mapping[str, Option], given: Mapping[str, str], kept: bool
 ) -> str:
     """A clause that says what an unknown option may stand for; nothing where nothing is near.
 
@@ -271,11 +281,11 @@ def _meant(
 
 
 def _elsewhere(
-    options: Iterable[_Option],
+    options: Iterable[Option],
     given: Mapping[str, str],
     kept: bool,
     before: Sequence[str] = (),
-) -> Iterator[tuple[Sequence[str], Mapping[str, _Option]]]:
+) -> Iterator[tuple[Sequence[str], Mapping[str, Option]]]:
     """Options that choose other parts than now, and the options that there are in those then.
 
     Parts that cannot be imported here are left out. A part of a part is looked into, no deeper.
@@ -296,7 +306,7 @@ def _elsewhere(
                     yield from _elsewhere(inside.values(), with_it, kept, chosen)
 
 
-def _other_parts(option: _Option) -> Iterator[tuple[str, str]]:
+def _other_parts(option: Option) -> Iterator[tuple[str, str]]:
     """What chooses another part for an option: it and a name, or any option inside, and nothing."""
     factory = option.field.meta_factory
     if isinstance(factory, Names):
@@ -334,7 +344,7 @@ def _options(
     given: Mapping[str, str],
     values: Mapping[str, object],
     kept: bool = False,
-) -> Iterator[_Option]:
+) -> Iterator[Option]:
     """All options of a config class and of the parts that it now has, in order.
 
     `values` are those that may differ from the class's own defaults; `kept` says whether a part of
@@ -346,9 +356,9 @@ def _options(
         part, part_values = _part(field, path, given, value, kept)
         if part is None:
             text = given.get(path, None if value is MISSING else _text(value))
-            yield _Option(path, field, text, part=False)
+            yield Option(path, field, text, part=False)
         else:
-            yield _Option(path, field, _name_of(field, part), part=True)
+            yield Option(path, field, _name_of(field, part), part=True)
             yield from _options(part, path + ".", given, part_values, kept)
 
 
@@ -387,7 +397,7 @@ def _chosen(field: Field, path: str, text: str) -> Callable[..., object] | None:
     return None
 
 
-def _check_value(option: _Option, text: str) -> None:
+def _check_value(option: Option, text: str) -> None:
     if option.part:
         return
     try:

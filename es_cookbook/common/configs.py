@@ -23,8 +23,9 @@ from typing import TypeVar, cast
 import chz
 import chz.factories
 
-from es_cookbook.common.chz_fields import CastError, Field, type_name
-from es_cookbook.common.declared_types import (
+from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.fields.chz_fields import CastError, Field, type_name
+from es_cookbook.common.fields.declared_types import (
     argument_types,
     entry_types,
     fits,
@@ -34,7 +35,6 @@ from es_cookbook.common.declared_types import (
     may_hold_object,
     takes,
 )
-from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.references import (
     belongs_to,
     reference,

@@ -61,6 +61,10 @@ class TooManyLostError(ESCookbookError, RuntimeError):
     """More rollouts were lost than `max_failed_fraction` allows; carries the first traceback."""
 
 
+class SweepError(ESCookbookError, RuntimeError):
+    """Runs of a sweep that failed; names one with its own sentence. The others are not lost."""
+
+
 class RunDirectoryError(ESCookbookError, OSError):
     """A run directory that cannot be written, or that holds another run."""
 

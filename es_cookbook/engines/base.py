@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 import chz
 
+from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
@@ -75,6 +76,11 @@ class Host(ABC):
     All methods are safe to call from many tasks of one event loop.
     """
 
+    @property
+    def label(self) -> str:
+        """Which engine it is, in a profile."""
+        return "engine"
+
     @abstractmethod
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Make these genomes resident in place of any before; requests name them by index.
@@ -127,11 +133,13 @@ class Engine(Host):
         traits: what is constant for the engine's life; set when it is built.
         tokenizer: the model's own.
         space: what genomes perturb.
+        spans: takes what the engine does besides answering; who runs it may set another.
     """
 
     traits: EngineTraits
     tokenizer: "PreTrainedTokenizerBase"
     space: "SearchSpace"
+    spans: Spans = NO_SPANS
 
     @property
     def num_engines(self) -> int:

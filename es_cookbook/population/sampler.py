@@ -31,6 +31,7 @@ import anyio
 
 from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.population.group import RolloutGroup, cause_of
@@ -66,6 +67,9 @@ class PopulationSampler:
             or a `step` to the next; None for as long as in all of them.
         max_failed_fraction: stop when more than this fraction of a generation's rollouts is lost.
         run_seed: the run's seed, from which sampling seeds are derived.
+
+    Attributes:
+        spans: takes when engines load and sample, and when Envs have control.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class PopulationSampler:
         self.max_failed_fraction = max_failed_fraction
         self.run_seed = run_seed
         self.seconds = Seconds()
+        self.spans: Spans = NO_SPANS
         self._warned: set[str] = set()
 
     async def rollout(
@@ -167,7 +172,12 @@ class PopulationSampler:
         seeds = ("evaluation",) if generation is None else ("sampling", generation)
         seed_of = functools.partial(derive_seed, self.run_seed, *seeds)
         load_time = _LoadTime()
-        watch = Watch(self.rollout_timeout, warned=self._warned, turn_timeout=self.turn_timeout)
+        watch = Watch(
+            self.rollout_timeout,
+            warned=self._warned,
+            turn_timeout=self.turn_timeout,
+            spans=self.spans,
+        )
         num_genomes = blocks[-1].range_G.stop
         groups_P = [
             RolloutGroup(
@@ -211,10 +221,12 @@ class PopulationSampler:
             return
         async with self.engine.lend() as host:
             load_time.change(loading=1)
-            await host.load(block.genomes_G)
+            with self.spans.span(host.label, "load"):
+                await host.load(block.genomes_G)
             load_time.change(loading=-1, running=1)
             block.host = host
-            await _run_attempts(block, groups_P)
+            with self.spans.span(host.label, "sample"):
+                await _run_attempts(block, groups_P)
             block.host = None
             load_time.change(running=-1)
 

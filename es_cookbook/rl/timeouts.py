@@ -20,6 +20,7 @@ from types import TracebackType
 
 import anyio
 
+from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.rl.watchdog import GUEST, WARN_AFTER, Guest, Interrupted, Watchdog
 
 CHECKS_PER_TIMEOUT = 8
@@ -55,7 +56,8 @@ class Watch:
     Checks them inside `with watch:`. A warning names what holds the event loop for more than
     `warn_after` seconds, unless it is in `warned` already, to which it is then added.
 
-    `seconds` is the time during which at least one was running; `clocks` have not ended.
+    `seconds` is the time during which at least one was running, told to `spans` piece by piece;
+    `clocks` have not ended.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Watch:
         warn_after: float = WARN_AFTER,
         warned: set[str] | None = None,
         turn_timeout: float | None = None,
+        spans: Spans = NO_SPANS,
     ) -> None:
         self.timeout = timeout
         self.turn_timeout = math.inf if turn_timeout is None else turn_timeout
@@ -72,6 +75,7 @@ class Watch:
         self._shortest = min(timeout, self.turn_timeout)
         warned = set() if warned is None else warned
         self.watchdog = Watchdog(self._shortest, warn_after, warned)
+        self._spans = spans
         self._num_running = 0
         self._since = 0.0
         self._late = 0.0
@@ -120,6 +124,7 @@ class Watch:
         self._num_running -= 1
         if self._num_running == 0:
             self.seconds += now - self._since
+            self._spans.add("environments", "score", self._since, now)
         return (now if now < self._turn_at else self._turn_at) - self._late
 
 

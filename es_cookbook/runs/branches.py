@@ -16,6 +16,7 @@ from es_cookbook.runs.directory import (
     CONFIG,
     GENERATION_KEYS,
     HISTORY,
+    REPORT,
     SNAPSHOTS,
     check_is_run,
     lines_before,
@@ -88,6 +89,8 @@ def rewind_run(log_path: Path, generation: int) -> Path:
             )
         rewound = set_aside(log_path)
         _move_snapshots(log_path, generation, rewound)
+        if (log_path / REPORT).is_file():  # It is about what is cut off now.
+            (log_path / REPORT).rename(rewound / REPORT)
         replace_file(log_path / HISTORY, [cut])
         for name, key in GENERATION_KEYS.items():
             if (log_path / name).exists():

@@ -18,8 +18,8 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
     Raises:
         ValueError: The recorded text is not JSON.
     """
-    old = _flatten(json.loads(_with_new_fields(recorded, trust_of(now))))
-    new = _flatten(json.loads(now))
+    old = flattened(json.loads(_with_new_fields(recorded, trust_of(now))))
+    new = flattened(json.loads(now))
     found: list[str] = []
     explained = list(may_differ)
     for path in sorted(old.keys() | new.keys()):
@@ -40,7 +40,7 @@ def _with_new_fields(recorded: str, trust: Collection[str]) -> str:
         return recorded
 
 
-def _flatten(value: object, path: str = "") -> dict[str, object]:
+def flattened(value: object, path: str = "") -> dict[str, object]:
     """Every leaf of a JSON value by dotted path; a `$class` stands at its object's own path."""
     inner: list[tuple[str, object]] = []
     if isinstance(value, dict):
@@ -53,7 +53,7 @@ def _flatten(value: object, path: str = "") -> dict[str, object]:
             inner.append((f"{path}[{i}]", item))
     flat: dict[str, object] = {} if inner else {path: value}
     for inner_path, inner_value in inner:
-        flat |= _flatten(inner_value, inner_path)
+        flat |= flattened(inner_value, inner_path)
     return flat
 
 

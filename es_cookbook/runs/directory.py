@@ -36,6 +36,9 @@ REWOUND = "rewound"
 LOG = "log.txt"
 LOSSES = "losses.csv"
 PUSHED = "pushed"
+PROFILE = "profile.json"
+TENSORBOARD = "tensorboard"
+REPORT = "report.html"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
 """What a run is made of; anything else follows from it or is about it."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
@@ -43,7 +46,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(LOSSES, PUSHED, "optimizer", "report.html", "wandb", "wandb_id"),
+        *(LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, "optimizer", "wandb", "wandb_id"),
     }
 )
 """What may be in a run directory; anything else is somebody's own."""
@@ -204,11 +207,16 @@ def check_is_run(log_path: Path) -> None:
         plain = json.loads(config.read_bytes())
     except (OSError, ValueError, RecursionError):
         return
-    if "$class" not in plain:
+    if not is_config_of_run(plain):
         raise RunDirectoryError(
             f"log_path {log_path} holds a {CONFIG} that is no run's (a model has one, too), so it "
             "is not a run directory"
         )
+
+
+def is_config_of_run(plain: object) -> bool:
+    """Whether a `config.json`, as it was read, is a run's; a model has one, too."""
+    return isinstance(plain, dict) and "$class" in plain
 
 
 def checked_names(log_path: Path) -> set[str]:
@@ -226,7 +234,7 @@ def checked_names(log_path: Path) -> set[str]:
         raise RunDirectoryError(
             f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
         ) from error
-    for name in (CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, LOG):
+    for name in (CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, LOG, PROFILE):
         if (log_path / name).is_symlink():
             raise RunDirectoryError(
                 f"log_path {log_path}: {name} is a link, and a run writes no files but its "

@@ -44,6 +44,7 @@ MAY_DIFFER = (
     "engine",
     "num_generations",
     "snapshot_every",
+    "profile",
 )
 """What a resumed run may change: where it is kept, shown and run, and for how long.
 
@@ -133,6 +134,9 @@ class Config:
         default_factory=StandardTrackersBuilder,
         blueprint_unspecified=StandardTrackersBuilder,
         doc="where metrics and rollouts go",
+    )
+    profile: bool = chz.field(
+        default=False, doc="write a trace of the first generations, profile.json, and print a table"
     )
     hub: HubPush | None = chz.field(
         default=None, doc="pushes the run to the Hugging Face Hub while it goes on: hub.repo_id=..."

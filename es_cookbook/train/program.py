@@ -9,6 +9,7 @@ makes a script whose Config is what it says there, with every option of it on th
 import functools
 import hashlib
 import itertools
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,9 @@ from es_cookbook.runs.tracking.jsonl import CORRECT, Elapsed, summary, whole_lin
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.config import Config
 from es_cookbook.train.loop import run
+
+_CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio")
+"""Fields about how a run is shown that older versions had not: their runs keep their names."""
 
 
 def cli(config: Config) -> None:
@@ -80,5 +84,10 @@ def default_log_path(config: Config, name: str) -> str:
 
 def path_for(config: object, name: str) -> str:
     """`runs/<name>-<digest>`, the same for the same config."""
-    digest = hashlib.blake2b(config_to_json(config).encode(), digest_size=4).hexdigest()
+    plain = json.loads(config_to_json(config))
+    for path in _CAME_LATER:
+        *parts, last = path.split(".")
+        functools.reduce(lambda part, key: part.get(key, {}), parts, plain).pop(last, None)
+    text = json.dumps(plain, indent=2, ensure_ascii=False)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return str(Path("runs") / f"{name}-{digest}")

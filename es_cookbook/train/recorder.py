@@ -5,6 +5,7 @@ disk, and only then do trackers show it, take a snapshot of it or push it. Whate
 that line is written again after a crash.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
@@ -73,7 +74,10 @@ class Recorder:
         """
         last = self._config.num_generations
         is_due = generation == last or generation % (self._config.eval_every or last) == 0
-        self._evaluated = await self._evaluate() if is_due else {}
+        self._evaluated = {}
+        if is_due:
+            with self.stopwatch.lap("evaluate"):
+                self._evaluated = await self._evaluate()
         if generation == last:
             self._tracker.log(last, {**self._evaluated, **self._progress.metrics()})
             self._tracker.recorded(last)
@@ -107,28 +111,38 @@ class Recorder:
             **self._scoring.metrics(),
             **self._dataset.metrics(),
             **self._optimizer.metrics(),
+            **self._in_force(generation),
             "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
             "step/rms_over_sigma": step.rms / self._optimizer.sigma(generation),
             "rollouts/failed": len(lost_rollouts(groups_P)),
             "engines/restarted": restarted - self._restarted,
+            "time/unix": time.time(),
             **self._seconds(count_tokens(groups_P)),
             **self._tracker.metrics(),
         }
         self._restarted = restarted
-        self._tracker.log_rollouts(generation, groups_P, self._decode)
-        self._tracker.log(generation, metrics)
         scores = tuple(map(tuple, scores_P_G.tolist())) if self._optimizer.records_scores else None
-        self._history.append(
-            Record(
-                generation, step, tuple(fitness_G.tolist()), fingerprint, scores, tuple(results_P)
+        with self.stopwatch.lap("record"):
+            self._tracker.log_rollouts(generation, groups_P, self._decode)
+            self._tracker.log(generation, metrics)
+            self._history.append(
+                Record(
+                    *(generation, step, tuple(fitness_G.tolist()), fingerprint),
+                    *(scores, tuple(results_P)),
+                )
             )
-        )
-        self._tracker.recorded(generation + 1)
+            self._tracker.recorded(generation + 1)
         await self.begin(generation + 1)
 
     async def finish(self) -> None:
         """Wait for what trackers still have under way after the last generation."""
         await anyio.to_thread.run_sync(self._tracker.finish, abandon_on_cancel=True)
+
+    def _in_force(self, generation: int) -> Mapping[str, float]:
+        """What schedules and adaptation made of the optimizer's settings in this generation."""
+        rate = self._optimizer.learning_rate(generation)
+        rates = {} if rate is None else {"optimizer/learning_rate": rate}
+        return {"optimizer/sigma": self._optimizer.sigma(generation), **rates}
 
     def _seconds(self, num_tokens: int) -> Mapping[str, float]:
         total, seconds, sampler = self.stopwatch.total, self.stopwatch.seconds, self._sampler

@@ -25,16 +25,18 @@ from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset, SamplingParams
-from es_cookbook.runs.directory import LOG, RunDirectory
+from es_cookbook.runs.directory import LOG, PROFILE, RunDirectory
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.opening import Standing, open_run_directory
+from es_cookbook.runs.report.page.at_the_end import ReportWriter
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from es_cookbook.train.beginning import forking
 from es_cookbook.train.config import Config
 from es_cookbook.train.garbage import rare_garbage_collection
+from es_cookbook.train.profile import Profile
 from es_cookbook.train.recorder import ANSWER, Recorder
 from es_cookbook.train.retelling import restore, retell, retell_dataset
 
@@ -109,7 +111,8 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             say(
                 f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
             )
-        tracker = _tracker(config, directory)
+        profile = Profile(log_path / PROFILE) if config.profile else None
+        tracker = _tracker(config, directory, profile)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
         beside_P = _kl_problems(config, engine, datasets.test_P)
@@ -126,14 +129,16 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             tracker,
             held_out,
         )
+        if profile is not None:
+            profile.watch(engine, sampler, recorder.stopwatch)
         start = directory.history.next_generation
         await recorder.begin(start)
         yield Run(
             range(start, config.num_generations),
             datasets.train,
             recorder.stopwatch.watch(optimizer, "ask", "tell"),
-            recorder.stopwatch.watch(sampler, ANSWER),
-            scoring,
+            recorder.stopwatch.watch(sampler, ANSWER, "rollout"),
+            recorder.stopwatch.watch(scoring, "score"),
             recorder.stopwatch.watch(engine, "apply"),
             recorder,
             config.surrogate,
@@ -218,14 +223,16 @@ async def _go_on(
         await restore(engine, history.path, history.header, records, config.model_name)
 
 
-def _tracker(config: Config, directory: RunDirectory) -> Tracker:
+def _tracker(config: Config, directory: RunDirectory, profile: Profile | None) -> Tracker:
     start = directory.history.next_generation
     config_json = config_to_json(config)
     run = RunInfo(directory.path, config_json, config.seed, config.num_generations, start)
     # In this order: a disk that refuses the first leaves no thread of the last behind.
     trust = trust_of(config_json)
     snapshots = SnapshotWriter(directory.path, config.snapshot_every, config.model_name, trust)
-    trackers = [config.trackers(run), snapshots]
+    trackers = [config.trackers(run), snapshots, ReportWriter(directory.path)]
+    if profile is not None:
+        trackers.insert(0, profile)  # It sees the end of a generation first, and closes last.
     if config.hub is not None:
         trackers.append(config.hub(run))
     return Trackers(trackers)

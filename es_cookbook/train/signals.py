@@ -13,13 +13,16 @@ for signals nor lets other threads run. Only SIGKILL ends that.
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import TypeAlias
 
 import anyio
 
@@ -32,17 +35,48 @@ SECONDS_AFTER_SECOND = 2.0
 INTERRUPTED = 130
 """The exit code."""
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_OnBegin: TypeAlias = Callable[[Callable[[], None]], None]
+"""Is told how to stop what has begun."""
 
 
 def run_until_signal(main: Callable[[], Awaitable[None]]) -> bool:
     """Run `main` on an event loop until it ends (False) or a signal comes (True).
 
+    A loop that is running here already, a notebook's, takes no other beside it: then `main` has one
+    in a thread, for which this one waits.
+
     Raises:
         KeyboardInterrupt: A second signal came.
     """
+    if not _is_loop_running():
+        return _run(main)
+    stops: list[Callable[[], None]] = []
+
+    def stop() -> None:
+        for each in stops:
+            each()
+
+    context = contextvars.copy_context()  # The cell's, so that what is printed is shown below it.
+
+    def run() -> bool:
+        return context.run(_run, main, stops.append)
+
+    with end_on_signals(stop), ThreadPoolExecutor(1, "run") as thread:
+        return thread.submit(run).result()
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run(main: Callable[[], Awaitable[None]], on_begin: _OnBegin | None = None) -> bool:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        task = loop.create_task(_interrupted(main))
+        task = loop.create_task(_interrupted(main, on_begin))
         while True:
             try:
                 return loop.run_until_complete(task)
@@ -53,13 +87,15 @@ def run_until_signal(main: Callable[[], Awaitable[None]]) -> bool:
                     raise
 
 
-async def _interrupted(main: Callable[[], Awaitable[None]]) -> bool:
+async def _interrupted(main: Callable[[], Awaitable[None]], on_begin: _OnBegin | None) -> bool:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         loop.call_soon_threadsafe(scope.cancel)
 
     with anyio.CancelScope() as scope, end_on_signals(stop):
+        if on_begin:
+            on_begin(stop)
         await main()
     return scope.cancelled_caught
 

@@ -7,11 +7,17 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+from es_cookbook.common.spans import NO_SPANS, Spans
+
 _Watched = TypeVar("_Watched")
+LOOP = "loop"
+"""What the methods that are watched are called together in a profile."""
 
 
 class Stopwatch:
     """Seconds of one generation, as a whole and in the methods that are watched.
+
+    `spans` is told of each call; who profiles a run sets another.
 
     >>> stopwatch = Stopwatch()
     >>> text = stopwatch.watch("some text", "upper")
@@ -24,6 +30,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.spans: Spans = NO_SPANS
         self._began = 0.0
 
     def start(self) -> None:
@@ -46,7 +53,9 @@ class Stopwatch:
         """Inside, time counts as that of `name`."""
         began = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - began
+        ended = time.perf_counter()
+        self.seconds[name] = ended - began
+        self.spans.add(LOOP, name, began, ended)
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)

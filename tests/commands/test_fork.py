@@ -196,7 +196,7 @@ def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
     assert not (tmp_path / "b").exists()
     forks("--help")
     shown = capsys.readouterr().out
-    assert "generation=None" in shown and "optimizer, preference, rollout_timeout" in shown
+    assert "generation=None" in shown and "optimizer, preference, profile, rollout_timeout" in shown
     assert "else: model_name, search_space." in shown
 
 

@@ -1,11 +1,11 @@
 """The scripts that a user copies run as they stand."""
 
-import csv
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 from es_cookbook.runs.history.store import read_history
@@ -44,13 +44,12 @@ def test_a_sweep_tries_every_combination_and_goes_on_where_it_stopped(
     script = str(RECIPES / "sweep_countdown.py")
     monkeypatch.setattr(sys, "argv", [script, *options])
     runpy.run_path(script, run_name="__main__")
-    with (tmp_path / "results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert sorted(row["sigma"] for row in rows) == ["0.002", "0.004"]
-    assert all(0 <= float(row["correct after"]) <= 1 for row in rows)
+    table = pandas.read_parquet(tmp_path / "results.parquet")
+    assert list(table["sigma"]) == [0.002, 0.004]
+    assert all(table["state"] == "complete")
+    assert all(table["final"].between(0, 1))
     out = capsys.readouterr().out
-    assert "run 2 of 2" in out
-    assert out.rstrip().splitlines()[-1].split()[:2] == [rows[1]["sigma"], "0.01"]
+    assert "run 2 of 2" in out and "| 0.002 | 0.01 |" in out
     histories = sorted(tmp_path.glob("*/history.jsonl"))
     written = [history.stat().st_mtime_ns for history in histories]
     runpy.run_path(script, run_name="__main__")

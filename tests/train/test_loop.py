@@ -90,6 +90,8 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         "env/even/format",
         "genomes/tied_fraction",
         "genomes/reliability",
+        "optimizer/sigma",
+        "optimizer/learning_rate",
         "step/rms_over_sigma",
         "centre/drift_rms",
         "rollouts/failed",
@@ -101,6 +103,7 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         "time/score",
         "time/apply",
         "time/total",
+        "time/unix",
         "throughput/tokens_per_second",
     }
     measured = [row["progress/generation"] for row in rows if "test/env/all/correct" in row]

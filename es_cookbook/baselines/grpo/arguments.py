@@ -15,8 +15,8 @@ import torch
 
 from es_cookbook.baselines.grpo.by_trl import GRPOConfig
 from es_cookbook.baselines.grpo.config import Config
-from es_cookbook.common.declared_types import fits
 from es_cookbook.common.errors import ConfigError, did_you_mean
+from es_cookbook.common.fields.declared_types import fits
 
 _OURS = {
     "seed": "seed",

@@ -281,7 +281,8 @@ def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
     replace_file(written.with_suffix(".json"), [_json(compare, entries, base).encode()])
-    draw_races(written, {name: entry.race for name, entry in entries.items()}, compare.metric)
+    races = {name: entry.race for name, entry in entries.items()}
+    draw_races(written, races, compare.metric, compare.recipe)
     print(f"\n{text}\n\nwritten to {written}.md and .json, and drawn in {written}-*.png and .svg")
 
 

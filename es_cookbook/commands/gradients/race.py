@@ -135,8 +135,10 @@ def _percent(values_R: Sequence[float]) -> str:
     return f"{100 * mean:.1f} %{spread}"
 
 
-def draw_races(path: Path, races: Mapping[str, Race], metric: str) -> None:
+def draw_races(path: Path, races: Mapping[str, Race], metric: str, recipe: str) -> None:
     """Two plots beside `path`: over rollouts, and over seconds, the mean of the seeds' seconds."""
+    num_seeds = max(len(race.scores_R_M) for race in races.values())
+    seeds = f"mean and range of {num_seeds} seeds" if num_seeds > 1 else "one seed"
     y_label = f"{metric.removeprefix('test/env/all/')}, held-out (%)"
     scores = {
         name: [[100 * score for score in scores_M] for scores_M in race.scores_R_M]
@@ -153,7 +155,7 @@ def draw_races(path: Path, races: Mapping[str, Race], metric: str) -> None:
         draw(
             path.with_name(f"{path.name}-{what}"),
             {name: Line(x_of[name], scores[name]) for name in races},
-            title="mean and range of seeds",
+            title=f"{recipe.replace('_', ' ').capitalize()}, {seeds}",
             x_label=f"training {what}",
             y_label=y_label,
         )

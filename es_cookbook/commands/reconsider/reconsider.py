@@ -34,6 +34,7 @@ from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.rl.objectives import REWARD
+from es_cookbook.runs.report.naming import task_of_dataset
 from es_cookbook.runs.report.plots import require_matplotlib
 from es_cookbook.train.recorded import Split
 from es_cookbook.train.signals import run_until_signal
@@ -135,7 +136,8 @@ def reconsidered(config: ReconsiderConfig, fields: Mapping[str, str]) -> str:
     if output is None:
         return text
     with whole_directory(output) as directory:
-        write(directory, passes, entropies_P, buckets, metric, config.by)
+        task = task_of_dataset(setting.dataset)
+        write(directory, passes, entropies_P, buckets, metric, config.by, task)
     return f"{text}\n\nwritten to {output}"
 
 

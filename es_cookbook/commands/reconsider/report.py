@@ -140,8 +140,9 @@ def write(
     buckets: Sequence[Bucket],
     metric: str,
     by: str,
+    task: str,
 ) -> None:
-    """Write `rollouts.jsonl`, and `entropy.png` and `.svg`, to a directory."""
+    """Write `rollouts.jsonl`, and `entropy.png` and `.svg` of a task, to a directory."""
     bucket_of = {p: b for b, bucket in enumerate(buckets) for p in bucket.problems}
     lines: list[str] = []
     for p, (name, entropies) in enumerate(zip(passes.first.names_P, entropies_P, strict=True)):
@@ -168,7 +169,7 @@ def write(
             "first answer": Line(x_M, [[unit * b.compared.second for b in buckets]]),
             "second answer": Line(x_M, [[unit * b.compared.first for b in buckets]]),
         },
-        title=f"{metric} by entropy of the first answer",
+        title=f"{task}, {metric} by entropy of the first answer",
         x_label=f"{by} entropy of its tokens, nats (median of a bucket)",
         y_label=f"{metric}, %" if share else metric,
     )

@@ -17,11 +17,13 @@ import asyncio
 import dataclasses
 import logging
 import re
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError, with_notes
+from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
@@ -77,6 +79,7 @@ class Ledger:
         fingerprint: that they give; None while it is being found out.
         recurring: reasons for failing, in this generation, that came again after a restart.
         counters: of what they did.
+        spans: takes when each of them took a step.
     """
 
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
@@ -84,6 +87,7 @@ class Ledger:
     fingerprint: int | None = None
     recurring: set[str] = dataclasses.field(default_factory=set[str])
     counters: Counters = dataclasses.field(default_factory=Counters)
+    spans: Spans = NO_SPANS
 
 
 class Member:
@@ -122,6 +126,11 @@ class Member:
         self._lock = asyncio.Lock()
         self._repairing: asyncio.Task[None] | None = None
 
+    @property
+    def label(self) -> str:
+        """What it is called in a profile."""
+        return f"engine {self.number}"
+
     async def start(self) -> int:
         """Start it and bring it to the pool's centre. Returns the fingerprint.
 
@@ -150,6 +159,7 @@ class Member:
             EngineLostError: It is lost.
         """
         async with self._recovering():
+            began = time.perf_counter()
             self._genomes = None
             self._restarts_left = self._settings.max_restarts
             self._reasons.clear()
@@ -158,6 +168,7 @@ class Member:
                 answer = await self._call("apply", step)
                 self._fingerprint = cast(int, answer)
                 self._position += 1
+            self._ledger.spans.add(self.label, "apply", began, time.perf_counter())
         return self._fingerprint
 
     async def restore(self, *, from_base: bool = False) -> int:

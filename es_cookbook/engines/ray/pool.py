@@ -305,7 +305,7 @@ class RayPool(_AskingHost, Engine):
 
     @override
     async def apply(self, step: Step) -> int:
-        """On every engine.
+        """On every engine, each of which tells `spans` of its own part.
 
         Raises:
             DisagreementError: An engine differs from the others after it was restored, too.
@@ -313,6 +313,7 @@ class RayPool(_AskingHost, Engine):
         """
         async with self._moving:
             self._ledger.steps.append(encode_step(step))
+            self._ledger.spans = self.spans
             return await self._move(Member.catch_up)
 
     @override
@@ -493,6 +494,11 @@ class _LentHost(_AskingHost):
         self._pool = pool
         self._genomes = b""
         self._going = anyio.Lock()
+
+    @property
+    @override
+    def label(self) -> str:
+        return self.member.label
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:

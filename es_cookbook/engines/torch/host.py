@@ -164,8 +164,9 @@ class TorchEngine(Engine):
                 eos_token_ids=end_of_sequence_ids(model, tokenizer),
                 decode=partial(tokenizer.batch_decode, skip_special_tokens=True),
                 deliver=self._deliver,
+                served=partial(self._served, f"{self.label}, lane {i}"),
             )
-            for _ in range(plan.num_lanes)
+            for i in range(plan.num_lanes)
         ]
         self._threads = [
             threading.Thread(target=lane.run, name=f"lane-{i}", daemon=True)
@@ -192,7 +193,7 @@ class TorchEngine(Engine):
 
     @override
     async def apply(self, step: Step) -> int:
-        with self._changing("move the centre"):
+        with self._changing("move the centre"), self.spans.span(self.label, "apply"):
             return await asyncio.to_thread(self._weights.apply, step)
 
     @override
@@ -258,6 +259,10 @@ class TorchEngine(Engine):
                 raise
             finally:
                 del self._in_flight[work]
+
+    def _served(self, lane: str, began: float, ended: float) -> None:
+        """Called on a lane's thread: it had requests from then to then."""
+        self.spans.add(lane, "sample", began, ended)
 
     def _flush(self) -> None:
         works, self._outbox = self._outbox, []

@@ -9,6 +9,7 @@ On the CPU there is a lane for each core, and each runs on one thread: nothing w
 and a row's bits do not depend on the number of cores. On CUDA and MPS there is one lane.
 """
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -47,6 +48,7 @@ class Lane:
         prefill_tokens: most tokens that are scored in one forward pass.
         decode: tokens of finished requests to texts.
         deliver: called with finished requests and their results or errors.
+        served: called with when it began to run requests and when none was left.
 
     Attributes:
         num_tokens: sampled so far.
@@ -66,6 +68,7 @@ class Lane:
         eos_token_ids: Sequence[int],
         decode: Callable[[list[list[int]]], list[str]],
         deliver: Callable[[list[tuple[Work, Answer | BaseException]]], None],
+        served: Callable[[float, float], None],
     ) -> None:
         self.num_tokens = 0
         self._queue = queue
@@ -78,6 +81,7 @@ class Lane:
         self._eos = np.array(sorted(eos_token_ids), dtype=np.int64)
         self._decode_texts = decode
         self._deliver = deliver
+        self._served = served
         self._table = SlotTable(0, 0)
         self._taken: list[Work] = []  # from the queue, and not in a slot
         self._num_cancelled = 0
@@ -104,11 +108,13 @@ class Lane:
 
     def _serve(self, model: PopulationModel) -> None:
         """Run requests for one model until none is left, or others have waited long enough."""
+        began = time.perf_counter()
         self.forward.turn_to(model)
         try:
             self._serve_all(model)
         finally:
             self.forward.rest()
+            self._served(began, time.perf_counter())
 
     def _serve_all(self, model: PopulationModel) -> None:
         self._fit_cache(self._queue.longest(model))

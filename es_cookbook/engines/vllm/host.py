@@ -185,7 +185,7 @@ class VLLMEngine(Engine):
 
     @override
     async def apply(self, step: Step) -> int:
-        with self._usage.changing("move the centre"):
+        with self._usage.changing("move the centre"), self.spans.span(self.label, "apply"):
             fingerprint = await self._move("genomes_apply", encode_step(step))
             self._steps.append(step)
             return fingerprint

@@ -72,7 +72,15 @@ class Optimizer(ABC):
 
     @abstractmethod
     def sigma(self, generation: int) -> float:
-        """Standard deviation of the generation's perturbations, per parameter."""
+        """Standard deviation of the generation's perturbations, per parameter.
+
+        Of the generation that was asked last, until the next one is asked; schedules know others.
+        """
+
+    def learning_rate(self, generation: int) -> float | None:
+        """The learning rate of the generation's step; None where the optimizer has none."""
+        del generation
+        return None
 
     @property
     def max_terms(self) -> int:

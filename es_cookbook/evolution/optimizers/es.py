@@ -32,6 +32,7 @@ from collections.abc import Collection, Sequence
 
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
@@ -147,18 +148,23 @@ class ESOptimizer(Optimizer):
         self._run_seed = run_seed
         self._num_generations = num_generations
         self._sigma_factor = 1.0
+        self._told = -1, 1.0
+        """The generation that was told last, and the factor on its sigma."""
         refuse_zero_sigma(self.sigma, num_generations)
 
     def sigma(self, generation: int) -> float:
         """The base sigma times its schedule, times what it has adapted to."""
         factor = self._config.sigma_schedule(generation, self._num_generations)
-        return self._config.sigma * factor * self._sigma_factor
+        told, its_factor = self._told
+        adapted = its_factor if generation == told else self._sigma_factor
+        return self._config.sigma * factor * adapted
 
     def rate_factor(self, generation: int) -> float:
         """The learning rate's schedule times the warm-up."""
         factor = self._config.learning_rate_schedule(generation, self._num_generations)
         return factor * warmup(generation, self._config.warmup_generations)
 
+    @override
     def learning_rate(self, generation: int) -> float:
         """The base learning rate times its schedule times the warm-up."""
         return self._config.learning_rate * self.rate_factor(generation)
@@ -184,6 +190,7 @@ class ESOptimizer(Optimizer):
         """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
         del scores_P_G
         check_fitness(fitness_G)
+        self._told = generation, self._sigma_factor
         if (adapt := self._config.adaptive_sigma) is not None:
             self._sigma_factor = adapt(self._sigma_factor, genomes_G, fitness_G.tolist())
         step = self.move(generation, genomes_G, fitness_G)

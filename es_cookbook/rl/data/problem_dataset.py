@@ -104,7 +104,8 @@ async def check_problem(builder: ProblemGroupBuilder, context_length: int) -> No
         if builder.gold is not None and isinstance(env, ProblemEnv | MessageEnv):
             await _check_gold(builder, context_length)
     except EnvError as error:
-        raise DataError(f"{builder.name}: {error}") from error
+        said = str(error).removeprefix(f"{builder.name}: ")  # A reward names its row itself.
+        raise DataError(f"{builder.name}: {said}") from error
 
 
 async def _check_gold(builder: ProblemGroupBuilder, context_length: int) -> None:

@@ -1,4 +1,4 @@
-"""Plots: curves of the mean of several runs, with a band from the lowest to the highest; and bars.
+"""Plots: curves of the mean of several runs, with a band from the lowest to the highest; bars.
 
 A PNG for the screen and an SVG for print, of the same figure. Colours are Okabe and Ito's (2008),
 which are distinct with any kind of colour vision; each curve has a marker of its own as well. The
@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import io
+import textwrap
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +27,40 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#8B8B8B")
 _MARKERS = "osD^vPX*"
+_DASHES = ("-", "--", "-.", ":")
+_SHORT = 24
+"""Letters of a name that has room beside curves."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """How large a plot is: inches, points of its text, and dots per inch of its PNG.
+
+    So many `names` have room beside its curves; more are below it.
+    """
+
+    width: float
+    height: float
+    font: float
+    dots: int
+    names: int
+
+
+PAGE = Size(7, 4.2, 10, 110, 5)
+COLUMN = Size(3.4, 2.5, 7.5, 300, 3)
+"""As wide as one of two columns of a paper, with the text of a caption."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One curve: where was measured, and runs x measurements; one run has no band."""
+    """One curve: where was measured, and runs x measurements; one run has no band.
+
+    `range_2_M` are the lower and the upper end of the band, where it is not that of the runs.
+    """
 
     x_M: ArrayLike
     values_R_M: ArrayLike
+    range_2_M: tuple[ArrayLike, ArrayLike] | None = None
 
 
 def require_matplotlib() -> None:
@@ -54,8 +81,12 @@ def draw(
     x_label: str,
     y_label: str,
     log_y: bool = False,
+    x_ticks: ArrayLike | None = None,
+    size: Size = PAGE,
 ) -> list[Path]:
-    """Draw curves, by their names in the legend; labels say quantity and unit.
+    """Draw curves, by their names in the legend ("": there is none); labels say quantity and unit.
+
+    `x_ticks` are the only places on a logarithmic x axis; without them it is linear.
 
     Returns:
         The files: `path` with .png and with .svg for its suffix.
@@ -64,8 +95,8 @@ def draw(
         ConfigError: matplotlib is not installed.
         RunDirectoryError: They cannot be written.
     """
-    with _figure(path, title, x_label, y_label) as (axes, paths):
-        from matplotlib.ticker import EngFormatter
+    with _figure(path, title, x_label, y_label, size) as (axes, paths):
+        from matplotlib.ticker import EngFormatter, NullLocator
 
         for i, (name, line) in enumerate(lines.items()):
             x_M, values_R_M = np.asarray(line.x_M), np.asarray(line.values_R_M, np.float64)
@@ -73,15 +104,78 @@ def draw(
             marker = _MARKERS[i % len(_MARKERS)] if x_M.size <= 40 else ""
             mean_M = values_R_M.mean(axis=0)
             axes.plot(
-                x_M, mean_M, label=name, color=colour, marker=marker, markersize=4.5, linewidth=1.6
+                x_M,
+                mean_M,
+                label=name,
+                color=colour,
+                marker=marker,
+                markersize=0.45 * size.font,
+                linewidth=0.16 * size.font,
+                linestyle=_DASHES[i // len(_COLOURS) % len(_DASHES)],
             )
-            if len(values_R_M) > 1:
-                low_M, high_M = values_R_M.min(axis=0), values_R_M.max(axis=0)
+            if line.range_2_M is not None or len(values_R_M) > 1:
+                low_M, high_M = line.range_2_M or (values_R_M.min(axis=0), values_R_M.max(axis=0))
                 axes.fill_between(x_M, low_M, high_M, color=colour, alpha=0.13, linewidth=0)
         if log_y:
             axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.legend(frameon=False)
+        if x_ticks is None:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        else:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(x_ticks, [f"{tick:g}" for tick in np.asarray(x_ticks)])
+            axes.xaxis.set_minor_locator(NullLocator())
+        if any(lines):
+            _legend(axes, size)
+    return paths
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Map:
+    """Values over two axes: `values_Y_X[y][x]`, and places that are marked, by name."""
+
+    x_X: ArrayLike
+    y_Y: ArrayLike
+    values_Y_X: ArrayLike
+    marked: Mapping[str, tuple[float, float]] = dataclasses.field(
+        default_factory=dict[str, tuple[float, float]]
+    )
+
+
+def draw_map(
+    path: Path,
+    values: Map,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    value_label: str,
+    size: Size = PAGE,
+) -> list[Path]:
+    """Draw values over two axes, as colours and contours; `value_label` says what they are.
+
+    Returns:
+        The files, as `draw`.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+        RunDirectoryError: They cannot be written.
+    """
+    with _figure(path, title, x_label, y_label, size) as (axes, paths):
+        axes.grid(visible=False)
+        mesh = axes.pcolormesh(values.x_X, values.y_Y, values.values_Y_X, cmap="cividis")
+        bar = axes.figure.colorbar(mesh, ax=axes, label=value_label)
+        bar.outline.set_visible(False)
+        for marker, (name, (x, y)) in zip(_MARKERS[::-1], values.marked.items(), strict=False):
+            axes.plot(
+                *([x], [y]),
+                label=name,
+                marker=marker,
+                markersize=0.8 * size.font,
+                color="white",
+                markeredgecolor="black",
+                linestyle="none",
+            )
+        _legend(axes, size, is_below=True)
     return paths
 
 
@@ -91,6 +185,7 @@ def draw_bars(
     *,
     title: str,
     y_label: str,
+    size: Size = PAGE,
 ) -> list[Path]:
     """Draw bars with intervals: group in the legend -> what is measured -> value, low, high.
 
@@ -101,7 +196,7 @@ def draw_bars(
         ConfigError: matplotlib is not installed.
         RunDirectoryError: They cannot be written.
     """
-    with _figure(path, title, "", y_label) as (axes, paths):
+    with _figure(path, title, "", y_label, size) as (axes, paths):
         names = list(dict.fromkeys(name for group in bars.values() for name in group))
         width = 0.8 / max(len(bars), 1)
         for i, (group, values) in enumerate(bars.items()):
@@ -114,13 +209,28 @@ def draw_bars(
             axes.bar(x_M, value_M, width, label=group, color=colour)
             axes.vlines(x_M, low_M, high_M, colors=_COLOURS[0], linewidth=1.4)
         axes.set_xticks(range(len(names)), names)
-        axes.legend(frameon=False)
+        _legend(axes, size)
     return paths
+
+
+def _legend(axes: "Axes", size: Size, *, is_below: bool = False) -> None:
+    """What is what: inside the plot, or below it where it would cover too much."""
+    handles, names = axes.get_legend_handles_labels()
+    longest = max(map(len, names), default=0)
+    if len(names) <= size.names and longest <= _SHORT and not is_below:
+        axes.legend(frameon=False)
+        return
+    columns = 3 if longest <= _SHORT // 2 else 2 if longest <= _SHORT else 1
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    rows = -(-len(names) // columns)
+    figure.set_figheight(figure.get_figheight() + 1.6 * rows * size.font / 72)
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 @contextlib.contextmanager
 def _figure(
-    path: Path, title: str, x_label: str, y_label: str
+    path: Path, title: str, x_label: str, y_label: str, size: Size
 ) -> Generator[tuple["Axes", list[Path]]]:
     """Axes to draw on; the files are written where it ends, and listed."""
     require_matplotlib()
@@ -128,16 +238,23 @@ def _figure(
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(
-        {"font.size": 10, "svg.hashsalt": "es_cookbook", "axes.grid": True, "grid.alpha": 0.3}
+        {
+            "font.size": size.font,
+            "svg.hashsalt": "es_cookbook",
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+        }
     ):
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        figure = Figure(figsize=(size.width, size.height), layout="constrained")
         axes = figure.add_subplot()
         paths: list[Path] = []
         yield axes, paths
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set(title=title, xlabel=x_label, ylabel=y_label)
+        # A title is 1.2 times as large as other text, and a letter two thirds as wide as high.
+        letters = int(size.width * 72 / (1.2 * 0.65 * size.font))
+        axes.set(title=textwrap.fill(title, letters), xlabel=x_label, ylabel=y_label)
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=suffix[1:], dpi=110, metadata=metadata)
+            figure.savefig(drawn, format=suffix[1:], dpi=size.dots, metadata=metadata)
             paths.append(path.with_suffix(suffix))
             replace_file(paths[-1], [drawn.getvalue()])

@@ -153,7 +153,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         HistoryError: A line is no such dict, or the file cannot be read; names it.
     """
     lines = enumerate(whole_lines(path), start=1)
-    return [_row(line, f"{path}, line {number}") for number, line in lines]
+    return [metrics_of_line(line, f"{path}, line {number}") for number, line in lines]
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -168,7 +168,12 @@ def whole_lines(path: Path) -> list[bytes]:
         raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _row(line: bytes, where: str) -> dict[str, float]:
+def metrics_of_line(line: bytes, where: str) -> dict[str, float]:
+    """The metrics of one line, null as NaN; `where` is named where it is damaged.
+
+    Raises:
+        HistoryError: It is no dict of numbers.
+    """
     try:
         found: object = json.loads(line)
     except (ValueError, RecursionError) as error:

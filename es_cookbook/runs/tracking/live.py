@@ -12,11 +12,13 @@ import math
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 import chz
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -31,6 +33,8 @@ from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
 _SPEED = "throughput/tokens_per_second"
 _RECENT = 20
 _BARS = "▁▂▃▄▅▆▇█"
+_TREND = 24
+"""Columns of a trend, where there are as many."""
 
 logger = logging.getLogger(__name__)
 
@@ -166,18 +170,17 @@ class ScreenTracker(Tracker):
         for sampled in choose_rollouts(self._run.run_seed, generation, groups_P, 1):
             if self._rollout_lines and isinstance(sampled.rollout, Trajectory):
                 action = sampled.rollout.transitions[-1].action.text
-                lines = printable(action.strip()).split("\n")[: self._rollout_lines]
                 title = (
-                    f"an answer: generation {generation + 1}, problem {sampled.problem}, "
-                    f"genome {sampled.genome}, reward {sampled.reward:.2f}"
+                    f"an answer, reward {sampled.reward:.2f}: generation {generation + 1}, "
+                    f"problem {sampled.problem}, genome {sampled.genome}"
                 )
                 # Not the whole width: the terminal's own ^C at the end of a full line would break
                 # it and leave the cursor a line lower than Rich believes.
                 width = max(self._live.console.width - 6, 20)
                 self._rollout = Panel(
-                    Text("\n".join(line[: 2 * width] for line in lines)),
+                    Text("\n".join(folded(action.strip(), width - 4, self._rollout_lines))),
                     width=width,
-                    title=Text(title, style="dim"),
+                    title=Text(title, style="dim", overflow="ellipsis"),
                     title_align="left",
                     border_style="dim",
                 )
@@ -195,9 +198,13 @@ class ScreenTracker(Tracker):
     def _render(self) -> RenderableType:
         pace, total = self._pace, self._run.num_generations
         head = Table.grid(padding=(0, 2))
+        head.add_column(no_wrap=True)
+        head.add_column(max_width=32)
+        for _ in range(3):
+            head.add_column(no_wrap=True)
         head.add_row(
             Text("generation", style="bold"),
-            ProgressBar(total=max(total, 1), completed=pace.done, width=32),
+            ProgressBar(total=max(total, 1), completed=pace.done),
             Text(f"{pace.done}/{total}", style="bold"),
             Text(f"{duration(pace.elapsed)} elapsed", style="dim"),
             Text(f"{duration(pace.seconds_left)} left", style="cyan"),
@@ -211,20 +218,20 @@ class ScreenTracker(Tracker):
         for row in self._rows:
             for key, value in shown(row).items():
                 series.setdefault(key, []).append(value)
-        table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
+        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
         table.add_column("")
-        for column in ("first", "best", "now"):
-            table.add_column(column, justify="right")
+        for column in ("first", "max", "now"):
+            table.add_column(column, justify="right", no_wrap=True, min_width=5)
         table.add_column("trend")
         for key, values in series.items():
             held_out = key.startswith("test/")
             finite = [value for value in values if math.isfinite(value)] or [math.nan]
             table.add_row(
-                Text(label(key), style="bold" if held_out else ""),
-                f"{finite[0]:.3f}",
-                f"{max(finite):.3f}",
-                Text(f"{values[-1]:.3f}", style="bold green" if held_out else "bold"),
-                Text(sparkline(finite), style="green" if held_out else "cyan"),
+                Text(label(key), "bold" if held_out else "", no_wrap=True, overflow="ellipsis"),
+                number(finite[0]),
+                number(max(finite)),
+                Text(number(values[-1]), style="bold green" if held_out else "bold"),
+                _Trend(finite, "green" if held_out else "cyan"),
             )
         latest: dict[str, float] = {}
         for row in self._rows[-2:]:  # The last evaluation's line has no speed of its own.
@@ -266,6 +273,16 @@ def label(key: str) -> str:
     return printable(names.get(key, f"held-out {plain}" if key.startswith("test/") else plain))
 
 
+def number(value: float) -> str:
+    """A measured value with as many digits as tell.
+
+    >>> number(0.58249), number(-212.34), number(1_234_567.0), number(math.nan)
+    ('0.582', '-212.3', '1.2M', 'nan')
+    """
+    size = abs(value)
+    return compact(value) if size >= 1e5 else f"{value:.1f}" if size >= 100 else f"{value:.3f}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as a clock.
 
@@ -291,7 +308,52 @@ def compact(number: float) -> str:
     return f"{number:.0f}"
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
+def folded(text: str, width: int, most: int) -> list[str]:
+    r"""Text that a terminal shows and never obeys, as at most so many lines of so many columns.
+
+    >>> folded("a long answer\n\x1b[2J", 6, 9)
+    ['a long', ' answe', 'r', '\\x1b[2', 'J']
+    >>> folded("one\ntwo\nthree", 20, 2)
+    ['one', 'two … and more']
+    """
+    # Of no line can be shown more than this, however long the text is.
+    lines = printable(text[: most * (width + 1)]).split("\n")
+    rows = [row for line in lines for row in _rows(line, width)]
+    if len(rows) <= most and len(text) <= most * (width + 1):
+        return rows
+    more = " … and more"
+    last = rows[most - 1] if len(rows) >= most else rows[-1]
+    return [*rows[: most - 1], _rows(last, max(width - len(more), 1))[0] + more]
+
+
+def _rows(line: str, width: int) -> list[str]:
+    """A line in pieces of so many columns; East Asian characters take two."""
+    rows, free = [""], width
+    for character in line:
+        columns = 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if columns > free and rows[-1]:
+            rows.append("")
+            free = width
+        rows[-1] += character
+        free -= columns
+    return rows
+
+
+class _Trend:
+    """A series as bars, in as many columns as there are."""
+
+    def __init__(self, values: Sequence[float], style: str) -> None:
+        self._values = values
+        self._style = style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(sparkline(self._values, min(options.max_width, _TREND)), self._style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, min(len(self._values), _TREND, options.max_width))
+
+
+def sparkline(values: Sequence[float], width: int = _TREND) -> str:
     """A series as bars between its own minimum and maximum, the mean of each stretch.
 
     >>> sparkline([0, 1, 2, 3])
@@ -301,5 +363,6 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [sum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)]
     low, high = min(means), max(means)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    is_flat = math.isclose(low, high, rel_tol=1e-9)  # Means of equal numbers differ by rounding.
+    scale = 0.0 if is_flat else (len(_BARS) - 1) / (high - low)
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)

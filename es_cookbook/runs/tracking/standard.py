@@ -1,4 +1,4 @@
-"""The trackers of a run: JSONL always, the live view, W&B where it is asked for."""
+"""The trackers of a run: JSONL always, the live view, others' libraries where asked for."""
 
 import chz
 from typing_extensions import override
@@ -6,12 +6,14 @@ from typing_extensions import override
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.runs.tracking.live import LiveTrackerBuilder
+from es_cookbook.runs.tracking.tensorboard_tracker import TensorboardTrackerBuilder
+from es_cookbook.runs.tracking.trackio_tracker import TrackioTrackerBuilder
 from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
 
 
 @chz.chz
 class StandardTrackersBuilder(TrackerBuilder):
-    """Builds JSONL files, the live view, and W&B where it is asked for."""
+    """Builds JSONL files, the live view, and W&B, TensorBoard and Trackio where asked for."""
 
     jsonl: JsonlTrackerBuilder = chz.field(
         default_factory=JsonlTrackerBuilder, doc="metrics.jsonl and rollouts.jsonl"
@@ -24,6 +26,16 @@ class StandardTrackersBuilder(TrackerBuilder):
         blueprint_unspecified=WandbTrackerBuilder,
         doc="Weights & Biases; None leaves it out",
     )
+    tensorboard: TensorboardTrackerBuilder | None = chz.field(
+        default=None,
+        blueprint_unspecified=TensorboardTrackerBuilder,
+        doc="event files for TensorBoard in the run directory; None leaves it out",
+    )
+    trackio: TrackioTrackerBuilder | None = chz.field(
+        default=None,
+        blueprint_unspecified=TrackioTrackerBuilder,
+        doc="Trackio; None leaves it out",
+    )
 
     @override
     def check(self) -> None:
@@ -35,5 +47,6 @@ class StandardTrackersBuilder(TrackerBuilder):
         return Trackers([builder(run) for builder in self._builders()])
 
     def _builders(self) -> list[TrackerBuilder]:
-        builders: list[TrackerBuilder | None] = [self.jsonl, self.wandb, self.live]
+        libraries = (self.wandb, self.tensorboard, self.trackio)
+        builders: list[TrackerBuilder | None] = [self.jsonl, *libraries, self.live]
         return [builder for builder in builders if builder is not None]

@@ -2,28 +2,38 @@
 
 `wandb` is imported when a tracker is built. Its files lie under the run directory, and a run that
 goes on keeps its W&B id, so both parts are one run there (`wandb sync <run
-directory>/wandb/offline-run-*` uploads offline ones). Whatever fails in W&B is a warning; it never
-stops a run.
+directory>/wandb/offline-run-*` uploads offline ones). Metrics have the names of `metrics.jsonl`;
+every few generations a table has some rollouts, as text. A W&B that is not reachable is told once,
+and the run is kept offline. Whatever fails in W&B is a warning; it never stops a run.
 """
 
 import contextlib
-import json
 import logging
 import os
+import urllib.error
+import urllib.request
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import chz
 from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import not_installed
+from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.tracking.base import GENERATION, Decode, RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.tracking.libraries import COLUMNS, Library, readable, rows_of
 
 if TYPE_CHECKING:
     from wandb import Run
+
+_PATIENCE = 5.0
+"""Seconds in which W&B's server has to answer at the start of a run."""
+_LAST_UPLOAD = 60.0
+"""Seconds that are waited for W&B in the end; what is left is on the disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +48,18 @@ class WandbTrackerBuilder(TrackerBuilder):
     wandb_name: str | None = chz.field(
         default=None, doc="name of the run in W&B; the run directory's name if not given"
     )
+    wandb_group: str | None = chz.field(
+        default=None, doc="group of the run in W&B: one name for the seeds of an experiment"
+    )
+    rollouts_every: int = chz.field(
+        default=20, doc="generations between tables of rollouts; 0: none"
+    )
+    rollouts_per_table: int = chz.field(default=16, doc="chosen at random")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        prefix = "trackers.wandb."
+        check_range(self, "rollouts_every", "rollouts_per_table", at_least=0, prefix=prefix)
 
     @override
     def check(self) -> None:
@@ -67,31 +89,44 @@ class WandbTrackerBuilder(TrackerBuilder):
 
 class _WandbTracker(Tracker):
     def __init__(self, builder: WandbTrackerBuilder, run: RunInfo) -> None:
+        self._builder = builder
+        self._info = run
+        self._library = Library("W&B")
         self._run: Run | None = None
-        with self._given_up_if_it_fails():
+        self._table: list[list[str | int | float]] = []
+        with self._library.may_fail():
             self._run = _start(builder, run)
 
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        every, count = self._builder.rollouts_every, self._builder.rollouts_per_table
+        if self._is_on and every and generation % every == 0:
+            self._table = rows_of(self._info.run_seed, generation, groups_P, decode, count)
+
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        with self._given_up_if_it_fails():
-            if self._run is not None:
-                self._run.log(dict(metrics), step=generation)
+        run = self._run
+        if run is None or not self._is_on:
+            return
+        with self._library.may_fail():
+            logged: dict[str, object] = {**metrics, GENERATION: generation}
+            if self._table:
+                import wandb
+
+                rows: list[Iterable[object]] = [*self._table]
+                logged["rollouts"] = wandb.Table(columns=list(COLUMNS), data=rows)
+                self._table = []
+            run.log(logged, step=generation)
 
     def close(self) -> None:
-        with self._given_up_if_it_fails():
-            if self._run is not None:
-                self._run.finish()
-        self._run = None
+        run, self._run = self._run, None
+        if run is not None and self._is_on:
+            with self._library.may_fail():
+                run.finish()
 
-    @contextlib.contextmanager
-    def _given_up_if_it_fails(self) -> Generator[None]:
-        try:
-            yield
-        # W&B raises anything from its own errors to those of sockets and processes; none of them
-        # may stop a run.
-        except Exception as error:
-            self._run = None
-            name = type(error).__name__
-            logger.warning("W&B is off for the rest of this run: %s: %s", name, error)
+    @property
+    def _is_on(self) -> bool:
+        return not self._library.has_failed
 
 
 def _is_logged_in() -> bool:
@@ -100,6 +135,25 @@ def _is_logged_in() -> bool:
     import wandb
 
     return wandb.login(prompt=False, verify=False)
+
+
+def _is_reachable() -> bool:
+    """Whether W&B's server answers, with anything at all."""
+    import wandb
+
+    url = wandb.setup().settings.base_url  # Of the environment, and of W&B's own files.
+    try:
+        urllib.request.urlopen(url, timeout=_PATIENCE).close()
+    except urllib.error.HTTPError:  # An answer.
+        return True
+    except (OSError, ValueError) as error:
+        logger.warning(
+            "W&B at %s is not reachable (%s): the run goes on, and is kept offline; `wandb sync` "
+            "uploads it later",
+            *(url, getattr(error, "reason", error)),
+        )
+        return False
+    return True
 
 
 def _start(builder: WandbTrackerBuilder, run: RunInfo) -> "Run":
@@ -113,18 +167,28 @@ def _start(builder: WandbTrackerBuilder, run: RunInfo) -> "Run":
     mode: Literal["online", "offline", "disabled"] = "offline"
     if wanted == "disabled":
         mode = "disabled"
-    elif wanted == "online" and project and _is_logged_in():
+    elif wanted == "online" and project and _is_logged_in() and _is_reachable():
         mode = "online"
     else:
         # W&B's service would look up the address of its error reporting even when offline.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
-    return wandb.init(
+    started = wandb.init(
         project=project,
         name=builder.wandb_name or run.path.resolve().name,
+        group=builder.wandb_group,
         id=id_path.read_text(),
         resume="allow",
         dir=run.path,
         mode=mode,
-        config=json.loads(run.config_json),
-        settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+        config=readable(run.config_json),
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            finish_timeout=_LAST_UPLOAD,
+        ),
     )
+    started.define_metric("*", step_metric=GENERATION)
+    started.define_metric("test/*", step_metric=GENERATION, summary="last,max")
+    return started

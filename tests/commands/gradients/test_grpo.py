@@ -66,6 +66,13 @@ def test_a_file_and_the_command_line_are_the_same_config(tmp_path: Path) -> None
     assert (found[0]["learning_rate"], found[0]["trl"]) == (1e-3, {"$tuple": ["adam_beta2=0.9"]})
 
 
+@pytest.mark.parametrize("name", ["grpo", "policy_gradient"])
+def test_an_option_of_sampling_leaves_the_temperature_at_one(name: str) -> None:
+    said = command(name, "sampling.max_tokens=8", "--help")
+    assert "sampling.temperature=1.0" in said
+    assert "sampling.max_tokens=8" in said
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -199,7 +199,8 @@ def test_each_bucket_compares_both_answers_and_leaves_lost_ones_out(tmp_path: Pa
     assert (sure.low, sure.high, sure.problems) == (0.1, 0.2, [0, 1])
     assert (sure.compared.second, sure.compared.first, sure.compared.better) == (0.5, 1.0, 1)
     assert (unsure.compared.second, unsure.compared.first, unsure.compared.worse) == (1.0, 0.0, 2)
-    write(tmp_path, both, [(e,) for e in entropies[:4]] + [None], [sure, unsure], "correct", "mean")
+    answered_P = [(e,) for e in entropies[:4]]
+    write(tmp_path, both, [*answered_P, None], [sure, unsure], "correct", "mean", "Countdown")
     rows = lines(tmp_path)
     assert [row["bucket"] for row in rows] == [0, 0, 1, 1, None]
     assert rows[0]["first"]["text"] == "\x1b[31m<script>alert(1)</script>\u2028\n\ud800"

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError
+from es_cookbook.common.spans import Spans
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster, Needs
 from es_cookbook.engines.ray.member import DisagreementError, PoolSettings
@@ -93,6 +94,23 @@ async def test_whenever_an_engine_dies_the_answers_are_the_same(dies_in: list[st
         assert await texts(pool, asked("centre")) == await expected(STEPS, "centre")
         assert cluster.dies_in == []
         assert pool.stats()["restarted"] == len(dies_in)
+
+
+async def test_each_engine_tells_a_profile_when_it_takes_a_step() -> None:
+    class Kept(Spans):
+        def add(self, track: str, name: str, began: float, ended: float) -> None:
+            assert began <= ended
+            told.append((track, name))
+
+    told: list[tuple[str, str]] = []
+    async with near_pool(NearCluster(), engines=2) as pool:
+        labels = {member.label for member in pool.members}
+        pool.spans = Kept()
+        await pool.apply(STEPS[0])
+        async with pool.lend() as host:
+            assert host.label in labels
+    assert len(labels) == 2
+    assert sorted(told) == [(label, "apply") for label in sorted(labels)]
 
 
 async def test_requests_of_one_turn_of_the_loop_go_together() -> None:

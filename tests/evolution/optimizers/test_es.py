@@ -264,6 +264,7 @@ def test_sigma_follows_the_centres_lead_over_its_neighbours(centre: float, facto
     assert es.sigma(0) == 0.01
     es.tell(0, es.ask(0), None, np.array([1.0, -1.0, centre]))  # mean 0, standard deviation 1
     assert es.sigma(1) == pytest.approx(0.01 * factor)
+    assert es.sigma(0) == 0.01, "what generation 0 was perturbed by"
     assert es.ask(1)[0].terms[0].coefficient == es.sigma(1)
 
 

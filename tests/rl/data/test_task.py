@@ -133,8 +133,11 @@ async def test_a_reward_that_is_none_is_refused_by_name_and_row(
         return returned
 
     datasets = await built(write(tmp_path / "rows.jsonl", sums(3)), careless)
-    with pytest.raises(DataError, match=rf"rows\.jsonl, line \d: reward .*careless.*{said}"):
+    with pytest.raises(
+        DataError, match=rf"rows\.jsonl, line \d: reward .*careless.*{said}"
+    ) as found:
         await datasets.train.validate(64)
+    assert str(found.value).count("rows.jsonl") == 1
     env = problems(datasets)[0].make_env()
     with pytest.raises(EnvError, match=said):
         await env.step(Action((), "1", "stop"))

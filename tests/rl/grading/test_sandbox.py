@@ -449,8 +449,11 @@ async def test_cancelled_at_any_moment_of_its_start_it_leaves_no_process() -> No
             await run_code("import time; time.sleep(100)", limits=Limits(files=size))
         await wait_until(lambda: sandboxes() == [])
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(functools.partial(run_code, "input()", limits=Limits(files=size)))
+        code = "import time; time.sleep(100)"
+        tasks.start_soon(functools.partial(run_code, code, limits=Limits(files=size)))
         await wait_until(lambda: len(sandboxes()) > 1)
+        tasks.cancel_scope.cancel()
+    await wait_until(lambda: sandboxes() == [])
 
 
 @needs_sandbox

@@ -1,13 +1,23 @@
+import contextlib
+import json
 import logging
+import os
+import socket
 import struct
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
@@ -40,6 +50,23 @@ def records(path: Path) -> Iterator[bytes]:
             parts = b""
 
 
+class Settings(NamedTuple):
+    base_url: str
+
+
+@contextlib.contextmanager
+def some_server() -> Iterator[str]:
+    """A server that answers everything with an error, at this address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def logged(path: Path) -> list[dict[str, str]]:
     from wandb.proto import wandb_internal_pb2
 
@@ -51,6 +78,16 @@ def logged(path: Path) -> list[dict[str, str]]:
             items = record.history.item
             rows.append({item.key or "/".join(item.nested_key): item.value_json for item in items})
     return rows
+
+
+def wait_for_rows(path: Path, count: int) -> list[dict[str, str]]:
+    """The metrics of so many generations; W&B's service may write after `finish`."""
+    until = time.monotonic() + 30
+    while True:
+        rows = [row for row in logged(path) if "reward/mean" in row]
+        if len(rows) >= count or time.monotonic() > until:
+            return rows
+        time.sleep(0.1)
 
 
 def test_offline_runs_lie_in_the_run_directory_and_resume_under_the_same_id(
@@ -68,11 +105,9 @@ def test_offline_runs_lie_in_the_run_directory_and_resume_under_the_same_id(
     files = sorted(path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2, "a project alone does not go online: nobody is logged in"
     assert {file.name for file in files} == {f"run-{(path / 'wandb_id').read_text()}.wandb"}
-    rows: list[dict[str, str]] = []
-    until = time.monotonic() + 30
-    while len(rows) < 3 and time.monotonic() < until:  # W&B's service may write after `finish`.
-        time.sleep(0.1)
-        rows = [row for file in files for row in logged(file) if "reward/mean" in row]
+    rows = [
+        row for file, count in zip(files, (2, 1), strict=True) for row in wait_for_rows(file, count)
+    ]
     assert sorted((row["_step"], row["reward/mean"]) for row in rows) == [
         ("0", "0.25"),
         ("1", "0.5"),
@@ -117,6 +152,8 @@ def test_online_takes_a_project_a_login_and_no_word_against_it(
     asked: list[object] = []
 
     class Run:
+        def define_metric(self, name: str, **how: str) -> None: ...
+
         def finish(self) -> None: ...
 
     def init(**settings: object) -> Run:
@@ -128,7 +165,9 @@ def test_online_takes_a_project_a_login_and_no_word_against_it(
     monkeypatch.setattr("wandb.init", init)
     if mode:
         monkeypatch.setenv("WANDB_MODE", mode)
-    WandbTrackerBuilder(wandb_project=project)(RunInfo(tmp_path, "{}", 0, 3)).close()
+    with some_server() as url:
+        monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=Settings(url)))
+        WandbTrackerBuilder(wandb_project=project)(RunInfo(tmp_path, "{}", 0, 3)).close()
     assert asked == [expected]
 
 
@@ -163,3 +202,75 @@ def test_wandb_that_is_not_installed_is_told_at_the_start(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"trackers\.wandb needs wandb, which is not installed"):
         StandardTrackersBuilder(wandb=WandbTrackerBuilder()).check()
     StandardTrackersBuilder().check()
+
+
+HOSTILE = "<script>alert(1)</script> \x1b[31m\u202e" + "x" * 1_000_000
+
+
+def hostile_group(rewards_G: list[float]) -> TrajectoryGroup:
+    action = Action((1,), HOSTILE, "stop")
+    trajectories_G_K = [
+        [Trajectory((Transition(Observation((2, 3)), action, reward, {}, {}),))]
+        for reward in rewards_G
+    ]
+    return TrajectoryGroup(trajectories_G_K, None, None, None, ("<b>tag</b>",))
+
+
+def test_rollouts_are_a_table_of_a_bounded_number_of_escaped_texts(tmp_path: Path) -> None:
+    builder = WandbTrackerBuilder(rollouts_every=2, rollouts_per_table=3)
+    tracker = builder(RunInfo(tmp_path, '{"a": {"$class": "m:ES", "sigma": 0.5}}', 0, 3))
+    for generation in range(3):
+        tracker.log_rollouts(generation, [hostile_group([0.0] * 8)], lambda tokens_T: "<i>?</i>")
+        tracker.log(generation, {"reward/mean": 0.5})
+    tracker.close()
+    (run,) = tmp_path.glob("wandb/offline-run-*")
+    tables = [json.loads(path.read_text()) for path in run.glob("files/media/table/*.json")]
+    assert sorted({row[0] for table in tables for row in table["data"]}) == [0, 2]
+    for table in tables:
+        assert len(table["data"]) == 3
+        for row in table["data"]:
+            told = dict(zip(table["columns"], row, strict=True))
+            assert told["prompt"] == "&lt;i&gt;?&lt;/i&gt;"
+            assert told["answer"].startswith(
+                "&lt;script&gt;alert(1)&lt;/script&gt; \\x1b[31m\\u202exxx"
+            )
+            assert told["answer"].endswith(" more characters]") and len(told["answer"]) < 2_200
+            assert told["tags"] == "&lt;b&gt;tag&lt;/b&gt;"
+    (file,) = run.glob("*.wandb")
+    rows = wait_for_rows(file, 3)
+    assert [row["progress/generation"] for row in rows] == ["0", "1", "2"]
+    assert [any(key.startswith("rollouts") for key in row) for row in rows] == [True, False, True]
+
+
+def test_a_server_out_of_reach_is_told_once_and_the_run_is_kept_offline(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as closed:  # Nobody listens there.
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        # In a process of its own: W&B keeps the settings that it began with.
+        program = (
+            "import pathlib\n"
+            "from es_cookbook.runs.tracking.base import RunInfo\n"
+            "from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder\n"
+            f"info = RunInfo(pathlib.Path({str(tmp_path)!r}), '{{}}', 0, 3)\n"
+            "tracker = WandbTrackerBuilder(wandb_project='mine')(info)\n"
+            "[tracker.log(t, {'reward/mean': 0.5}) for t in range(3)]\n"
+            "tracker.close()\n"
+        )
+        own = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "a" * 40}
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is not reachable") == 1
+    assert f"W&B at {url} is not reachable (" in done.stderr
+    assert "`wandb sync` uploads it later" in done.stderr
+    assert time.monotonic() - began < 90
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert len(wait_for_rows(file, 3)) == 3

@@ -42,9 +42,9 @@ class InProcessHarness(vf.Harness[vf.HarnessConfig]):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message_to_wire(message) for message in prompt or ()]
-        client = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0)
         config = {"mcpServers": {name: {"url": url} for name, url in mcp_urls.items()}}
-        async with AsyncExitStack() as stack:
+        opened = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0)
+        async with opened as client, AsyncExitStack() as stack:
             tools, dispatch, servers = await connect_mcp(config, stack)
             compactor = Compactor(client, ctx.model, tools, False, None)
             arguments = argparse.Namespace(tool_interception_url="", api_key=secret)

@@ -17,7 +17,7 @@ from es_cookbook.train.sweep import is_complete, refuse_unequal_rollouts, run_al
 from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
 from tests.tiny_run import TinyConfig, untimed
 
-BASE = Path(__file__).parents[1] / "data/base"
+BASE = Path(__file__).parents[2] / "data/base"
 FILES = ("history.jsonl", "metrics.jsonl", "rollouts.jsonl")
 
 

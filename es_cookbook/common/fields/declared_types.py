@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import chz
 
-from es_cookbook.common.chz_fields import is_subtype, is_subtype_instance
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.chz_fields import is_subtype, is_subtype_instance
 
 _ANYTHING: tuple[object, ...] = (object, Any)
 

@@ -5,8 +5,8 @@ from importlib.metadata import version
 import chz
 import pytest
 
-from es_cookbook.common import chz_fields
-from es_cookbook.common.chz_fields import CastError, cast_text, default_of, doc_of
+from es_cookbook.common.fields import chz_fields
+from es_cookbook.common.fields.chz_fields import CastError, cast_text, default_of, doc_of
 
 
 @chz.chz

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import chz
 import pytest
 
-from es_cookbook.common.declared_types import (
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.declared_types import (
     argument_types,
     entry_types,
     fits,
@@ -17,7 +18,6 @@ from es_cookbook.common.declared_types import (
     may_hold_object,
     takes,
 )
-from es_cookbook.common.errors import ConfigError
 
 
 @chz.chz

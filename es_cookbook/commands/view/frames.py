@@ -1,0 +1,42 @@
+"""Runs as one table in a Parquet file, for pandas, Polars, DuckDB or R.
+
+    python -m es_cookbook frames log_paths=runs/a,runs/b output=frames.parquet
+    ... log_paths=runs/sweep output=rollouts.parquet of=rollouts
+
+A row is a generation of a run, or a rollout that it recorded; `es_cookbook.runs.report.frames` says
+which columns there are. A directory of run directories, such as a sweep's, stands for all of them.
+"""
+
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.terminal import plural
+from es_cookbook.runs.report.frames import Of, frames, write_parquet
+
+
+@chz.chz
+class Frames:
+    """Write runs as one table: a row a generation, or a row a recorded rollout."""
+
+    log_paths: tuple[str, ...] = chz.field(
+        doc="run directories, or directories of run directories, with commas between them"
+    )
+    output: str = chz.field(
+        default="frames.parquet", doc="the file to write; one of that name is replaced"
+    )
+    of: Of = chz.field(default="generations", doc="what a row is")
+
+
+def main(config: Frames) -> None:
+    """Write the file, and say what is in it."""
+    table = frames(config.log_paths, config.of)
+    write_parquet(table, Path(config.output))
+    what = f"{plural(len(table), 'row')} of {plural(len(set(table['run'])), 'run')}"
+    print(f"{what}, with {plural(len(table.columns), 'column')}: {config.output}")
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Frames)

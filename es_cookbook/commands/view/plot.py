@@ -1,0 +1,186 @@
+"""Plots for papers, from what runs, evaluations and studies have written: PNG and SVG.
+
+    python -m es_cookbook plot log_paths=runs/es-seed0,runs/es-seed1,runs/gradient
+    ... log_paths=runs/mine metric=reward/mean x=generations
+    ... kind=pass_at_k log_paths=before.json,after.json
+    ... kind=fragility log_paths=runs/markovian-study
+    ... kind=landscape log_paths=runs/mine around.generation=20 around.genomes=3,8
+
+- `curves`: a metric over rollouts, generations, tokens or seconds, of runs of evolution strategies
+  and of gradients alike. Runs that differ in their seed alone are one curve: their mean, and their
+  range as a band.
+- `pass_at_k`: of evaluations with several attempts (`es-cookbook evaluate output=...`), with 95 %
+  intervals.
+- `fragility`: what damage to its thoughts costs a model, of studies of the recipe `markovian`.
+- `landscape`: the reward around the centre of a generation, along what one or two of its genomes
+  add to it; the run is brought back on its engine, and its held-out problems are attempted.
+
+What is read is only read.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import chz
+import numpy as np
+
+from es_cookbook.commands.evaluate.report import estimates_of
+from es_cookbook.commands.evaluate.saved import Saved, read
+from es_cookbook.commands.view.fragility import draw_fragility
+from es_cookbook.commands.view.landscape import Around, draw_landscape
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import one_line, plural, say
+from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
+from es_cookbook.runs.config_differences import flattened
+from es_cookbook.runs.files import cannot
+from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.report.comparison import is_share
+from es_cookbook.runs.report.curves import Spent, grouped, lines_of
+from es_cookbook.runs.report.naming import task_of
+from es_cookbook.runs.report.plots import COLUMN, PAGE, Line, Size, draw, require_matplotlib
+from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT
+from es_cookbook.runs.tracking.live import label
+
+Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
+_SIZES = {"column": COLUMN, "page": PAGE}
+
+
+@chz.chz
+class Plot:
+    """Draw curves, pass@k, fragility or a landscape, as a PNG and an SVG for a paper."""
+
+    log_paths: tuple[str, ...] = chz.field(
+        doc="run directories; for pass_at_k files of evaluations, for fragility studies"
+    )
+    kind: Kind = chz.field(default="curves", doc="what is drawn")
+    output: str = chz.field(
+        default="", doc="the files without .png and .svg; plots/<kind> if empty"
+    )
+    metric: str = chz.field(default=CORRECT, doc="curves: a key of metrics.jsonl")
+    x: Spent = chz.field(default="rollouts", doc="curves: over what")
+    title: str = chz.field(default="", doc="what stands above; the task and what is shown if empty")
+    size: Literal["column", "page"] = chz.field(
+        default="column", doc="column: as wide as one of two columns of a paper, 300 dpi"
+    )
+    around: Around = chz.field(
+        default_factory=Around, blueprint_unspecified=Around, doc="landscape: what is measured"
+    )
+    engine: EngineBuilder | None = chz.field(
+        meta_factory=Names(ENGINE_NAMES, default=None),
+        default=None,
+        doc="landscape: where it runs; the run's own engine if None",
+    )
+
+    @chz.validate
+    def _paths(self) -> None:
+        if not self.log_paths:
+            raise ConfigError("log_paths must name at least one, found none")
+        if self.kind == "landscape" and len(self.log_paths) > 1:
+            raise ConfigError(
+                f"log_paths: a landscape is of one run, found {len(self.log_paths)} of them"
+            )
+
+
+def main(config: Plot) -> None:
+    """Draw, and say where.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    require_matplotlib()
+    output, size = Path(config.output or f"plots/{config.kind}"), _SIZES[config.size]
+    if output.suffix in (".png", ".svg"):
+        output = output.with_suffix("")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot("make", output.parent, error, needed=4096) from error
+    match config.kind:
+        case "curves":
+            written = draw_curves(config, output, size)
+        case "pass_at_k":
+            written = draw_pass_at_k(config, output, size)
+        case "fragility":
+            written = draw_fragility(config.log_paths, output, config.title, size)
+        case "landscape":
+            (run,) = config.log_paths
+            written = draw_landscape(
+                *(run, config.around, config.engine, output, config.title, size)
+            )
+    print(f"written to {', '.join(map(str, written))}")
+
+
+def draw_curves(config: Plot, output: Path, size: Size) -> list[Path]:
+    """A metric of runs; seeds are grouped.
+
+    Raises:
+        ConfigError: A run has not measured it.
+        RunDirectoryError: One is not a run directory.
+    """
+    runs = [read_run(Path(log_path)) for log_path in config.log_paths]
+    for problem in (problem for run in runs for problem in run.problems):
+        say(problem)
+    groups = grouped(runs)
+    metric, in_percent = config.metric, is_share(config.metric)
+    lines = lines_of(groups, metric, config.x, 100 if in_percent else 1)
+    tasks = " and ".join(dict.fromkeys(task_of(run.config) for run in runs))
+    num_seeds = max(map(len, groups.values()))
+    seeds = f"mean and range of {plural(num_seeds, 'seed')}" if num_seeds > 1 else "one seed"
+    return draw(
+        output,
+        lines,
+        title=config.title or f"{tasks}, {seeds}",
+        x_label={"seconds": "seconds of generations"}.get(config.x, f"training {config.x}"),
+        y_label=f"{label(metric)} (%)" if in_percent else label(metric),
+        size=size,
+    )
+
+
+def draw_pass_at_k(config: Plot, output: Path, size: Size) -> list[Path]:
+    """pass@k of evaluations that were saved.
+
+    Raises:
+        ConfigError: One is no evaluation, or of one attempt.
+    """
+    lines: dict[str, Line] = {}
+    tasks: dict[str, None] = {}
+    for log_path in config.log_paths:
+        saved = read(Path(log_path))
+        name = one_line(saved.evaluation.title)
+        lines[name if name not in lines else f"{name} ({log_path})"] = _pass_at(saved, log_path)
+        tasks[task_of(flattened({"dataset": saved.settings.get("dataset")}))] = None
+    ticks = sorted({k for line in lines.values() for k in np.asarray(line.x_M).tolist()})
+    return draw(
+        output,
+        lines,
+        title=config.title or f"{' and '.join(tasks)}, pass@k",
+        x_label="k",
+        y_label="held-out pass@k (%)",
+        x_ticks=ticks,
+        size=size,
+    )
+
+
+def _pass_at(saved: Saved, log_path: str) -> Line:
+    results = saved.evaluation.results
+    found = estimates_of(results, 0, results.solved_metric)["all"]
+    prefix = PASS_AT.removeprefix("test/")
+    by_k = {
+        int(key.removeprefix(prefix)): of for key, of in found.items() if key.startswith(prefix)
+    }
+    if not by_k:
+        raise ConfigError(
+            f"log_paths: {log_path} has no pass@k: it needs several attempts at each problem "
+            "(es-cookbook evaluate attempts=8 temperature=1 output=...) and Envs that report "
+            "correct or solved"
+        )
+    ks = sorted(by_k)
+    low, high = [100 * by_k[k].low for k in ks], [100 * by_k[k].high for k in ks]
+    return Line(ks, [[100 * by_k[k].value for k in ks]], (low, high))
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Plot)

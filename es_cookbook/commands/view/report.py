@@ -1,0 +1,98 @@
+"""A page about runs: what they measured, their genomes, what models wrote, and their Configs.
+
+    es-cookbook report log_path=runs/mine
+    es-cookbook report log_path=runs/es-0 log_path=runs/es-1 log_path=runs/grpo output=both.html
+    es-cookbook report log_path=runs/mine watch=true
+
+One HTML file that needs no network and opens from the disk. Runs that differ in their seed alone
+are drawn as their mean and range; runs of gradients are drawn beside those of evolution strategies.
+With `watch=true` nothing is written: the page is served to this machine's browsers, and follows
+runs that go on.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import printable, say
+from es_cookbook.runs.directory import REPORT
+from es_cookbook.runs.report.page.contents import MEGABYTES
+from es_cookbook.runs.report.page.serving import served
+from es_cookbook.runs.report.page.writing import write_report
+
+
+@chz.chz
+class Report:
+    """Write a page about one run or several, or serve it while they go on."""
+
+    log_path: tuple[str, ...] = chz.field(
+        doc="run directories; with commas between them, or given again for each"
+    )
+    output: str = chz.field(
+        default="",
+        doc="the file; report.html in the run's own directory, or here for several, if empty",
+    )
+    megabytes: float = chz.field(
+        default=MEGABYTES, doc="of the file; longer texts are cut so that it is no larger"
+    )
+    watch: bool = chz.field(default=False, doc="serve the page, and follow the runs until Ctrl-C")
+    port: int = chz.field(default=0, doc="with watch, where it is served; any that is free if 0")
+
+    @chz.validate
+    def _consistent(self) -> None:
+        check_range(self, "port", at_least=0, at_most=65535)
+        check_range(self, "megabytes", at_least=1, at_most=500)
+        if not any(self.log_path):
+            raise ConfigError("log_path must name a run directory, found none")
+        if self.watch and self.output:
+            raise ConfigError("output is for a page that is written, and watch=true writes none")
+        if self.port and not self.watch:
+            raise ConfigError(f"port={self.port} is for watch=true; a page is written without it")
+
+    @property
+    def log_paths(self) -> list[Path]:
+        """The run directories, each once."""
+        return list(dict.fromkeys(Path(path) for path in self.log_path if path))
+
+    @property
+    def written(self) -> Path:
+        """Where the page goes."""
+        paths = self.log_paths
+        return Path(self.output or (paths[0] / REPORT if len(paths) == 1 else REPORT))
+
+
+def main(report: Report) -> None:
+    """Write the page, or serve it."""
+    if not report.watch:
+        say(f"reading {', '.join(map(str, report.log_paths[:3]))}")
+        done = write_report(report.log_paths, report.written, megabytes=report.megabytes)
+        print(printable(done))
+        return
+    with served(report.log_paths, report.port, report.megabytes) as server:
+        print(f"{server.url}\nCtrl-C ends it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("no longer served") from None
+
+
+def cli() -> None:
+    """The console entry point."""
+    run_cli(main, Report, together(sys.argv[1:]))
+
+
+def together(arguments: Sequence[str]) -> list[str]:
+    """Arguments in which every `log_path=` is one option with commas.
+
+    >>> together(["log_path=a", "watch=true", "log_path=b"])
+    ['watch=true', 'log_path=a,b']
+    """
+    start = "log_path="
+    paths = [text.removeprefix(start) for text in arguments if text.startswith(start)]
+    others = [text for text in arguments if not text.startswith(start)]
+    return [*others, start + ",".join(paths)] if paths else others

@@ -1,0 +1,150 @@
+"""The report, served to browsers of this machine, and made anew while runs go on.
+
+Any program here can connect to a port, and any web page can make a browser try. So the address has
+a random token, without which nothing is answered but 403, and a request must name the address as
+its host: a name of somebody's own that leads to 127.0.0.1 is refused.
+
+A run's files are looked at when the page asks whether something is new, and read again only then,
+at most half of the time.
+"""
+
+import contextlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Generator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from typing_extensions import override
+
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, ROLLOUTS
+from es_cookbook.runs.lock import writer_of
+from es_cookbook.runs.report.page.contents import MEGABYTES, Contents, contents
+from es_cookbook.runs.report.page.writing import page
+
+HOST = "127.0.0.1"
+_HTML = "text/html; charset=utf-8"
+_BYTES = "application/octet-stream"
+
+
+class ReportServer(ThreadingHTTPServer):
+    """Serves the report of some runs at `url`, until it is shut down."""
+
+    daemon_threads = True
+
+    def __init__(self, log_paths: Sequence[Path], port: int, megabytes: float) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.latest = _Latest(log_paths, megabytes)
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """What a browser opens."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+
+@contextlib.contextmanager
+def served(
+    log_paths: Sequence[Path], port: int = 0, megabytes: float = MEGABYTES
+) -> Generator[ReportServer]:
+    """A server of a report, whose port is given back in the end; any free one if 0.
+
+    Raises:
+        RunDirectoryError: No run can be read.
+        ConfigError: The port is in use, or not to be had.
+    """
+    try:
+        server = ReportServer(log_paths, port, megabytes)
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} of {HOST} cannot be used ({error.strerror or error}); give another one, "
+            "or port=0 for any that is free"
+        ) from error
+    with server:
+        yield server
+
+
+class _Latest:
+    """The contents of a report, as new as its last reader asked for."""
+
+    def __init__(self, log_paths: Sequence[Path], megabytes: float) -> None:
+        self._log_paths = log_paths
+        self._megabytes = megabytes
+        self._lock = threading.Lock()
+        self._seen = self._look()
+        self._contents = contents(log_paths, megabytes=megabytes)
+        self._version = 0
+        self._not_before = 0.0
+
+    def get(self) -> tuple[int, Contents]:
+        """A number that changes with the contents, and those."""
+        with self._lock:
+            seen = self._look()
+            if seen != self._seen and time.monotonic() >= self._not_before:
+                began = time.monotonic()
+                with contextlib.suppress(RunDirectoryError):  # Gone; what was there is still shown.
+                    self._contents = contents(self._log_paths, megabytes=self._megabytes)
+                    self._version += 1
+                self._seen = seen
+                self._not_before = 2 * time.monotonic() - began
+            return self._version, self._contents
+
+    def _look(self) -> list[object]:
+        names = (CONFIG, HISTORY, METRICS, ROLLOUTS)
+        files = [_stamp(path / name) for path in self._log_paths for name in names]
+        return [*files, *(writer_of(path) for path in self._log_paths)]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 30
+    server: ReportServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        """Answer who knows the token, and refuse everybody else."""
+        _, token, name = [*self.path.partition("?")[0].split("/", 2), "", ""][:3]
+        host = f"{HOST}:{self.server.server_port}"
+        knows = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if not knows or self.headers.get("Host") != host:
+            self._send(403, "text/plain", b"The address of this report has a token.\n")
+            return
+        version, found = self.server.latest.get()
+        match name:
+            case "":
+                follow = f"/{self.server.token}/ {version}"
+                self._send(200, _HTML, b"".join(page(found, follow)))
+            case "version":
+                self._send(200, "text/plain", str(version).encode())
+            case "charts":
+                self._send(200, _BYTES, found.charts)
+            case "rollouts":
+                self._send(200, _BYTES, found.rollouts)
+            case _:
+                self._send(404, "text/plain", b"There is nothing here.\n")
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body)
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the token would be in it."""

@@ -1,0 +1,106 @@
+"""The page as one file: markup, style, program and data, with nothing to fetch.
+
+The parts in `assets/` are put together as they stand. A content security policy lets nothing run
+but this program, by its digest, and nothing be requested; only a page that follows a run asks its
+own server. Data are gzip in base64, so that nothing of them can be taken for markup, and the
+program shows them as text.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from es_cookbook.common.terminal import show_bytes
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.reading import State
+from es_cookbook.runs.report.page.contents import MEGABYTES, Contents, contents
+
+_SCRIPTS = (
+    "uplot/uPlot.iife.min.js",
+    *("text.js", "data.js", "charts.js", "rollouts.js"),
+    *("browser.js", "drawn.js", "words.js", "page.js"),
+)
+_STYLES = ("uplot/uPlot.min.css", "page.css")
+
+
+def write_report(
+    log_paths: Sequence[Path],
+    output: Path,
+    states: Mapping[Path, State] | None = None,
+    megabytes: float = MEGABYTES,
+) -> str:
+    """Write a report of runs, whole or not at all; returns a sentence about it.
+
+    Args:
+        log_paths: run directories.
+        output: the file.
+        states: where a run stands, if its files do not say it yet.
+        megabytes: of the file; texts of rollouts are cut as far as that takes.
+
+    Raises:
+        RunDirectoryError: No run can be read, or the file cannot be written.
+    """
+    chunks = list(page(contents(log_paths, states, megabytes)))
+    replace_file(output, chunks)
+    return f"{output}: {show_bytes(sum(map(len, chunks)))}"
+
+
+def page(data: Contents, follow: str = "") -> Iterator[bytes]:
+    """The page in parts.
+
+    With `follow` it asks its own server for what is new: the address to ask at, a space, and which
+    version of the contents these are.
+    """
+    script, style = _script(), _style()
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_digest(script)}'",
+            f"style-src '{_digest(style)}'",
+            "img-src data:",
+            *(["connect-src 'self'"] if follow else []),
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    parts = {
+        "policy": policy.encode(),
+        "style": style.encode(),
+        "follow": follow.encode(),
+        "charts": base64.b64encode(data.charts),
+        "rollouts": base64.b64encode(data.rollouts),
+        "script": script.encode(),
+    }
+    for i, piece in enumerate(_asset("page.html").split("{{")):
+        name, _, rest = piece.partition("}}") if i else ("", "", piece)
+        if name:
+            yield parts[name]
+        yield rest.encode()
+
+
+@cache
+def _asset(name: str) -> str:
+    return (
+        files("es_cookbook.runs.report.page")
+        .joinpath("assets", *name.split("/"))
+        .read_text("utf-8")
+    )
+
+
+@cache
+def _script() -> str:
+    """One program, in which the parts see each other and nothing else does."""
+    library, *own = map(_asset, _SCRIPTS)
+    return "\n".join([library, '(() => {\n"use strict";', *own, "})();"])
+
+
+@cache
+def _style() -> str:
+    return "\n".join(map(_asset, _STYLES))
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,30 @@
+"""Many Configs: in turn, or several at a time over a space of options, with a table in the end.
+
+`sweep` tries options (`search`) under several seeds, each run in a process of its own with its
+share of the cores (`workers`), stops those that fall behind (`pruning`) and makes a table of what
+came out (`results`). `run_all` runs any Configs one after the other in this process.
+
+A run directory says by itself whether its run is complete, so all of it is repeated until it is
+done: nothing is run twice, and what was interrupted goes on.
+"""
+
+from es_cookbook.train.sweep.equal_rollouts import batch_of, refuse_unequal_rollouts, rollouts_of
+from es_cookbook.train.sweep.in_turn import is_complete, run_all
+from es_cookbook.train.sweep.loop import Make, sweep
+from es_cookbook.train.sweep.search import Range, Space, Value, Values
+from es_cookbook.train.sweep.settings import SweepSettings
+
+__all__ = [
+    "Make",
+    "Range",
+    "Space",
+    "SweepSettings",
+    "Value",
+    "Values",
+    "batch_of",
+    "is_complete",
+    "refuse_unequal_rollouts",
+    "rollouts_of",
+    "run_all",
+    "sweep",
+]

@@ -1,0 +1,186 @@
+"""Which options a sweep tries: all of them (grid), or some at random.
+
+A space says for each option which values it may take, as a list or as a range. A trial is one value
+for each. Every trial of these samplers is known before the first run: random ones derive from a
+seed, the option's name and the trial's number, so a sweep that goes on makes the same ones.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import random
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.seeds import derive_seed
+
+Value: TypeAlias = str | int | float | bool
+_LONGEST = 120
+"""Characters of a run directory's name, before its seed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Values:
+    """One of some values.
+
+    Raises:
+        ConfigError: None, or one twice.
+    """
+
+    values: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise ConfigError(f"must be one or more different values, found {self.values}")
+
+    def at(self, share: float) -> Value:
+        """The value at a share of the way through, in [0, 1)."""
+        return self.values[int(share * len(self.values))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """A number between two, both included; a whole one where both are.
+
+    `log`: small ones are as likely as large ones, by ratio.
+
+    Raises:
+        ConfigError: Not finite, not in order, or `log` and not above 0.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low < self.high < math.inf:
+            raise ConfigError(
+                f"must be a lower and a higher number, found {self.low} and {self.high}"
+            )
+        if self.log and self.low <= 0:
+            raise ConfigError(f"must be above 0 to be drawn by ratio (log), found {self.low}")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has whole numbers only."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def at(self, share: float) -> Value:
+        """The number at a share of the way from the lower to the higher, in [0, 1)."""
+        whole = int(self.is_whole)
+        low, high = (self.low, self.high + whole)
+        if self.log:
+            found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            found = low + share * (high - low)
+        return min(int(found), int(self.high)) if whole else float(f"{found:.4g}")
+
+
+Space: TypeAlias = Mapping[str, Values | Range]
+"""Option -> what it may be."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """One value for each option."""
+
+    number: int
+    options: Mapping[str, Value]
+
+    @property
+    def name(self) -> str:
+        """A directory's name, the same for the same options and for no others.
+
+        >>> Trial(3, {"optimizer.sigma": 0.01, "attempts": 2}).name
+        'sigma0.01-attempts2'
+        """
+        lasts = [path.rpartition(".")[2] for path in self.options]
+        short = lasts if len(set(lasts)) == len(lasts) else list(self.options)
+        values = list(self.options.values())
+        shown = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+        is_exact = all(
+            not isinstance(v, float) or float(s) == v for s, v in zip(shown, values, strict=True)
+        )
+        text = "-".join(name + value for name, value in zip(short, shown, strict=True)) or "run"
+        name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", text)[:_LONGEST]
+        if name == text and is_exact:
+            return name
+        exact = json.dumps(dict(self.options), sort_keys=True)
+        return f"{name}-{hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()}"
+
+
+class Sampler(ABC):
+    """Says which trial is next, and hears what came of it."""
+
+    @abstractmethod
+    def ask(self) -> Trial | None:
+        """The next trial, those of before the sweep was interrupted first; None: no more."""
+
+    def tell(self, trial: Trial, value: float, is_pruned: bool) -> None:
+        """A trial is over: the mean of its runs' metric, NaN where there is none."""
+        del trial, value, is_pruned
+
+
+class Listed(Sampler):
+    """Trials that are known from the beginning."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._trials = iter(trials)
+
+    def ask(self) -> Trial | None:
+        """One after the other."""
+        return next(self._trials, None)
+
+
+def grid(space: Space) -> list[Trial]:
+    """Every combination of values; the last option changes fastest.
+
+    Raises:
+        ConfigError: A range, which has no end of values.
+    """
+    lists: list[tuple[Value, ...]] = []
+    for name, choice in space.items():
+        if isinstance(choice, Range):
+            raise ConfigError(
+                f"{name} is given as a range, and a grid tries all values: list them, or draw from "
+                "the range by sampler=random or sampler=optuna"
+            )
+        lists.append(choice.values)
+    combinations = itertools.product(*lists)
+    options_T = [dict(zip(space, values, strict=True)) for values in combinations]
+    trials = [Trial(number, options) for number, options in enumerate(options_T)]
+    if len({trial.name for trial in trials}) < len(trials):
+        raise ConfigError(f"values that are written alike make the same run: {dict(space)}")
+    return trials
+
+
+def at_random(space: Space, count: int, seed: int) -> list[Trial]:
+    """Different trials, up to `count`: fewer where the space has no more."""
+    found: dict[str, Trial] = {}
+    for draw in range(10 * count):
+        if len(found) == count:
+            break
+        options = {
+            name: choice.at(random.Random(derive_seed(seed, f"sweep {name}", draw)).random())
+            for name, choice in space.items()
+        }
+        trial = Trial(len(found), options)
+        found.setdefault(trial.name, trial)
+    return list(found.values())
+
+
+def corners(space: Space) -> Iterator[Trial]:
+    """Trials in which every value of a list and both ends of every range occur, for checks."""
+    ends = {
+        name: choice.values if isinstance(choice, Values) else (choice.low, choice.high)
+        for name, choice in space.items()
+    }
+    first = {name: values[0] for name, values in ends.items()}
+    for name, values in ends.items():
+        for value in values:
+            yield Trial(0, {**first, name: value})

@@ -1,0 +1,90 @@
+"""A run's summary says what it is and what it reached, also where the run is damaged."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.commands.view.show import Show, main
+from es_cookbook.common.cli import run_cli
+from tests.runs.test_damaged_directories import RUNS
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    shutil.copytree(RUNS[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def shown(log_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """Title of a section -> its lines; the head has none."""
+    main(Show(log_path=str(log_path)))
+    head, *others = capsys.readouterr().out.strip().split("\n\n")
+    sections = {"": head.splitlines()}
+    for section in others:
+        title, *lines = section.splitlines()
+        sections[title] = [line.strip() for line in lines]
+    return sections
+
+
+def test_a_summary_has_state_settings_gains_trends_and_sizes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    held_out = [row["test/env/all/correct"] for row in rows if "test/env/all/correct" in row]
+    found = shown(run, capsys)
+    head = found[""]
+    assert head[0] == str(run)
+    assert head[1] == "Countdown, trained by evolution strategies: ES, LowRank"
+    assert head[2].startswith("complete, generation ")
+    settings = found["Config, where not the recipe's default"]
+    assert any(line.split() == ["dataset.num_test", "4", "(default", "500)"] for line in settings)
+    assert not any(line.startswith(("log_path", "trackers")) for line in settings)
+    change = f"{held_out[0]:.3f} -> {held_out[-1]:.3f}"
+    assert any(
+        line.startswith("correct ") and change in line
+        for line in found["held-out, before -> after"]
+    )
+    assert [line.split()[0] for line in found["trends"]] == ["reward", "held-out", "tokens/s"]
+    assert {line.split()[0] for line in found["on the disk"]} >= {
+        "config.json",
+        "history.jsonl",
+        "metrics.jsonl",
+    }
+    assert "could not be read" not in found
+
+
+def test_what_cannot_be_read_is_said_and_never_obeyed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"progress/generation": 3, "test/env/all/\\u001b[2Jevil": 1.0}\n')
+    with (run / "rollouts.jsonl").open("a") as file:
+        file.write("[]\n")
+    plain = json.loads((run / "config.json").read_text())
+    plain["$class"] = "es_cookbook.recipes.nowhere\x1b[31m.train_cli:CLIConfig"
+    plain["model_name"] = "\x1b]0;title\x07 model"
+    (run / "config.json").write_text(json.dumps(plain))
+    main(Show(log_path=str(run)))
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"\x1b[2Jevil" in out and r"\x1b]0;title\x07 model" in out
+    assert "1 damaged line left out" in out.partition("could not be read")[2]
+
+
+def test_a_run_without_config_is_shown_for_what_is_there(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "config.json").unlink()
+    found = shown(run, capsys)
+    assert found[""][1] == "unknown task, trained by evolution strategies: ES"
+    assert "/?" in found[""][2]
+    assert found["could not be read"] == [f"{run / 'config.json'} is missing"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_cli(main, Show, [f"log_path={tmp_path}"])
+    assert ended.value.code == 1
+    assert "is not a run directory" in capsys.readouterr().err

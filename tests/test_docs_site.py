@@ -1,0 +1,144 @@
+"""The site builds without a warning or a network, and its pages say what the code does."""
+
+import ast
+import doctest
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+
+import chz
+import pytest
+
+from docs import builder_pages
+from docs.builder_pages import about, table_of
+from es_cookbook.__main__ import RECIPES
+from es_cookbook.train import Config
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "es_cookbook"
+FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
+"""Element -> the attribute that a browser fetches by itself."""
+
+
+class Fetched(HTMLParser):
+    """Addresses that a page makes a browser ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        address = dict(attrs).get(FETCHED.get(tag, ""))
+        if address:
+            self.addresses.append(address)
+
+
+def fetched_by(page: str) -> list[str]:
+    """What a page asks for, from the network or not."""
+    parser = Fetched()
+    parser.feed(page)
+    return parser.addresses
+
+
+def is_remote(address: str) -> bool:
+    return re.match(r"(?i)(\w+:)?//", address) is not None
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    options = ("-W", "--keep-going", "-n", "-q", "-c", "docs", "-d", str(tmp_path / "doctrees"))
+    command = [sys.executable, "-m", "sphinx", *options, ".", str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    for name in ("index.html", "docs/idea.html", "es_cookbook/recipes/countdown/README.html"):
+        assert site / name in pages
+    assert any("loop" in address for address in fetched_by(pages[site / "docs/idea.html"]))
+    remote = {
+        str(path.relative_to(site)): address
+        for path, page in pages.items()
+        for address in fetched_by(page)
+        if is_remote(address)
+    }
+    assert remote == {}
+    styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
+    assert not any(is_remote(url) for css in styles for url in re.findall(r"url\(\W?(.*?)\)", css))
+    optimizers = pages[site / "docs/builders/optimizers.html"]
+    assert "genomes in mirrored pairs" in optimizers
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        ('<script src="https://cdn.example/a.js">', True),
+        ('<link rel="stylesheet" href="//fonts.example/b.css">', True),
+        ('<img src="../_images/loop.svg">', False),
+        ('<a href="https://arxiv.org">', False),
+    ],
+)
+def test_the_search_finds_what_is_remote(page: str, found: bool) -> None:
+    assert any(map(is_remote, fetched_by(page))) is found
+
+
+def test_a_table_has_a_row_for_every_field() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", table_of(Config), flags=re.MULTILINE)
+    assert rows == list(chz.chz_fields(Config))
+    assert "| `engine` | `torch` | where genomes run: `torch`, `vllm`, `ray` |" in table_of(Config)
+    assert "| `model_name` | required |" in table_of(Config)
+
+
+def test_a_part_is_shown_with_its_docstring_and_name() -> None:
+    text = about("es_cookbook.evolution.optimizers.es:ES")
+    assert text.startswith("Evolution strategies (Salimans et al. 2017).")
+    assert "In Python: `es_cookbook.evolution.optimizers.es:ES`." in text
+    assert "| `sigma` | `0.001` | standard deviation of the perturbations |" in text
+
+
+def test_the_examples_of_the_directives_run() -> None:
+    failed, tried = doctest.testmod(builder_pages)
+    assert (failed, tried > 0) == (0, True)
+
+
+def strings_of_the_package() -> str:
+    """All literal text in the code, where formatted values cut it."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return "\n".join(
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^> (.*)$", page, flags=re.MULTILINE)
+    assert len(quoted) > 20
+    said = strings_of_the_package()
+    pieces = [(quote, piece) for quote in quoted for piece in quote.split("…") if piece.strip()]
+    assert [pair for pair in pieces if pair[1].strip() not in said] == []
+
+
+def test_the_table_of_settings_is_that_of_the_recipes() -> None:
+    page = (ROOT / "docs/hyper_parameters.md").read_text(encoding="utf-8")
+    table = page.partition("## What our recipes use")[2]
+    shown = {
+        name: cells.split(" | ")
+        for names, cells in re.findall(r"^\| (`.*?`) \| (.*) \|$", table, flags=re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert shown.keys() == RECIPES.keys()
+    for name, cells in shown.items():
+        config = import_module(RECIPES[name][0]).CLIConfig()
+        optimizer, fields = config.optimizer, chz.chz_fields(config.dataset)
+        batch = "batch" if "batch" in fields else "problems_per_generation"
+        settings = (
+            *(optimizer.sigma, optimizer.learning_rate, optimizer.population_size),
+            "yes" if optimizer.antithetic else "no",
+            *(getattr(config.dataset, batch), config.num_generations),
+        )
+        assert cells == list(map(str, settings)), name
