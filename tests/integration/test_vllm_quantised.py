@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from es_cookbook.checkpoints.compression import Rounding, write_rounded
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_product
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.quant_scales import QuantScales
@@ -22,6 +23,9 @@ pytestmark = [
     pytest.mark.anyio,
 ]
 
+needs_product = pytest.mark.skipif(
+    not has_quantised_product(), reason="vLLM multiplies quantised weights with AVX-512 only"
+)
 STEP = Step((Term(5, 0.3),))
 GENOMES_G = (Genome((Term(1, 0.5),)), Genome((Term(1, -0.5),)))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1)
@@ -39,6 +43,20 @@ async def answers(builder: EngineBuilder, path: Path) -> tuple[int, torch.Tensor
         await engine.close()
 
 
+async def test_a_processor_without_the_product_is_told_before_vllm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    model = make_vllm_model("qwen2", tmp_path / "model")
+    quantise(model, tmp_path / "quantised", tmp_path / "dequantised", How("gptq", group=32))
+    with pytest.raises(ConfigError, match="only with AVX-512, which this one does not have"):
+        await VLLMEngineBuilder()(
+            model_name=str(tmp_path / "quantised"), search_space=Adapter(rank=4)
+        )
+
+
+@needs_product
 async def test_adapters_evolve_over_a_quantised_base(tmp_path: Path) -> None:
     model = make_vllm_model("qwen2", tmp_path / "model")
     quantise(model, tmp_path / "quantised", tmp_path / "dequantised", How("gptq", group=32))
@@ -52,6 +70,7 @@ async def test_adapters_evolve_over_a_quantised_base(tmp_path: Path) -> None:
     assert off.max() < 0.15 and apart.min() > 1, (off, apart)  # 16-bit arithmetic, twice
 
 
+@needs_product
 @pytest.mark.parametrize("how", [How("gptq", group=32), How("compressed-tensors", group=32)])
 async def test_what_the_torch_engine_evolved_is_a_checkpoint_for_vllm(
     tmp_path: Path, how: How
@@ -76,6 +95,7 @@ async def test_what_the_torch_engine_evolved_is_a_checkpoint_for_vllm(
     assert (before - expected)[base].abs().mean() > 0.5, "and it did evolve"
 
 
+@needs_product
 async def test_what_the_command_quantise_writes_answers_in_vllm_as_here(tmp_path: Path) -> None:
     model = make_vllm_model("qwen2", tmp_path / "model")
     write_rounded(str(model), tmp_path / "quantised", Rounding(4, 32))

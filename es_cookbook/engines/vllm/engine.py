@@ -5,6 +5,7 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 
 import asyncio
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -188,6 +189,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            _check_quantised(model_name)
         device_memory = None if on_cpu else current_platform.get_device_total_memory
         kv_cache_gib, share = self._memory(model, space, slots, dtype, device_memory)
         arguments: dict[str, object] = {
@@ -290,6 +293,29 @@ class VLLMEngineBuilder(ModelEngineBuilder):
 
             return UniProcExecutor
         return None
+
+
+def _check_quantised(model_name: str) -> None:
+    """Refuse a quantised checkpoint on a processor for which vLLM has no product of such weights.
+
+    It would be found out in the first forward pass, after which vLLM's process is dead.
+    """
+    from es_cookbook.checkpoints.quantised import is_quantised
+
+    if is_quantised(model_name) and not has_quantised_product():
+        raise ConfigError(
+            f"model_name={model_name}: on x86 processors vLLM multiplies quantised weights only "
+            "with AVX-512, which this one does not have; use engine=torch, or a checkpoint that is "
+            "not quantised"
+        )
+
+
+def has_quantised_product() -> bool:
+    """Whether vLLM's CPU build multiplies quantised weights on this processor."""
+    import torch
+
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not is_x86 or torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _are_numbers(extra: Mapping[str, Any]) -> bool:
