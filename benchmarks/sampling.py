@@ -85,7 +85,7 @@ async def sample(
     params = SamplingParams(max_tokens=TOKENS)
     actions = await asyncio.gather(
         *(
-            engine.sample(SampleRequest(target, Observation(prompt), params))
+            engine.sample(SampleRequest(target, Observation(prompt, is_last=True), params))
             for target in targets
             for prompt in prompts
         )

@@ -19,13 +19,15 @@ from es_cookbook.commands.plan.plan_config import GPUS, PlanConfig
 from es_cookbook.common.cli import changed
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import GIB, show_bytes
-from es_cookbook.engines.torch.forward.attention import MIN_LENGTH, round_up
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.cache_size import CacheSize, Unfit, flat_cache_size
 from es_cookbook.engines.torch.forward.low_rank_tables import elements_of_row
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     PopulationModel,
 )
+from es_cookbook.engines.torch.kernels.loops import STEP
 from es_cookbook.engines.torch.memory import CACHE_SHARE, GENOME_SHARE, Memory, weight_bytes
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, Shards
@@ -58,7 +60,7 @@ class Plan:
     ... for rank · terms_per_genome. *Size* is the bytes of a number of `dtype`, which samples; *tp*
     the GPUs of an engine; *perturbed* the elements of the search space. An engine's *share* is
     population / engines; a step has population / 2 *terms*. *Context* is max_model_len or 4,096,
-    the model's own if less; *request tokens* are prompt + sampled (torch: a multiple of 64).
+    the model's own if less; *request tokens* are prompt + sampled (torch: a multiple of 16).
     *Max rows* and *pass tokens* (of prompts, in a forward pass) are max_batch_size and
     prefill_tokens (torch); `engine.extra`'s max_num_seqs or 1,024, and max_num_batched_tokens or
     2,048 (vLLM).
@@ -75,7 +77,8 @@ class Plan:
         else:
             self.vllm, self.tp = None, 1
             self.max_rows, self.pass_tokens = engine.max_batch_size, engine.prefill_tokens
-            self.request_tokens = round_up(self.request_tokens, MIN_LENGTH)
+            self.request_tokens = round_up(self.request_tokens, STEP)
+        self.on_cpu = isinstance(engine, TorchEngineBuilder) and engine.device == "cpu"
         self.shards = Shards(model, self.tp)
         self.space = config.search_space(self.shards.infos)
         self.rank = self.space.low_rank.rank if self.space.low_rank else 0
@@ -193,8 +196,15 @@ class Plan:
         return max(0, int(self.gpu_bytes * part) - GIB - CENTRE_WORK_BYTES)
 
     def kv_bytes(self) -> int:
-        """A token of the cache: 2 · layers · (kv heads / tp, at least 1) · head width · size."""
-        return 2 * self.layers * max(1, self.shards.kv_heads // self.tp) * self.head_dim * self.size
+        """A token of the cache: 2 · layers · (kv heads / tp, at least 1) · head width · size.
+
+        For torch on device=cpu it is float32, and values' width a multiple of 16.
+        """
+        heads = self.layers * max(1, self.shards.kv_heads // self.tp)
+        if self.on_cpu:
+            widths = self.head_dim + round_up(self.head_dim, STEP)
+            return heads * widths * torch.float32.itemsize
+        return heads * 2 * self.head_dim * self.size
 
     def context_bytes(self) -> int:
         """The least cache that an engine starts with: context · kv, for torch 8 of them."""
@@ -269,7 +279,7 @@ def _cache_size(plan: Plan) -> CacheSize | None:
     Refuses models of which it does not keep keys and values alone.
     """
     try:
-        return flat_cache_size(plan.model, plan.context)
+        return flat_cache_size(plan.model, plan.context, on_cpu=plan.on_cpu)
     except Unfit as error:
         raise ModelError(
             f"model_name: {type(plan.model).__name__} is not counted for the torch engine, which "

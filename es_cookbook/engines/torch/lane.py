@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.attention import MIN_LENGTH, round_up
+from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
@@ -26,6 +26,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
 )
 from es_cookbook.engines.torch.forward.slots import SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
+from es_cookbook.engines.torch.kernels.loops import STEP
 from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
 from es_cookbook.rl.types import Action
 
@@ -136,7 +137,7 @@ class Lane:
 
     def _fit_cache(self, longest: int) -> None:
         """Lay the cache out for requests of at most `longest` tokens, while none is running."""
-        length = round_up(max(1, longest), MIN_LENGTH)  # cache views are as long
+        length = round_up(max(1, longest), STEP)  # cache views are as long
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
         slots = min(self._max_rows, self._cache_bytes // self._bytes_of_request(length))

@@ -30,6 +30,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.forward import population_layers
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
 from es_cookbook.engines.torch.forward.population_layers import FLAT
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
@@ -184,16 +185,16 @@ def test_the_cache_by_hand() -> None:
     # Keys and values of one head of 4 in two layers; a head cannot be halved.
     assert small_plan(VLLM).kv_bytes() == small_plan(TWO_GPUS).kv_bytes() == 2 * 2 * 4 * 2
     assert small_plan(VLLM).request_tokens == 9
-    assert small_plan(TORCH).request_tokens == 64
-    assert small_plan(TORCH, prompt_tokens=61).request_tokens == 128
+    assert small_plan(TORCH).request_tokens == 16
+    assert small_plan(TORCH, prompt_tokens=61).request_tokens == 80
     assert small_plan(VLLM).context_bytes() == 512 * 32
     assert small_plan(TORCH).context_bytes() == 8 * 512 * 32
     assert small_plan(VLLM).slots() == 12
     assert small_plan(VLLM).cache_bytes() == 12 * 9 * 32
-    # Memory holds far more requests of 64 tokens; max_batch_size of them are made.
+    # Memory holds far more requests of 16 tokens; max_batch_size of them are made.
     assert small_plan(TORCH).slots() == 2048
-    assert small_plan(TORCH).cache_bytes() == 2048 * 64 * 32
-    holds_18 = TorchEngineBuilder(kv_cache_gib=18 * 64 * 32 / GIB)
+    assert small_plan(TORCH).cache_bytes() == 2048 * 16 * 32
+    holds_18 = TorchEngineBuilder(kv_cache_gib=18 * 16 * 32 / GIB)
     assert small_plan(holds_18).slots() == 16
     assert small_plan(VLLMEngineBuilder(extra={"max_num_seqs": 5})).slots() == 5
     holds_7 = VLLMEngineBuilder(kv_cache_gib=7 * 9 * 32 / GIB)
@@ -255,9 +256,13 @@ def test_a_gpu_is_the_tables_where_nothing_else_is_said() -> None:
 def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: str) -> None:
     path = tiny_model(family)
     model = AutoModelForCausalLM.from_pretrained(path)
-    plan = Plan(PlanConfig(model_name=str(path)), read_architecture(str(path)))
+    architecture = read_architecture(str(path))
+    plan = Plan(PlanConfig(model_name=str(path)), architecture)
     assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert plan.kv_bytes() == flat_cache_size(model, plan.context).per_token
+    here = PlanConfig(model_name=str(path), engine=TorchEngineBuilder(device="cpu"))
+    for each, on_cpu in ((plan, False), (Plan(here, architecture), True)):
+        kept = flat_cache_size(model, plan.context, on_cpu=on_cpu)
+        assert each.kv_bytes() == kept.per_token
 
 
 @pytest.mark.anyio
@@ -269,7 +274,7 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
     options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02, "prefix_cache_gib": 0}
     config = PlanConfig(
         model_name=str(path),
-        engine=TorchEngineBuilder(num_lanes=1, memory_gib=0.001, kv_cache_gib=0.02),
+        engine=TorchEngineBuilder(device="cpu", num_lanes=1, memory_gib=0.001, kv_cache_gib=0.02),
         search_space=LowRank(rank=2),
         population_size=4,
         problems_per_generation=2,
@@ -297,8 +302,9 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
 def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
-    tiny_model: Callable[[str], Path], family: str
+    tiny_model: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(population_layers, "suits_kernels", lambda _: False)  # as on a GPU
     path = tiny_model(family)
     config = PlanConfig(model_name=str(path), search_space=LowRank(rank=2), population_size=4)
     plan = Plan(config, read_architecture(str(path)))
@@ -310,7 +316,8 @@ def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
     pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]
     assert bytes_of(pairs) == plan.resident_bytes()
     of_a_batch = weights.model.gather(torch.zeros(3, dtype=torch.int64))
-    gathered = [t for pair in of_a_batch or [] if pair is not None for t in pair]
+    rows = [each for each in of_a_batch or [] if isinstance(each, population_layers.LowRankRows)]
+    gathered = [tensor for each in rows for tensor in each.gathered or ()]
     assert bytes_of(gathered) == 3 * plan.genome_bytes()
     parameters = [*base.parameters(), *weights.model.module.parameters()]
     assert bytes_of(parameters) == plan.weight_bytes()

@@ -4,35 +4,28 @@ A lane keeps one key-value cache of fixed slots, a slot a request. A prefill bat
 of several prompts, ragged, and fills slots; a decode batch holds one row a slot and reads what the
 slots hold.
 
-A token attends with the same bits whether it is prefilled or decoded, and whatever its neighbours
-are: a row of a batched matmul has the same bits for any number of rows, and of columns, as long as
-there are enough of both, keys lie in memory as the product reads them, and sums over positions are
-made of pieces with fixed ends. What lies beyond a row's own position is masked, whatever it is, and
-contributes exactly nothing. So keys and values may be kept from one turn to the next (see
-`prefix_cache`). Tests with random lengths and numbers of heads hold this to account.
+On the CPU a kernel of our own takes token after token (`kernels.loops`). A token attends with
+the same bits whether it is prefilled or decoded, and whatever its neighbours are, because it reads
+its own positions alone. So keys and values may be kept from one turn to the next (see
+`prefix_cache`). Tests with random lengths and numbers of heads hold this to account. On other
+devices attention is a few operations of torch, over views as long as the longest row; what lies
+beyond a row's own position is masked, whatever it is, and contributes exactly nothing.
 """
 
 import dataclasses
 import math
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from typing_extensions import override
 
 from es_cookbook.engines.torch.forward.prefix_cache import LayerStates, States
+from es_cookbook.engines.torch.kernels.loops import STEP, attend
 
 LENGTH_STEP = 8
 """Tokens to which the new part of a prompt is padded, and cache views are lengthened."""
-MIN_LENGTH = 64
-"""Shortest cache view, and shortest piece of a sum over positions: below it, the softmax or the
-BLAS may add in another order."""
-_MIN_QUERIES = 4
-"""Fewest rows of a member of a batched matmul: the BLAS multiplies fewer by other kernels."""
-_PIECE = 192
-"""Positions of one piece of the weighted sum of values. The BLAS divides longer ones (from 193 on
-with AVX2, which MKL also takes on AMD's processors, from 385 on with AVX-512) in the middle, so
-that a row's bits would depend on the longest row beside it."""
 _ALIGNMENT = 64
 """Bytes to which torch aligns its own memory."""
 _MAX_ELEMENTS = 1 << 24
@@ -40,15 +33,13 @@ _MAX_ELEMENTS = 1 << 24
 length."""
 
 
+_Block: TypeAlias = tuple[int, ...]
+"""Shape of what is kept of `STEP` tokens in one layer."""
+
+
 def round_up(number: int, step: int) -> int:
     """Smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
-
-
-def _view_length(longest: int) -> int:
-    """Length of a cache view for so many tokens, whose last piece is long enough."""
-    length = max(MIN_LENGTH, round_up(longest, LENGTH_STEP))
-    return round_up(length, MIN_LENGTH) if 0 < length % _PIECE < MIN_LENGTH else length
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,10 +73,11 @@ class SlotCache:
     """Keys and values of `num_slots` requests of at most `slot_length` tokens, for every layer.
 
     Layers are allocated when they are first written, so that the cache needs to know nothing of the
-    architecture. Values are always finite, so that one with no weight contributes exactly nothing.
+    architecture. Tokens lie in blocks of `STEP`: keys are (slots, kv heads, blocks, STEP, d), and
+    so are values.
 
     Args:
-        slot_length: a multiple of `MIN_LENGTH`.
+        slot_length: a multiple of `STEP`.
     """
 
     def __init__(self, num_slots: int, slot_length: int) -> None:
@@ -102,36 +94,58 @@ class SlotCache:
         v_T: torch.Tensor,
     ) -> None:
         """Write a layer's keys and values of these (slot, position)."""
-        keys, values = self._layer(index, k_T, v_T.shape[-1])
-        keys[slots_T, :, :, positions_T] = k_T
-        values[slots_T, :, positions_T] = torch.nan_to_num(v_T)
+        keys, values = self.layer(index, k_T, v_T)
+        where = slots_T, slice(None), positions_T // STEP, positions_T % STEP
+        keys[where] = k_T
+        # Finite, so that a value with no weight contributes exactly nothing.
+        values[where] = torch.nan_to_num(v_T)
 
     def of_slots(self, index: int, slots: torch.Tensor | slice, length: int) -> LayerStates:
-        """A layer's first positions: keys (slots, kv heads, d, length), values (…, length, d)."""
+        """A layer's first positions, of both: (slots, kv heads, length, d)."""
         keys, values = self._layers[index]
-        return keys[slots, :, :, :length], values[slots, :, :length]
+        blocks = round_up(length, STEP) // STEP
+        k, v = (each[slots, :, :blocks].flatten(2, 3) for each in (keys, values))
+        return k[:, :, :length], v[:, :, :length]
 
-    def _layer(self, index: int, like: torch.Tensor, value_width: int) -> LayerStates:
+    def layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> LayerStates:
+        """All keys and values of a layer, like these of some tokens: (tokens, kv heads, d)."""
         if index not in self._layers:
-            kv_heads, width = like.shape[1:]
-            keys = _zeros(like, self.num_slots, kv_heads, width, self.slot_length)
-            values = _zeros(like, self.num_slots, kv_heads, self.slot_length, value_width)
-            self._layers[index] = (keys, values)
+            self._layers[index] = self._new(*self._blocks(k_T, v_T), k_T)
         return self._layers[index]
 
+    def _blocks(self, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[_Block, _Block]:
+        """Shapes of a block of keys and of values, (kv heads, rows, columns)."""
+        kv_heads, width = k_T.shape[1:]
+        return (kv_heads, STEP, width), (kv_heads, STEP, v_T.shape[2])
+
+    def _new(self, of_keys: _Block, of_values: _Block, like: torch.Tensor) -> LayerStates:
+        keys, values = (
+            self._zeros((self.num_slots, heads, self.slot_length // STEP, *block), like)
+            for heads, *block in (of_keys, of_values)
+        )
+        return keys, values
+
+    def _zeros(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        return like.new_zeros(shape)
+
     def copy(self, slot: int, length: int) -> States:
-        """A copy of a slot's first tokens."""
+        """A copy of a slot's first tokens, in whole blocks."""
+        blocks = round_up(length, STEP) // STEP
         return {
-            index: (keys[slot, :, :, :length].clone(), values[slot, :, :length].clone())
+            index: (keys[slot, :, :blocks].clone(), values[slot, :, :blocks].clone())
             for index, (keys, values) in self._layers.items()
         }
 
     def paste(self, slot: int, length: int, states: States) -> None:
         """Fill a slot's first tokens with those of a copy, which may have more of them."""
-        for index, (k, v) in states.items():
-            keys, values = self._layer(index, k.permute(2, 0, 1), v.shape[-1])
-            keys[slot, :, :, :length] = k[:, :, :length]
-            values[slot, :, :length] = v[:, :length]
+        blocks = round_up(length, STEP) // STEP
+        for index, copied in states.items():
+            if index not in self._layers:
+                k, v = copied
+                of_keys, of_values = (len(k), *k.shape[2:]), (len(v), *v.shape[2:])
+                self._layers[index] = self._new(of_keys, of_values, k)
+            for held, part in zip(self._layers[index], copied, strict=True):
+                held[slot, :, :blocks] = part[:, :blocks]
 
     def keep(self, slots: torch.Tensor) -> None:
         """Move these slots to the front, in this order."""
@@ -140,14 +154,64 @@ class SlotCache:
                 by_slot[: len(slots)] = by_slot[slots]
 
 
-def _zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
-    """As `like.new_zeros`, but on the CPU memory that is never used is not touched either."""
-    if like.device.type != "cpu":
-        return like.new_zeros(shape)
-    num_bytes = math.prod(shape) * like.element_size()
-    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[first : first + num_bytes]).view(like.dtype).view(shape)
+class KernelCache(SlotCache):
+    """As the kernel reads it, on the CPU: float32, keys of a block as (d, STEP).
+
+    Values have columns for whole steps of the kernel. Memory that is never used is not touched.
+    """
+
+    @override
+    def _blocks(self, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[_Block, _Block]:
+        kv_heads, width = k_T.shape[1:]
+        return (kv_heads, width, STEP), (kv_heads, STEP, round_up(v_T.shape[2], STEP))
+
+    @override
+    def _zeros(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        memory = np.zeros(math.prod(shape) * 4 + _ALIGNMENT, dtype=np.uint8)
+        first = -memory.ctypes.data % _ALIGNMENT
+        whole = torch.from_numpy(memory[first : len(memory) - _ALIGNMENT + first])
+        return whole.view(torch.float32).view(*shape)
+
+
+class KernelRows(AttentionRows):
+    """Tokens of any slots on the CPU, in the order of their positions.
+
+    Args:
+        slots_T: of each row; negative for rows that are nobody's.
+        positions_T: of each row, in its slot.
+        cache: where keys and values go; None where nothing is decoded afterwards.
+    """
+
+    def __init__(
+        self, slots_T: torch.Tensor, positions_T: torch.Tensor, cache: KernelCache | None = None
+    ) -> None:
+        self._slots_T, self._positions_T = slots_T.numpy(), positions_T.numpy()
+        self._cache = cache
+
+    @override
+    def attend(
+        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
+    ) -> torch.Tensor:
+        cache = self._cache
+        if cache is None:
+            length = round_up(int(self._positions_T.max()) + 1, STEP)
+            cache = KernelCache(int(self._slots_T.max()) + 1, length)
+        keys, values = cache.layer(layer.index, k_T, v_T)
+        out_T = torch.empty(*q_T.shape[:2], v_T.shape[-1])
+        attend(
+            q_T.float().numpy(),
+            k_T.float().numpy(),
+            v_T.float().numpy(),
+            keys.numpy(),
+            values.numpy(),
+            self._slots_T,
+            self._positions_T,
+            layer.scale,
+            layer.softcap or 0.0,
+            layer.window or 0,
+            out_T.numpy(),
+        )
+        return out_T.to(q_T.dtype)
 
 
 def _attend(
@@ -158,35 +222,21 @@ def _attend(
     Args:
         layer: how.
         q: (sequences, kv heads, heads a kv head, queries, d).
-        k: (sequences, kv heads, d, length).
+        k: (sequences, kv heads, length, d).
         v: (sequences, kv heads, length, d).
         hidden: (sequences, queries, length), what a query does not see.
 
     Returns:
         (sequences, kv heads, heads a kv head, queries, d).
     """
-    num, kv_heads, repeats, queries, width = q.shape
-    rows = repeats * queries
-    q = q.reshape(num * kv_heads, rows, width)
-    k, v = k.flatten(0, 1), v.flatten(0, 1)
-    if len(q) == 1:  # alone, a member of a batched matmul takes another code path
-        q, k, v = (member.expand(2, -1, -1) for member in (q, k, v))
-    # Also where nothing is added: the copy has strides of its own, on which the code path depends.
-    q = torch.nn.functional.pad(q, (0, 0, 0, max(0, _MIN_QUERIES - rows)))
-    # Kernels differ in where they would multiply by a factor of the product.
-    scale = layer.scale if layer.softcap is None else layer.scale / layer.softcap
-    scores = torch.bmm(q * scale, k)
+    _, _, repeats, queries, _ = q.shape
+    scores = q.flatten(2, 3) @ k.mT * layer.scale
     if layer.softcap is not None:
-        scores = scores.tanh_().mul_(layer.softcap)
+        scores = layer.softcap * (scores / layer.softcap).tanh()
     # Filled, not added to: what a slot held before may be anything.
-    own = scores[: num * kv_heads, :rows].view(num, kv_heads, repeats, queries, -1)
-    own.masked_fill_(hidden[:, None, None], -torch.inf)
+    scores = scores.unflatten(2, (repeats, queries)).masked_fill(hidden[:, None, None], -torch.inf)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-    out = torch.bmm(weights[..., :_PIECE], v[:, :_PIECE])
-    for first in range(_PIECE, v.shape[1], _PIECE):
-        piece = slice(first, first + _PIECE)
-        out.baddbmm_(weights[..., piece], v[:, piece])
-    return out[: num * kv_heads, :rows].view(num, kv_heads, repeats, queries, -1)
+    return (weights.flatten(2, 3) @ v).unflatten(2, (repeats, queries))
 
 
 def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
@@ -196,13 +246,13 @@ def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.T
 
 
 class DecodeRows(AttentionRows):
-    """One row a slot: row i is slot i's newest token, at its own position."""
+    """One row a slot, by torch: row i is slot i's newest token, at its own position."""
 
     def __init__(self, cache: SlotCache, positions_S: torch.Tensor) -> None:
         self._cache = cache
         self._positions_S = positions_S
         self._slots_S = torch.arange(len(positions_S), device=positions_S.device)
-        self._length = _view_length(int(positions_S.max()) + 1)
+        self._length = round_up(int(positions_S.max()) + 1, LENGTH_STEP)
         self._hidden: dict[int | None, torch.Tensor] = {}
 
     @override
@@ -244,7 +294,7 @@ class _PromptGroup:
 
 
 class PrefillRows(AttentionRows):
-    """New parts of prompts, one after the other; a token sees its own prompt up to itself.
+    """New parts of prompts, one after the other, by torch; a token sees its own up to itself.
 
     Args:
         starts: first flat row of each prompt.
@@ -269,7 +319,7 @@ class PrefillRows(AttentionRows):
         slots = slots or [0] * len(starts)
         by_length: dict[tuple[int, int], list[int]] = {}
         for i, (first, length) in enumerate(zip(firsts, lengths, strict=True)):
-            padded = round_up(length, LENGTH_STEP), _view_length(first + length)
+            padded = round_up(length, LENGTH_STEP), round_up(first + length, LENGTH_STEP)
             by_length.setdefault(padded, []).append(i)
         self._groups: list[_PromptGroup] = []
         for (padded, whole), members in by_length.items():
@@ -330,7 +380,7 @@ class PrefillRows(AttentionRows):
         else:
             padding = rows[:, -1:].expand(-1, group.length - rows.shape[1])
             whole = torch.cat([rows, padding], dim=1)
-            keys = k_T[whole].permute(0, 2, 3, 1).contiguous()
+            keys = k_T[whole].transpose(1, 2)
             values = torch.nan_to_num(v_T[whole].transpose(1, 2))
         q = q_T[rows].unflatten(2, (k_T.shape[1], -1)).permute(0, 2, 3, 1, 4)
         hidden = _hidden(group.positions_N_M[part], group.length, layer.window)

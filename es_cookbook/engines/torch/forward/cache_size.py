@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.own import Unfit, bytes_of_cache
 from es_cookbook.engines.torch.forward.population_layers import Path, set_attention, unknown_option
+from es_cookbook.engines.torch.kernels.loops import STEP
 
 _PROBE = "es_cookbook_probe"
 _SHORT, _LONG = 16, 32
@@ -34,11 +36,22 @@ class CacheSize:
 
 
 class _Probed(threading.local):
-    """What attention layers asked for in the run of this thread."""
+    """What attention layers asked for in the run of this thread.
 
-    def __init__(self) -> None:
+    Attributes:
+        on_cpu: whether what is kept will be kept there, as the kernel wants it.
+    """
+
+    def __init__(self, on_cpu: bool = False) -> None:
+        self.on_cpu = on_cpu
         self.bytes_of_layer: dict[int, int] = {}
         self.looks_back: list[tuple[int | None, object]] = []
+
+    def bytes_of_token(self, key: torch.Tensor, value: torch.Tensor) -> int:
+        """Of one token's keys and values, (1, kv heads, tokens, d) each."""
+        columns = round_up(value.shape[3], STEP) if self.on_cpu else value.shape[3]
+        elements = key[0, :, 0].numel() + value.shape[1] * columns
+        return elements * (torch.float32.itemsize if self.on_cpu else key.element_size())
 
 
 _probed = _Probed()
@@ -67,8 +80,7 @@ def _probe(
     """Attention that only notes what a token needs. As in `population_layers`."""
     if (name := unknown_option(options)) is not None:
         raise Unfit(f"its attention takes {name}")
-    num_bytes = (key[0, :, 0].numel() + value[0, :, 0].numel()) * key.element_size()
-    _probed.bytes_of_layer[cast("int", module.layer_idx)] = num_bytes
+    _probed.bytes_of_layer[cast("int", module.layer_idx)] = _probed.bytes_of_token(key, value)
     _probed.looks_back.append((sliding_window, attention_mask))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
@@ -78,7 +90,11 @@ AttentionMaskInterface.register(_PROBE, _make_mask)
 
 
 def flat_cache_size(
-    model: PreTrainedModel, context_length: int, layers: Sequence[int] | None = None
+    model: PreTrainedModel,
+    context_length: int,
+    layers: Sequence[int] | None = None,
+    *,
+    on_cpu: bool = False,
 ) -> CacheSize:
     """Keys and values over all layers, of a model whose attention can be replaced.
 
@@ -87,6 +103,7 @@ def flat_cache_size(
         context_length: over which attention has to be causal.
         layers: of which layer of `model` each one is like, where it is the beginning of a larger
             model; None if it is all of it.
+        on_cpu: whether the cache will be there, as the kernel wants it.
 
     Raises:
         Unfit: It cannot: the model has no hook for it, or asks for more than a window.
@@ -94,11 +111,11 @@ def flat_cache_size(
     if not getattr(model, "_supports_attention_backend", False):
         raise Unfit("it has no attention hook in transformers")
     try:
-        _run_probe(_without_weights(model))
+        _run_probe(_without_weights(model), on_cpu)
     except Unfit:
         raise
     except Exception:  # what looks at values, as a router does, cannot be run without
-        _run_probe(_with_weights(model))
+        _run_probe(_with_weights(model), on_cpu)
     if not _probed.bytes_of_layer:
         raise Unfit("it does not use its attention hook")
     for window, mask in _probed.looks_back:
@@ -113,9 +130,9 @@ def flat_cache_size(
     return CacheSize(0, sum(bytes_of_layer.get(layer, 0) for layer in layers))
 
 
-def _run_probe(probe: PreTrainedModel) -> None:
+def _run_probe(probe: PreTrainedModel, on_cpu: bool) -> None:
     set_attention(probe, _PROBE)
-    _probed.__init__()
+    _probed.__init__(on_cpu)
     tokens = torch.zeros(1, _SHORT, dtype=torch.int64, device=probe.device)
     # Without a mask, transformers would look at the values of positions.
     probe(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)

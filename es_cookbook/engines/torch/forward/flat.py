@@ -12,7 +12,15 @@ import numpy as np
 import torch
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.forward.attention import DecodeRows, PrefillRows, SlotCache, round_up
+from es_cookbook.engines.torch.forward.attention import (
+    AttentionRows,
+    DecodeRows,
+    KernelCache,
+    KernelRows,
+    PrefillRows,
+    SlotCache,
+    round_up,
+)
 from es_cookbook.engines.torch.forward.low_rank_tables import GatheredFactors
 from es_cookbook.engines.torch.forward.population_layers import (
     MIN_ROWS,
@@ -38,7 +46,8 @@ class FlatForward:
         self._device = device
         self._prefill_tokens = prefill_tokens
         self._prefixes = prefixes
-        self._cache = SlotCache(0, 0)
+        self._new_cache = KernelCache if device.type == "cpu" else SlotCache
+        self._cache = self._new_cache(0, 0)
         self.num_prefilled = self.num_cached = 0
 
     def turn_to(self, model: PopulationModel) -> None:
@@ -52,7 +61,7 @@ class FlatForward:
 
     def fit(self, num_slots: int, slot_length: int) -> None:
         """Make room for so many requests of so many tokens each."""
-        self._cache = SlotCache(num_slots, slot_length)
+        self._cache = self._new_cache(num_slots, slot_length)
 
     def alike(self, work: Work) -> None:
         """Any requests make a batch."""
@@ -72,8 +81,7 @@ class FlatForward:
             works, slots, firsts = map(list, zip(*batch, strict=True))
             rows = _FlatRows(works, self._device, firsts)
             self.num_prefilled += sum(rows.lengths)
-            of_slots = self._cache, slots, firsts
-            attention = PrefillRows(rows.starts, rows.lengths, self._device, *of_slots)
+            attention = rows.attention(self._cache, slots, firsts)
             last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
             # A batched matmul of one member takes another code path: see `attention`.
             if len(last) == 1:
@@ -130,7 +138,11 @@ class FlatForward:
         tokens = torch.from_numpy(table.newest[:n]).to(self._device)
         genomes = table.genome_of_block[: n // ROWS_PER_BLOCK]
         factors = self._factors.of_blocks(genomes, self._device)
-        batch = Batch(DecodeRows(self._cache, positions), factors)
+        if isinstance(self._cache, KernelCache):
+            attention = KernelRows(torch.arange(n), positions, self._cache)
+        else:
+            attention = DecodeRows(self._cache, positions)
+        batch = Batch(attention, factors)
         return self._forward(batch, tokens, positions, 0)
 
     def keep(self, order: np.ndarray) -> None:
@@ -140,7 +152,7 @@ class FlatForward:
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of continuations, in one pass; nothing is cached."""
         rows = _FlatRows(works, self._device)
-        attention = PrefillRows(rows.starts, rows.lengths, self._device)
+        attention = rows.attention(None, list(range(len(works))))
         spans: list[tuple[int, int]] = []
         for work, start in zip(works, rows.starts, strict=True):
             request = work.request
@@ -156,7 +168,7 @@ class FlatForward:
         return list(scores.split([n for _, n in spans]))
 
     def _run(
-        self, rows: "_FlatRows", attention: PrefillRows, logit_rows: torch.Tensor
+        self, rows: "_FlatRows", attention: AttentionRows, logit_rows: torch.Tensor
     ) -> torch.Tensor:
         model = self._model
         head = None
@@ -214,3 +226,15 @@ class _FlatRows:
         self.tokens_T = torch.tensor(tokens, device=device)
         self.positions_T = torch.tensor(positions, device=device)
         self.genome_of_block = torch.tensor(genomes, device=device)
+
+    def attention(
+        self, cache: SlotCache | None, slots: list[int], firsts: list[int] | None = None
+    ) -> AttentionRows:
+        """How they attend, each sequence in its slot."""
+        device = self.tokens_T.device
+        if (cache is not None and not isinstance(cache, KernelCache)) or device.type != "cpu":
+            return PrefillRows(self.starts, self.lengths, device, cache, slots, firsts)
+        slots_T = torch.full_like(self.tokens_T, -1)
+        for slot, start, length in zip(slots, self.starts, self.lengths, strict=True):
+            slots_T[start : start + length] = slot
+        return KernelRows(slots_T, self.positions_T, cache)

@@ -109,16 +109,19 @@ class GenomeTables:
             group, members = perturbed
             a_sizes, b_sizes = _row_shapes(group, rank, len(members))
             a_G = torch.zeros(num_rows, *a_sizes, device=self._device)
-            b_G = torch.zeros(num_rows, *b_sizes, device=self._device)
+            b_G = torch.zeros(num_rows, *b_sizes, device=self._device).mT
+            columns_R: list[tuple[int, int]] = []
             for m, (name, place) in enumerate(members):
                 if isinstance(group, ExpertGroup):
                     fill_weight(name, group.transposed, a_G[:, place], b_G[:, place])
                     continue
                 columns = slice(m * rank, (m + 1) * rank)
                 size = group.sizes[group.offsets.index(place)]
+                columns_R += [(place, place + size)] * rank
                 a_G_R_N = a_G[:, columns, place : place + size]
                 fill_weight(name, group.transposed, a_G_R_N, b_G[:, :, columns])
-            tables[group.index] = LowRankTable(a_G.to(group.weight), b_G.to(group.weight))
+            where = np.array(columns_R, dtype=np.int64).reshape(-1, 2)
+            tables[group.index] = LowRankTable(a_G.to(group.weight), b_G.to(group.weight), where)
 
         for_each(fill, self._groups, self._num_threads)
         return tables
@@ -132,12 +135,12 @@ def elements_of_row(group: LinearGroup | ExpertGroup, rank: int, num_members: in
 def _row_shapes(
     group: LinearGroup | ExpertGroup, rank: int, num_members: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of A and B of one genome; see `LowRankTable`."""
+    """Of A and B of one genome, as they are in memory; see `LowRankTable`."""
     if isinstance(group, ExpertGroup):
         experts, outs, ins = group.weight.shape
-        return (experts, rank, outs), (experts, ins, rank)
+        return (experts, rank, outs), (experts, rank, ins)
     ranks = padded(rank * num_members)
-    return (ranks, padded(sum(group.sizes))), (group.in_features, ranks)
+    return (ranks, padded(sum(group.sizes))), (ranks, group.in_features)
 
 
 class GatheredFactors:

@@ -31,8 +31,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
@@ -46,6 +48,13 @@ from es_cookbook.engines.torch.forward.experts import (
     ExpertGroup,
     PopulationExperts,
     expert_groups,
+)
+from es_cookbook.engines.torch.kernels.loops import LANES, add_low_rank
+from es_cookbook.engines.torch.kernels.modules import (
+    GatedLayers,
+    alike,
+    norm_like,
+    suits_kernels,
 )
 
 ROWS_PER_BLOCK = 8
@@ -121,21 +130,71 @@ class LowRankTable:
         a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
             all of them and N = outputs, both `padded` with zeros. (genomes, experts, R, N) for
             experts, whose ranks and outputs are as they are.
-        b_G_K_R: B factors.
+        b_G_K_R: B factors; in memory (genomes, R, K).
+        columns_R: first output, and one past the last, of the layer that each rank is of.
     """
 
     a_G_R_N: torch.Tensor
     b_G_K_R: torch.Tensor
+    columns_R: NDArray[np.int64]
 
     def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
         """What the layers need for blocks of these genomes."""
         if self.a_G_R_N.dim() == 4:
             return ExpertFactors(self.a_G_R_N, self.b_G_K_R, genome_of_block)
-        return self.a_G_R_N[genome_of_block], self.b_G_K_R[genome_of_block]
+        return LowRankRows(self, genome_of_block)
 
 
-GroupFactors: TypeAlias = tuple[torch.Tensor, torch.Tensor] | ExpertFactors
-"""(A, B) of each block; of experts there would be too many, so all genomes' and who is where."""
+class LowRankRows:
+    """The low-rank part of a group for the blocks of a batch.
+
+    Attributes:
+        gathered: each block's factors; None where a kernel reads the table itself.
+    """
+
+    def __init__(self, table: LowRankTable, genome_of_block: torch.Tensor) -> None:
+        self._table = table
+        self._genome_of_block = genome_of_block
+        self.gathered: tuple[torch.Tensor, torch.Tensor] | None = None
+        if not suits_kernels(table.a_G_R_N):
+            self.gathered = table.a_G_R_N[genome_of_block], table.b_G_K_R[genome_of_block]
+
+    def __len__(self) -> int:
+        return len(self._genome_of_block)
+
+    def add_to(self, y_T_N: torch.Tensor, x_T_K: torch.Tensor) -> None:
+        """Add x B A to y, each row's own; rows come in as many blocks, of one height.
+
+        Raises:
+            ValueError: They do not: the model runs this layer on other rows than the batch's.
+        """
+        height, rest = divmod(len(y_T_N), len(self))
+        if rest or not height:
+            raise ValueError(f"{len(y_T_N)} rows cannot be {len(self)} blocks of one height")
+        if self.gathered is None:
+            table = self._table
+            add_low_rank(
+                y_T_N.numpy(),
+                x_T_K.contiguous().numpy(),
+                table.a_G_R_N.numpy(),
+                table.b_G_K_R.mT.numpy(),
+                table.columns_R,
+                self._genome_of_block.numpy(),
+                height,
+            )
+            return
+        a, b = self.gathered
+        x_blocks = x_T_K.view(len(self), height, -1)
+        y_blocks = y_T_N.view(len(self), height, -1)
+        y_blocks += torch.bmm(torch.bmm(x_blocks, b), a)[..., : y_T_N.shape[-1]]
+
+    def of_first_block(self, columns: slice) -> torch.Tensor:
+        """What the first block's genome adds to the weights of these outputs: (in, columns)."""
+        genome = self._genome_of_block[0]
+        return self._table.b_G_K_R[genome] @ self._table.a_G_R_N[genome, :, columns]
+
+
+GroupFactors: TypeAlias = LowRankRows | ExpertFactors
 Factors: TypeAlias = Sequence[GroupFactors | None]
 """Low-rank parts of each group for the blocks of a batch; None: not perturbed."""
 
@@ -227,14 +286,8 @@ class LinearGroup:
         if self.is_head and batch.head_factors is not None:
             factors = batch.head_factors
         if factors is not None:
-            a, b = cast("tuple[torch.Tensor, torch.Tensor]", factors)
-            height = num_rows // a.shape[0]
-            x_blocks = rows[:num_rows].view(a.shape[0], height, self.in_features)
-            y_blocks = y[:num_rows].view(a.shape[0], height, y.shape[-1])
-            if a.shape[-1] == y.shape[-1]:
-                y_blocks.baddbmm_(torch.bmm(x_blocks, b), a)
-            else:
-                y_blocks += torch.bmm(torch.bmm(x_blocks, b), a)[..., : y.shape[-1]]
+            assert isinstance(factors, LowRankRows)
+            factors.add_to(y[:num_rows], rows[:num_rows])
         return y[:num_rows].view(*x.shape[:-1], -1)
 
 
@@ -262,10 +315,9 @@ class PopulationLinear(nn.Module):
         factors = None
         if batch is not None and batch.factors is not None:
             factors = batch.factors[self.group.index]
-        if factors is None or len(factors[0]) > 1:
+        if not isinstance(factors, LowRankRows) or len(factors) > 1:
             return super().__getattr__(name)
-        a, b = cast("tuple[torch.Tensor, torch.Tensor]", factors)
-        change = (b[0] @ a[0, :, self.start : self.start + self.out_features]).T
+        change = factors.of_first_block(slice(self.start, self.start + self.out_features)).T
         stored = cast("nn.Parameter", self._parameters["weight"])
         return stored + (change.T if self.group.transposed else change)
 
@@ -364,6 +416,11 @@ class PopulationModel:
                 if projections := expert_groups(len(self.groups), child, MIN_ROWS):
                     self.groups += projections
                     setattr(parent, name, PopulationExperts(child, projections, _expert_factors))
+        if path.flat:
+            for parent in list(module.modules()):
+                for name, child in list(parent.named_children()):
+                    if replacement := norm_like(child) or _gated_like(child):
+                        setattr(parent, name, replacement)
 
     def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
         """(name, group, first output or expert) of every linear weight."""
@@ -400,6 +457,26 @@ class PopulationModel:
             return cast("CausalLMOutput", (module or self.module)(**inputs))
         finally:
             _current.batch = None
+
+
+def _gated_like(module: nn.Module) -> GatedLayers | None:
+    """The same by a kernel, if they are gated layers in float32 on the CPU."""
+    children = dict(module.named_children())
+    layers = [children.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
+    if any(not isinstance(layer, PopulationLinear) for layer in layers):
+        return None
+    gate, up, down = cast("list[PopulationLinear]", layers)
+    group = gate.group
+    if up.group is not group or gate.out_features != down.in_features:
+        return None
+    if not suits_kernels(group.weight) or down.in_features < LANES:
+        return None
+    replacement = GatedLayers(gate, up, down, group)
+    _current.batch = Batch()
+    try:
+        return replacement if alike(module, replacement, group.in_features) else None
+    finally:
+        _current.batch = None
 
 
 def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...]]:

@@ -202,7 +202,10 @@ class _Check:
             return own_cache_size(self._model, path)
         module = self._unused or self._part(self._model)
         layers = None if self._part is _whole else _layers_like(self._model)
-        size = flat_cache_size(module, context_length, layers)
+        on_cpu = module.device.type == "cpu"
+        size = flat_cache_size(module, context_length, layers, on_cpu=on_cpu)
+        if on_cpu:  # in float32, whatever the model's dtype
+            return size
         own_bytes = self._model.dtype.itemsize
         return CacheSize(0, size.per_token * own_bytes // torch.float32.itemsize)
 

@@ -7,7 +7,10 @@ import torch
 
 from es_cookbook.engines.torch.forward.attention import (
     AttentionLayer,
+    AttentionRows,
     DecodeRows,
+    KernelCache,
+    KernelRows,
     PrefillRows,
     SlotCache,
 )
@@ -21,6 +24,28 @@ def _rows(num: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     shapes = ((num, HEADS, WIDTH), (num, KV_HEADS, WIDTH), (num, KV_HEADS, WIDTH))
     q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
     return q, k, v
+
+
+def _prefilling(
+    cache: KernelCache,
+    slots: list[int],
+    starts: list[int],
+    lengths: list[int],
+    firsts: list[int] | None = None,
+    num_rows: int | None = None,
+) -> KernelRows:
+    """By the kernel; rows after the last prompt are nobody's."""
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    slots_T = torch.full((num_rows or ends[-1],), -1)
+    positions_T = torch.zeros_like(slots_T)
+    for i, slot in enumerate(slots):
+        slots_T[starts[i] : ends[i]] = slot
+        positions_T[starts[i] : ends[i]] = torch.arange(lengths[i]) + (firsts[i] if firsts else 0)
+    return KernelRows(slots_T, positions_T, cache)
+
+
+def _decoding(cache: KernelCache, positions: torch.Tensor) -> KernelRows:
+    return KernelRows(torch.arange(len(positions)), positions, cache)
 
 
 def _naive(
@@ -43,22 +68,25 @@ def _naive(
 
 @pytest.mark.parametrize("window", [None, 1, 5])
 @pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("by_kernel", [True, False])
 def test_prefill_and_decode_agree_with_the_textbook(
-    window: int | None, softcap: float | None
+    window: int | None, softcap: float | None, by_kernel: bool
 ) -> None:
     prompts, total = [1, 7, 8, 9, 8, 20], 24
     sequences = [_rows(total, seed=i) for i in range(len(prompts))]
     expected = [_naive(*sequence, window, softcap) for sequence in sequences]
     options = {"scale": 0.3, "window": window, "softcap": softcap}
     slots = [3, 0, 5, 1, 4, 2]
-    cache = SlotCache(16, 64)
+    cache = (KernelCache if by_kernel else SlotCache)(16, 64)
 
     flat = [
         torch.cat([s[i][:n] for s, n in zip(sequences, prompts, strict=True)]) for i in range(3)
     ]
     padded = [torch.cat([part, torch.zeros(3, *part.shape[1:])]) for part in flat]
     starts = [sum(prompts[:i]) for i in range(len(prompts))]
-    prefill = PrefillRows(starts, prompts, CPU, cache, slots)
+    prefill: AttentionRows = PrefillRows(starts, prompts, CPU, cache, slots)
+    if isinstance(cache, KernelCache):
+        prefill = _prefilling(cache, slots, starts, prompts, num_rows=len(padded[0]))
     out = prefill.attend(AttentionLayer(0, **options), *padded)
     for start, n, wanted in zip(starts, prompts, expected, strict=True):
         torch.testing.assert_close(out[start : start + n], wanted[:n])
@@ -70,7 +98,10 @@ def test_prefill_and_decode_agree_with_the_textbook(
         for i, slot in enumerate(slots):
             positions[slot] = at[i]
             q[slot], k[slot], v[slot] = (part[at[i]] for part in sequences[i])
-        out = DecodeRows(cache, positions).attend(AttentionLayer(0, **options), q, k, v)
+        decode: AttentionRows = DecodeRows(cache, positions)
+        if isinstance(cache, KernelCache):
+            decode = _decoding(cache, positions)
+        out = decode.attend(AttentionLayer(0, **options), q, k, v)
         for i, slot in enumerate(slots):
             torch.testing.assert_close(out[slot], expected[i][at[i]])
             at[i] = min(at[i] + 1, total - 1)
@@ -97,7 +128,12 @@ def _fill(cache: SlotCache, k_S_T: torch.Tensor, v_S_T: torch.Tensor) -> None:
     """Write whole slots: (slots, tokens, kv heads, d) each."""
     num, length = k_S_T.shape[:2]
     slots, positions = torch.arange(num).repeat_interleave(length), torch.arange(length).repeat(num)
-    cache.write(0, slots, positions, k_S_T.flatten(0, 1), v_S_T.flatten(0, 1))
+    new = k_S_T.flatten(0, 1), v_S_T.flatten(0, 1)
+    if isinstance(cache, KernelCache):
+        q = torch.zeros(len(slots), *k_S_T.shape[2:])
+        KernelRows(slots, positions, cache).attend(AttentionLayer(0, 1.0), q, *new)
+    else:
+        cache.write(0, slots, positions, *new)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
@@ -105,18 +141,16 @@ def _fill(cache: SlotCache, k_S_T: torch.Tensor, v_S_T: torch.Tensor) -> None:
 def test_a_longer_neighbour_does_not_change_a_rows_bits(
     heads: int, kv_heads: int, width: int, length: int
 ) -> None:
-    # It did: torch runs small batched matmuls by a plain loop, so a longer view rounded otherwise.
-    # And the BLAS halves sums of more than 192 or 384 positions, by processor.
     cached = [_randn(i, 16, 512, kv_heads, width) for i in range(2)]
     new = [_randn(2, 16, n, width) for n in (heads, kv_heads, kv_heads)]
     layer = AttentionLayer(0, 1 / math.sqrt(width))
     outs: list[torch.Tensor] = []
     for neighbour in (length, 17, 127, 260, 383, 392, 400, 511):
-        cache = SlotCache(16, 512)
+        cache = KernelCache(16, 512)
         _fill(cache, *cached)
         positions = torch.full((16,), max(length, neighbour) - 1)
         positions[0] = length - 1
-        outs.append(DecodeRows(cache, positions).attend(layer, *new)[0])
+        outs.append(_decoding(cache, positions).attend(layer, *new)[0])
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
@@ -129,7 +163,7 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
     layer = AttentionLayer(0, 1 / math.sqrt(width), window)
     q, k, v = (_randn(i, num, total, n, width) for i, n in enumerate((heads, kv_heads, kv_heads)))
 
-    def prefill(cache: SlotCache, spans: list[tuple[int, int]]) -> list[torch.Tensor]:
+    def prefill(cache: KernelCache, spans: list[tuple[int, int]]) -> list[torch.Tensor]:
         sizes = [last - first for first, last in spans]
         starts = [sum(sizes[:i]) for i in range(num)]
         flat = [
@@ -137,11 +171,11 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
             for each in (q, k, v)
         ]
         firsts = [first for first, _ in spans]
-        rows = PrefillRows(starts, sizes, CPU, cache, list(range(num)), firsts)
+        rows = _prefilling(cache, list(range(num)), starts, sizes, firsts)
         return list(rows.attend(layer, *flat).split(sizes))
 
-    whole = torch.stack(prefill(SlotCache(16, 320), [(0, total)] * num))
-    cache = SlotCache(16, 320)
+    whole = torch.stack(prefill(KernelCache(16, 320), [(0, total)] * num))
+    cache = KernelCache(16, 320)
     before, at = [(0, 0)] * num, [1, 70, 250]
     while min(at) < total:  # in parts of many lengths, with tokens decoded in between
         spans = [(last, n) for (_, last), n in zip(before, at, strict=True)]
@@ -153,7 +187,7 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
             positions[i] = n
             for rows, each in zip(decoded, (q, k, v), strict=True):
                 rows[i] = each[i, n]
-        out = DecodeRows(cache, positions).attend(layer, *decoded)
+        out = _decoding(cache, positions).attend(layer, *decoded)
         assert all(torch.equal(out[i], whole[i, n]) for i, n in enumerate(at))
         before = [(first, n + 1) for (first, _), n in zip(spans, at, strict=True)]
         at = [min(n + 3 + 11 * i, total - 1) for i, n in enumerate(at, 1)]
@@ -162,18 +196,22 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 3e38])
-def test_what_a_slot_held_before_makes_no_difference(broken: float) -> None:
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_what_a_slot_held_before_makes_no_difference(broken: float, by_kernel: bool) -> None:
     # A genome whose numbers overflow left NaN, and 0 x NaN is NaN in whoever came next.
     layer = AttentionLayer(0, 0.3)
     prompt, newest = _rows(5, seed=1), _rows(16, seed=2)
     outs: list[list[torch.Tensor]] = []
     for left in (0.0, broken):
-        cache = SlotCache(16, 64)
+        cache = (KernelCache if by_kernel else SlotCache)(16, 64)
         _fill(cache, *(torch.full((16, 64, KV_HEADS, WIDTH), left) for _ in range(2)))
-        outs.append([PrefillRows([0], [5], CPU, cache, [3]).attend(layer, *prompt)])
         positions = torch.zeros(16, dtype=torch.int64)
         positions[3] = 5
-        outs[-1].append(DecodeRows(cache, positions).attend(layer, *newest)[3])
+        prefill: AttentionRows = PrefillRows([0], [5], CPU, cache, [3])
+        decode: AttentionRows = DecodeRows(cache, positions)
+        if isinstance(cache, KernelCache):
+            prefill, decode = _prefilling(cache, [3], [0], [5]), _decoding(cache, positions)
+        outs.append([prefill.attend(layer, *prompt), decode.attend(layer, *newest)[3]])
     assert all(map(torch.equal, *outs))
     assert all(out.isfinite().all() for out in outs[0])
 
@@ -186,5 +224,5 @@ def test_kept_slots_move_to_the_front_in_order() -> None:
     )
     cache.keep(torch.tensor([2, 3]))
     keys, values = cache.of_slots(0, slice(2), 1)
-    assert torch.equal(keys[..., 0], k[[2, 0]])
+    assert torch.equal(keys[:, :, 0], k[[2, 0]])
     assert torch.equal(values[:, :, 0], v[[2, 0]])
