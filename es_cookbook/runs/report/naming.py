@@ -13,18 +13,14 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.config_differences import flattened
 from es_cookbook.runs.reading import RunFiles
-from es_cookbook.runs.tracking.jsonl import CORRECT
+from es_cookbook.runs.tracking.jsonl import MEASURES
 
 _RECIPE = re.compile(r"es_cookbook\.recipes\.([a-z0-9_]+)\.[\w.]+:\w+")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_][\w.]*)")
 _TASKS = ("dataset.taskset", "dataset.game", "dataset.source")
 """Fields of data sets that are no recipe's, and name what they hold."""
 _KEPT_OR_SHOWN = ("log_path", "behavior_if_log_dir_exists", "trackers", "hub", "profile")
-_MEASURES = {
-    CORRECT: "correct",
-    "test/reward/mean": "reward",
-    "reward/mean": "training reward",
-}
+_MEASURES = dict(zip(MEASURES, ("correct", "reward", "training reward"), strict=True))
 """Metrics by which runs are told apart, the first that was measured -> what it is called."""
 
 

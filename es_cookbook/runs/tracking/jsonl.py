@@ -32,6 +32,8 @@ from es_cookbook.runs.tracking.base import (
 
 CORRECT = "test/env/all/correct"
 """Held-out, what most tasks are about: the share of answers that are right."""
+MEASURES = (CORRECT, "test/reward/mean", "reward/mean")
+"""What runs are told apart by: the first of them that was measured."""
 PASS_AT = "test/pass@"
 """What the keys of held-out pass@k begin with; k follows."""
 _LARGEST = 1e300
@@ -240,7 +242,7 @@ def summary(path: Path, elapsed: Elapsed, key: str = CORRECT) -> str:
     """
     rows = read_metrics(path)
     measured = dict.fromkeys(name for row in rows for name in row)
-    main = [name for name in (key, "test/reward/mean", "reward/mean") if name in measured][:1]
+    main = [name for name in (key, *MEASURES) if name in measured][:1]
     if not main:
         return "nothing was measured"
     ks = [int(k) for name in measured if (k := name.removeprefix(PASS_AT)).isdecimal()]

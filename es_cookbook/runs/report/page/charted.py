@@ -23,7 +23,7 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.runs.reading import RunFiles
 from es_cookbook.runs.report.naming import is_of_training, recipe_of
 from es_cookbook.runs.tracking.base import GENERATION
-from es_cookbook.runs.tracking.jsonl import CORRECT
+from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Of a generation's genomes, drawn as bands."""
@@ -125,7 +125,7 @@ def sentence(runs: Sequence[Charted]) -> str:
 
 
 def _gain(runs: Sequence[Charted]) -> str:
-    for key in (CORRECT, "test/reward/mean", "reward/mean"):
+    for key in MEASURES:
         ends = [run.ends[key] for run in runs if key in run.ends]
         if not ends:
             continue
