@@ -43,7 +43,7 @@ from es_cookbook.engines.torch.memory import (
     free_bytes,
     weight_bytes,
 )
-from es_cookbook.engines.torch.resident_weights import ResidentWeights
+from es_cookbook.engines.torch.resident_weights import ResidentWeights, packs_weights
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
@@ -60,12 +60,14 @@ def load(
     """
     device = _device(device_name)
     tokenizer = load_tokenizer(model_name)
-    check_weights_fit(model_name, _weight_bytes(model_name, search_space, dtype), device)
+    check_weights_fit(model_name, _weight_bytes(model_name, search_space, dtype, device), device)
     model = load_causal_lm(model_name, dtype, device)
     return model, tokenizer, search_space(parameter_infos(model), read_adapter), device
 
 
-def _weight_bytes(model_name: str, search_space: SearchSpaceBuilder, dtype: str) -> WeightBytes:
+def _weight_bytes(
+    model_name: str, search_space: SearchSpaceBuilder, dtype: str, device: torch.device
+) -> WeightBytes:
     quantised = is_quantised(model_name)
     architecture = (
         architecture_for(search_space, model_name) if quantised else load_architecture(model_name)
@@ -73,7 +75,7 @@ def _weight_bytes(model_name: str, search_space: SearchSpaceBuilder, dtype: str)
     space = search_space(parameter_infos(architecture), read_adapter)
     own = str(architecture.config.dtype or torch.float32).removeprefix("torch.")
     held: torch.dtype = getattr(torch, own if dtype == "auto" else dtype)
-    return weight_bytes(architecture, space, held.itemsize)
+    return weight_bytes(architecture, space, held.itemsize, packs_weights(space, held, device))
 
 
 def _device(name: str) -> torch.device:

@@ -39,7 +39,8 @@ class WeightBytes:
 
     Attributes:
         base: the model as loaded.
-        own: what samples has of its own beside the base: linear and perturbed weights.
+        own: what samples has of its own beside the base: linear and perturbed weights, and packed
+            copies of linear ones.
         centre: in float32.
     """
 
@@ -53,13 +54,17 @@ class WeightBytes:
         return self.base + self.own + self.centre
 
 
-def weight_bytes(model: PreTrainedModel, space: SearchSpace, size: int) -> WeightBytes:
+def weight_bytes(
+    model: PreTrainedModel, space: SearchSpace, size: int, packed: bool = False
+) -> WeightBytes:
     """For a model that may be without its weights, with numbers of `size` bytes."""
-    own = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
-    own |= {p for name, p in named_weights(model) if name in space.shapes}
+    linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
+    copies = sum(p.numel() for p in linear) if packed else 0
+    own = linear | {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
     elements = sum(p.numel() for p in model.parameters())
-    return WeightBytes(size * elements, size * sum(p.numel() for p in own), 4 * perturbed)
+    beside = copies + sum(p.numel() for p in own)
+    return WeightBytes(size * elements, size * beside, 4 * perturbed)
 
 
 def check_weights_fit(model_name: str, needed: WeightBytes, device: torch.device) -> None:

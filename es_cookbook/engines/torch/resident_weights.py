@@ -30,6 +30,7 @@ from es_cookbook.engines.base import Target
 from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+from es_cookbook.engines.torch.kernels.products import packing_pays
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
@@ -74,8 +75,11 @@ class ResidentWeights:
             selected |= {name: parts[kind].to(device) for kind, name in names.items()}
         self.centre = Centre(selected, space, self._num_threads, device=device)
         self.model = self._new_model()
+        self._packs = packs_weights(space, base.dtype, base.device)
+        if self._packs:
+            self.model.pack()
         self._tables = None
-        if space.low_rank is not None or space.adapter is not None:
+        if not space.is_dense:
             self._tables = GenomeTables(self.model, space, self.centre, self._num_threads)
         self._base_model: PopulationModel | None = None
         self._genome_models: list[PopulationModel] = []
@@ -152,6 +156,8 @@ class ResidentWeights:
 
     def _moved(self, fingerprint: int) -> int:
         self._write(self.model, self.centre.weights.__getitem__)
+        if self._packs:
+            self.model.pack({name for name, _ in self._own(self.model.module)})
         self._host([])
         return fingerprint
 
@@ -194,6 +200,11 @@ class ResidentWeights:
                     kind: value(part).to(device) for kind, part in names.items()
                 }
                 parameter.copy_(weight.moved(values).dequantised())
+
+
+def packs_weights(space: SearchSpace, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether an engine computes with packed copies of the centre's weights; genomes have none."""
+    return not space.is_dense and device.type == "cpu" and packing_pays(dtype)
 
 
 def _moving_layers(

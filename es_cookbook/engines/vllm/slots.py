@@ -54,6 +54,6 @@ def arguments_for_experts(
         return {}
     layers = {name.removesuffix(".weight").rpartition(".")[2] for name in space.weights}
     arguments: dict[str, object] = {} if on_cpu else {"moe_backend": "triton"}
-    if space.low_rank is not None or space.adapter is not None:
+    if not space.is_dense:
         arguments["lora_target_modules"] = sorted(layers)
     return arguments

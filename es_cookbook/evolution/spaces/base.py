@@ -102,7 +102,6 @@ class SearchSpace(ABC):
         shares: what of a term each of them has.
         mask: which of their elements are perturbed; all if None.
         adapter: how the parameters make an adapter beside the base's weights; None if they do not.
-            Genomes of a space that has neither this nor `low_rank` are dense.
         highest_code: greatest value of parameters that are whole numbers; None if they are real.
     """
 
@@ -117,6 +116,11 @@ class SearchSpace(ABC):
     def low_rank(self) -> LowRankTerms | None:
         """How a term is factors beside the centre's weights; None if it is not."""
         return None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether each genome has weights of its own, in place of a part beside the centre's."""
+        return self.low_rank is None and self.adapter is None
 
     @property
     def weights(self) -> Collection[str]:

@@ -28,7 +28,7 @@ split, shuffle and pad batches to hold this to account.
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -56,6 +56,7 @@ from es_cookbook.engines.torch.kernels.modules import (
     norm_like,
     suits_kernels,
 )
+from es_cookbook.engines.torch.kernels.products import PackedWeight
 
 ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""
@@ -255,6 +256,7 @@ class LinearGroup:
         self.index = index
         self.is_head = is_head
         self.transposed = is_transposed(layers[0])
+        self._packed: PackedWeight | None = None
         matrices = [_matrix(layer) for layer in layers]
         self.sizes = [len(matrix) for matrix in matrices]
         self.in_features = matrices[0].shape[1]
@@ -274,6 +276,10 @@ class LinearGroup:
         """First output of each member."""
         return [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
+    def pack(self) -> None:
+        """Compute with a packed copy of the weights as they are now, until this is called again."""
+        self._packed = PackedWeight(self.weight, self.bias)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """All members' outputs side by side: (..., in) -> (..., sum of sizes)."""
         batch = _batch()
@@ -281,7 +287,7 @@ class LinearGroup:
         num_rows = rows.shape[0]
         if num_rows < MIN_ROWS:
             rows = F.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
-        y = F.linear(rows, self.weight, self.bias)
+        y = F.linear(rows, self.weight, self.bias) if self._packed is None else self._packed(rows)
         factors = batch.factors[self.index] if batch.factors is not None else None
         if self.is_head and batch.head_factors is not None:
             factors = batch.head_factors
@@ -431,6 +437,16 @@ class PopulationModel:
                 for group in module.groups:
                     for expert in range(len(group.weight)):
                         yield member_name(f"{name}.{group.parameter}", expert), group, expert
+
+    def pack(self, names: Container[str] | None = None) -> None:
+        """Pack linear layers' weights as they are now; those of these names alone, if given."""
+        chosen = {
+            group.index: group
+            for name, group, _ in self.group_members()
+            if isinstance(group, LinearGroup) and (names is None or name in names)
+        }
+        for group in chosen.values():
+            group.pack()
 
     @property
     def head_table(self) -> LowRankTable | None:

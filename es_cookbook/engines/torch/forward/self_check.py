@@ -16,8 +16,7 @@ context (see `cache_size`).
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -49,6 +48,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
 )
 from es_cookbook.engines.torch.forward.slots import SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.kernels.products import one_thread
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -99,7 +99,7 @@ def right_path(
         model.config.rescale_every = 0  # RWKV would divide its weights when it is first run
     why = "it has no forward that takes tokens alone"
     is_large = sum(parameter.numel() for parameter in model.parameters()) > LARGE
-    with torch.inference_mode(), _one_thread():
+    with torch.inference_mode(), one_thread():
         for part in (_first_layers, _whole):
             try:
                 check = _Check(model, part, _hosting(space))
@@ -126,17 +126,6 @@ def right_path(
         f"model_name: the torch engine cannot run {type(model).__name__} as transformers does: "
         f"{why}; accepted are models with which it agrees to {TOLERANCE}"
     )
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Run small matmuls as lanes do: on a busy machine threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _sentence(error: Exception) -> str:
@@ -288,7 +277,7 @@ def _most(differences: torch.Tensor) -> float:
 
 def _hosting(space: SearchSpace) -> Collection[str] | None:
     """Weights that host low-rank genomes; None if genomes are dense."""
-    dense = space.low_rank is None and space.adapter is None
+    dense = space.is_dense
     return None if dense else space.weights
 
 

@@ -1,0 +1,73 @@
+"""Packed products: the same answers, bit for bit alone or among others, and after every step."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from es_cookbook.engines.torch import resident_weights
+from es_cookbook.engines.torch.kernels.products import PackedWeight, packing_pays
+from es_cookbook.engines.torch.memory import weight_bytes
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.torch.reference import Reference, request, running_engine, sample_all
+
+GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
+PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident_weights, "packing_pays", lambda _: True)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (33, 17), (64, 128), (448, 128)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_rows_bits_depend_neither_on_height_nor_on_place(
+    inputs: int, outputs: int, with_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, inputs, generator=generator) for n in (600, outputs))
+    bias = torch.randn(outputs, generator=generator) if with_bias else None
+    product = PackedWeight(weight, bias)
+    whole = product(x)
+    exact = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    torch.testing.assert_close(whole, exact.float(), rtol=1e-4, atol=1e-4)
+    for height in (1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 200, 599):
+        for first in (0, 1, 600 - height):
+            part = product(x[first : first + height])
+            assert torch.equal(part, whole[first : first + height]), (height, first)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("family", ["qwen2", "gpt_neox"])
+@pytest.mark.parametrize("space", [LowRank(), Adapter(rank=2)], ids=["low rank", "adapter"])
+async def test_what_a_step_moved_is_packed_again(
+    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+) -> None:
+    reference = Reference(tiny_model(family), space)
+    requests = [request(target, prompt) for target in ("centre", 0, 1) for prompt in PROMPTS]
+    async with running_engine(tiny_model(family), space) as engine:
+        for step in (Step((Term(1, 0.1),)), Step((Term(2, -0.15),), decay=0.1)):
+            assert await engine.apply(step) == reference.centre.apply(step)
+            await engine.load(GENOMES_G)
+            actions = await sample_all(engine, requests)
+            for target, genome in (("centre", Genome()), *enumerate(GENOMES_G)):
+                pairs = zip(requests, actions, strict=True)
+                reference.check_greedy(genome, [p for p in pairs if p[0].target == target])
+
+
+def test_it_is_decided_once_and_packed_copies_count(tiny_model: Callable[[str], Path]) -> None:
+    assert packing_pays(torch.float32) is packing_pays(torch.float32)
+    assert packing_pays.cache_info().misses <= 1
+    reference = Reference(tiny_model("qwen2"), LowRank())
+    model, space = reference.model, reference.space
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    more = weight_bytes(model, space, 4, packed=True).own - weight_bytes(model, space, 4).own
+    assert more >= 4 * linear
