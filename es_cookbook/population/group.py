@@ -12,7 +12,6 @@ stops the run; so does a `KeyboardInterrupt`, which is the user's wish whoever r
 import asyncio
 import functools
 import logging
-import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar, cast
@@ -89,13 +88,13 @@ class RolloutGroup:
         """Run one attempt; the first of the group makes the Envs, the last scores and closes."""
         if not self._is_open.is_set():
             await self._open()
-        if self._handle is None:  # No Envs: all are lost.
+        if self._handle is None or self._watch.is_stopping:  # Without Envs all are lost.
             return
         self._policies[i] = policy
         run = functools.partial(run_rollout, self._handle.envs[i], policy)
         self._trajectories[i] = await self._guarded(policy.attempt.clock, run)
         self._num_left -= 1
-        if self._num_left == 0:
+        if self._num_left == 0 and not self._watch.is_stopping:
             await self._score()
             await self.close()
 
@@ -104,9 +103,9 @@ class RolloutGroup:
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        clock = Clock(self._watch)
+        clock = Clock(self._watch, is_shielded=True)
         try:
-            with anyio.CancelScope(shield=True), clock:
+            with clock:
                 await handle.close()
         except (Exception, SystemExit, GeneratorExit):
             _logger.warning("closing a group of %s failed", self._name, exc_info=True)
@@ -139,11 +138,13 @@ class RolloutGroup:
             await self._is_open.wait()
             return
         self._is_opening = True
-        lost = await self._guarded(Clock(self._watch), self._make_envs)
-        if isinstance(lost, LostRollout):
-            self._lose_all(lost)
-            await self.close()
-        self._is_open.set()
+        try:
+            lost = await self._guarded(Clock(self._watch), self._make_envs)
+            if isinstance(lost, LostRollout):
+                self._lose_all(lost)
+                await self.close()
+        finally:
+            self._is_open.set()
 
     async def _make_envs(self) -> None:
         num_envs = len(self._trajectories)
@@ -185,7 +186,7 @@ class RolloutGroup:
     async def _guarded(self, clock: Clock, call: Callable[[], Awaitable[_T]]) -> _T | LostRollout:
         """What the user's code returns, or how it was lost; what stops the run goes through.
 
-        Runs in a task of its own, which anyio cancels by a scope and nobody else cancels.
+        Runs in a task of its own, which the clock cancels and nobody else.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -198,7 +199,7 @@ class RolloutGroup:
                     return result
             trace = clock.overdue_at or ""
         except anyio.get_cancelled_exc_class() as error:
-            if anyio.current_effective_deadline() == -math.inf:
+            if clock.is_stopping:
                 raise
             # Nobody cancelled us: the user's code awaited something that was cancelled, or
             # cancelled its own task.

@@ -21,6 +21,7 @@ anyway. And blocks of a population that plays itself: genomes that are asked for
 (`EnvGroupBuilder.asks_genomes`) have to be resident together.
 """
 
+import asyncio
 import dataclasses
 import functools
 import math
@@ -197,7 +198,7 @@ class PopulationSampler:
                 try:
                     async with anyio.create_task_group() as running:
                         for block in blocks:
-                            running.start_soon(self._run_block, block, groups_P, load_time)
+                            running.start_soon(self._run_block, block, groups_P, watch, load_time)
                 finally:
                     with anyio.CancelScope(shield=True):
                         async with anyio.create_task_group() as closing:
@@ -214,10 +215,14 @@ class PopulationSampler:
         return trajectory_groups_P
 
     async def _run_block(
-        self, block: Residents, groups_P: Sequence[RolloutGroup], load_time: "_LoadTime"
+        self,
+        block: Residents,
+        groups_P: Sequence[RolloutGroup],
+        watch: Watch,
+        load_time: "_LoadTime",
     ) -> None:
         if block.genomes_G is None:
-            await _run_attempts(block, groups_P)
+            await _run_attempts(block, groups_P, watch)
             return
         async with self.engine.lend() as host:
             load_time.change(loading=1)
@@ -226,7 +231,7 @@ class PopulationSampler:
             load_time.change(loading=-1, running=1)
             block.host = host
             with self.spans.span(host.label, "sample"):
-                await _run_attempts(block, groups_P)
+                await _run_attempts(block, groups_P, watch)
             block.host = None
             load_time.change(running=-1)
 
@@ -243,12 +248,30 @@ class PopulationSampler:
             )
 
 
-async def _run_attempts(block: Residents, groups_P: Sequence[RolloutGroup]) -> None:
-    """All of this block's attempts, and the scores of the groups that they complete."""
-    async with anyio.create_task_group() as attempts:
-        for group in groups_P:
-            for policy, i in group.policies(block):
-                attempts.start_soon(group.attempt, policy, i)
+async def _run_attempts(
+    block: Residents, groups_P: Sequence[RolloutGroup], watch: Watch
+) -> None:
+    """All of this block's attempts, and the scores of the groups that they complete.
+
+    Plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
+    """
+    attempts = [
+        asyncio.create_task(group.attempt(policy, i))
+        for group in groups_P
+        for policy, i in group.policies(block)
+    ]
+    if not attempts:
+        return
+    try:
+        await asyncio.wait(attempts, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        if not all(task.done() for task in attempts):
+            watch.stop()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(attempts)
+    errors = [error for task in attempts if (error := task.exception()) is not None]
+    if errors:
+        raise BaseExceptionGroup("attempts that stop the run", errors)
 
 
 class _LoadTime:

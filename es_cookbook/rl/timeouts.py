@@ -57,7 +57,7 @@ class Watch:
     `warn_after` seconds, unless it is in `warned` already, to which it is then added.
 
     `seconds` is the time during which at least one was running, told to `spans` piece by piece;
-    `clocks` have not ended.
+    `clocks` have not ended. `stop` cancels the bodies of all clocks, now and from now on.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Watch:
         self.turn_timeout = math.inf if turn_timeout is None else turn_timeout
         self.seconds = 0.0
         self.clocks: set[Clock] = set()
+        self.is_stopping = False
         self._shortest = min(timeout, self.turn_timeout)
         warned = set() if warned is None else warned
         self.watchdog = Watchdog(self._shortest, warn_after, warned)
@@ -91,6 +92,12 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.watchdog.stop()
         self._timer.cancel()
+
+    def stop(self) -> None:
+        """Nobody wants what the bodies do any more; those that are shielded go on."""
+        self.is_stopping = True
+        for clock in self.clocks:
+            clock.cancel_if_stopping()
 
     def _wait(self, now: float) -> None:
         self._turn_at = now + self.watchdog.interval
@@ -133,7 +140,7 @@ class Clock:
 
     The body is cancelled when the clock is overdue, and interrupted when it holds the event loop
     for as long; the `with` statement then ends quietly, and `overdue_at` is the traceback of the
-    place.
+    place. It is cancelled, too, when the watch stops, unless it is shielded.
 
     Attributes:
         watchdog: the watch's.
@@ -144,6 +151,7 @@ class Clock:
     """
 
     __slots__ = (
+        "_is_shielded",
         "_num_waiting",
         "_scope",
         "_since",
@@ -158,13 +166,14 @@ class Clock:
         "watchdog",
     )
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, *, is_shielded: bool = False) -> None:
         self.watchdog = watch.watchdog
         self.has_control = False
         self.interrupted: str | None = None
         self.overdue_at: str | None = None
         self._watch = watch
         self._scope = anyio.CancelScope()
+        self._is_shielded = is_shielded
         self._num_waiting = 0
         self._spent = 0.0
         self._spent_before_turn = math.inf  # no turn has begun
@@ -175,6 +184,7 @@ class Clock:
     def __enter__(self) -> None:
         self._scope.__enter__()
         self._watch.clocks.add(self)
+        self.cancel_if_stopping()
         GUEST.set(self)
         self._start()
 
@@ -235,6 +245,16 @@ class Clock:
             self._turn_is_overdue = spent - self._spent_before_turn >= self._watch.turn_timeout
             if self._turn_is_overdue or spent >= self._watch.timeout:
                 self._scope.cancel()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the body is cancelled because the watch stops."""
+        return self._watch.is_stopping and not self._is_shielded
+
+    def cancel_if_stopping(self) -> None:
+        """Cancel the body if nobody wants it any more."""
+        if self.is_stopping:
+            self._scope.cancel()
 
     def _start(self) -> None:
         self._since = self._watch.started()
