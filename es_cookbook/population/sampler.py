@@ -1,11 +1,11 @@
 """Who runs what, when: every genome attempts every problem, concurrently, on one engine or many.
 
-The population is cut into blocks that engines can host, as many as there are engines at least. A
-block is a task that borrows whichever engine is free, makes its genomes resident, runs their
-rollouts and gives the engine back. All rollouts are tasks of their own, so slow graders, judges and
-long answers do not hold anybody up, and engines always have something to batch. A group (one
-problem, all genomes) is scored and closed as soon as its last rollout ends, and closed also when
-the run is cancelled.
+Whichever engine is free takes a block of the genomes that nobody has taken yet, as many as it can
+finish by the time at which all engines could end (`blocks`). A block is a task that has borrowed
+the engine, makes its genomes resident, runs their rollouts and gives the engine back. All rollouts
+are tasks of their own, so slow graders, judges and long answers do not hold anybody up, and engines
+always have something to batch. A group (one problem, all genomes) is scored and closed as soon as
+its last rollout ends, and closed also when the run is cancelled.
 
 The one idea is common random numbers: the sampling seed is a function of (run seed, generation,
 problem, attempt, turn) and not of the genome, so that genomes differ by what they are and not by
@@ -24,17 +24,18 @@ anyway. And blocks of a population that plays itself: genomes that are asked for
 import asyncio
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
+from anyio.abc import TaskGroup
 
 from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
+from es_cookbook.population.blocks import Shares
 from es_cookbook.population.group import RolloutGroup, cause_of
 from es_cookbook.population.policy import Residents
 from es_cookbook.rl.rollouts import lost_rollouts
@@ -96,6 +97,7 @@ class PopulationSampler:
         self.seconds = Seconds()
         self.spans: Spans = NO_SPANS
         self._warned: set[str] = set()
+        self._shares = Shares()
 
     async def rollout(
         self,
@@ -111,34 +113,32 @@ class PopulationSampler:
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
-        num_genomes = len(genomes_G)
-        size = self._block_size(env_group_builders_P, num_genomes)
-        blocks = [
-            Residents(range(num_genomes)[first : first + size], genomes_G[first : first + size])
-            for first in range(0, num_genomes, size)
-        ]
+        asks_genomes = self._check_asking(env_group_builders_P, len(genomes_G))
+        sampling = self.sampling if self._sampling_at is None else self._sampling_at(generation)
+
+        async def run(state: _Running) -> None:
+            self._shares.begin(len(genomes_G))
+            async with anyio.create_task_group() as state.tasks:
+                state.tasks.start_soon(self._run_next_block, genomes_G, asks_genomes, state)
+
         return await self._run(
-            generation,
-            env_group_builders_P,
-            blocks,
-            self.sampling if self._sampling_at is None else self._sampling_at(generation),
-            self.attempts,
+            generation, env_group_builders_P, len(genomes_G), run, sampling, self.attempts
         )
 
-    def _block_size(self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int) -> int:
-        """How many genomes are resident together."""
+    def _check_asking(
+        self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int
+    ) -> bool:
+        """Whether group rewards ask genomes, which are then resident together."""
         capacity = self.engine.traits.capacity
         asking = [builder for builder in env_group_builders_P if builder.asks_genomes]
-        if not asking:
-            return min(capacity, math.ceil(num_genomes / self.engine.num_engines))
-        if num_genomes > capacity:
+        if asking and num_genomes > capacity:
             raise ConfigError(
                 f"group rewards of {type(asking[0]).__qualname__} ask genomes, so all "
                 f"{num_genomes} have to be resident on one engine, which hosts {capacity}: lower "
                 "optimizer.population_size, or raise engine.memory_gib of torch or "
                 "engine.max_genomes of vllm"
             )
-        return num_genomes
+        return bool(asking)
 
     async def rollout_centre(
         self,
@@ -156,15 +156,18 @@ class PopulationSampler:
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
-        return await self._run(
-            generation, env_group_builders_P, [Residents(range(1))], sampling, attempts
-        )
+
+        async def run(state: _Running) -> None:
+            await _run_attempts(Residents(range(1)), state)
+
+        return await self._run(generation, env_group_builders_P, 1, run, sampling, attempts)
 
     async def _run(
         self,
         generation: int | None,
         env_group_builders_P: Sequence[EnvGroupBuilder],
-        blocks: Sequence[Residents],
+        num_genomes: int,
+        run: "Callable[[_Running], Awaitable[None]]",
         sampling: SamplingParams,
         num_attempts: int,
     ) -> list[TrajectoryGroup]:
@@ -179,7 +182,6 @@ class PopulationSampler:
             turn_timeout=self.turn_timeout,
             spans=self.spans,
         )
-        num_genomes = blocks[-1].range_G.stop
         groups_P = [
             RolloutGroup(
                 builder,
@@ -196,9 +198,7 @@ class PopulationSampler:
         try:
             with watch:
                 try:
-                    async with anyio.create_task_group() as running:
-                        for block in blocks:
-                            running.start_soon(self._run_block, block, groups_P, watch, load_time)
+                    await run(_Running(groups_P, watch, load_time))
                 finally:
                     with anyio.CancelScope(shield=True):
                         async with anyio.create_task_group() as closing:
@@ -214,26 +214,28 @@ class PopulationSampler:
         self._check_lost(what, trajectory_groups_P, len(groups_P) * num_genomes * num_attempts)
         return trajectory_groups_P
 
-    async def _run_block(
-        self,
-        block: Residents,
-        groups_P: Sequence[RolloutGroup],
-        watch: Watch,
-        load_time: "_LoadTime",
+    async def _run_next_block(
+        self, genomes_G: Sequence[Genome], together: bool, state: "_Running"
     ) -> None:
-        if block.genomes_G is None:
-            await _run_attempts(block, groups_P, watch)
-            return
+        """Wait for an engine, let it take genomes, and have the next ones wait meanwhile."""
         async with self.engine.lend() as host:
-            load_time.change(loading=1)
+            num_engines = 1 if together else self.engine.num_engines
+            capacity = self.engine.traits.capacity
+            taken = self._shares.take(host.label, num_engines, capacity)
+            if self._shares.num_left:
+                state.tasks.start_soon(self._run_next_block, genomes_G, together, state)
+            taken_G = genomes_G[taken.range_G.start : taken.range_G.stop]
+            block = Residents(taken.range_G, taken_G)
+            state.load_time.change(loading=1)
             with self.spans.span(host.label, "load"):
-                await host.load(block.genomes_G)
-            load_time.change(loading=-1, running=1)
+                await host.load(taken_G)
+            state.load_time.change(loading=-1, running=1)
             block.host = host
             with self.spans.span(host.label, "sample"):
-                await _run_attempts(block, groups_P, watch)
+                await _run_attempts(block, state)
             block.host = None
-            load_time.change(running=-1)
+            state.load_time.change(running=-1)
+            self._shares.end(taken)
 
     def _check_lost(
         self, what: str, groups_P: Sequence[TrajectoryGroup], num_rollouts: int
@@ -248,16 +250,14 @@ class PopulationSampler:
             )
 
 
-async def _run_attempts(
-    block: Residents, groups_P: Sequence[RolloutGroup], watch: Watch
-) -> None:
+async def _run_attempts(block: Residents, state: "_Running") -> None:
     """All of this block's attempts, and the scores of the groups that they complete.
 
     Plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
     """
     attempts = [
         asyncio.create_task(group.attempt(policy, i))
-        for group in groups_P
+        for group in state.groups_P
         for policy, i in group.policies(block)
     ]
     if not attempts:
@@ -266,12 +266,22 @@ async def _run_attempts(
         await asyncio.wait(attempts, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         if not all(task.done() for task in attempts):
-            watch.stop()
+            state.watch.stop()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(attempts)
     errors = [error for task in attempts if (error := task.exception()) is not None]
     if errors:
         raise BaseExceptionGroup("attempts that stop the run", errors)
+
+
+@dataclasses.dataclass(slots=True)
+class _Running:
+    """A generation that is being run; `tasks` wait for engines, one a block."""
+
+    groups_P: Sequence[RolloutGroup]
+    watch: Watch
+    load_time: "_LoadTime"
+    tasks: TaskGroup = dataclasses.field(init=False)
 
 
 class _LoadTime:
