@@ -8,6 +8,12 @@ the generation.
 Then the same sampler at scale: a million rollouts on 1,024 simulated engines, a genome each, that
 answer whatever has come in a few milliseconds later. All of it runs on one event loop, so this is
 what bounds the size of a pool; and its memory must not grow from one generation to the next.
+Seconds are the processor's, so that other programs count less.
+
+Last, how busy engines of unequal speed are: 8 and 64 of them, the quickest three times as quick as
+the slowest, each answering rollouts one after the other. Beside it, by arithmetic, what equal
+shares would give: everybody waits for the slowest. And the bytes of genomes that 64 engines are
+sent.
 
     python -m benchmarks.scheduler
 """
@@ -21,8 +27,9 @@ from collections.abc import Sequence
 
 import anyio
 
-from benchmarks.harness import interleaved, report, row
+from benchmarks.harness import Row, interleaved, report, row
 from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.wire import encode_genomes
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
@@ -77,6 +84,46 @@ class SimulatedEngine(FakeEngine):
             answer.set_result(ACTION)
 
 
+class RatedEngine(SimulatedEngine):
+    """Answers so many rollouts a second, one after the other.
+
+    Attributes:
+        busy: seconds in which it did.
+    """
+
+    def __init__(self, number: int, rate: float) -> None:
+        super().__init__()
+        self.number = number
+        self.rate = rate
+        self.busy = 0.0
+        self._asked_at = 0.0
+
+    @property
+    def label(self) -> str:
+        """Its own: engines are told apart by it."""
+        return f"engine {self.number}"
+
+    async def sample(self, request: SampleRequest) -> Action:
+        """Behind whatever was asked before."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            self._asked_at = loop.time()
+            loop.call_later(LATENCY, self._answer_all)
+        self._waiting.append(loop.create_future())
+        return await self._waiting[-1]
+
+    def _answer_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = int((loop.time() - self._asked_at) * self.rate)
+        answered, self._waiting = self._waiting[:due], self._waiting[due:]
+        self._asked_at += due / self.rate
+        self.busy += len(answered) / self.rate
+        for answer in answered:
+            answer.set_result(ACTION)
+        if self._waiting:
+            loop.call_later(LATENCY, self._answer_all)
+
+
 class InstantEnv(Env):
     async def initial_observation(self) -> Observation:
         return OBSERVATION
@@ -122,12 +169,53 @@ async def at_scale() -> tuple[list[float], float]:
     microseconds: list[float] = []
     peaks: list[float] = []
     for number in range(GENERATIONS):
-        began = time.perf_counter()
+        began = time.process_time()
         await generation(sampler, number, PROBLEMS_AT_SCALE, ENGINES)
-        took = time.perf_counter() - began
+        took = time.process_time() - began
         microseconds.append(took / (PROBLEMS_AT_SCALE * ENGINES) * 1e6)
         peaks.append(peak_megabytes())
     return microseconds, peaks[-1] - peaks[WARM_UP - 1]
+
+
+async def unequal(engines: int, genomes: int, slowest: float) -> list[tuple[float, float]]:
+    """Utilisation of engines and of this process's core, a generation each."""
+    rates = [slowest * (1 + 2 * e / (engines - 1)) for e in range(engines)]
+    hosts_E = [RatedEngine(e, rate) for e, rate in enumerate(rates)]
+    sampler = PopulationSampler(FakePool(hosts_E), sampling=SamplingParams())
+    found: list[tuple[float, float]] = []
+    for number in range(5):
+        busy = sum(host.busy for host in hosts_E)
+        began, began_cpu = time.perf_counter(), time.process_time()
+        await generation(sampler, number, 4, genomes)
+        took, cpu = time.perf_counter() - began, time.process_time() - began_cpu
+        found.append(((sum(h.busy for h in hosts_E) - busy) / took / engines, cpu / took))
+    return found
+
+
+def equal_shares(engines: int) -> float:
+    """Utilisation if each of such engines runs as many genomes: all wait for the slowest."""
+    return sum(1 / (1 + 2 * e / (engines - 1)) for e in range(engines)) / engines
+
+
+def unequal_rows() -> list[Row]:
+    """Engines of unequal speed, few and many."""
+    rows: list[Row] = []
+    for engines, genomes in ((8, 256), (64, 4096)):
+        found = anyio.run(unequal, engines, genomes, 20.0)
+        name = f"{engines} unequal engines, {genomes:,} genomes"
+        busy = [each for each, _ in found]
+        rows += [
+            row(f"{name}: busy, equal shares", [equal_shares(engines)], ""),
+            row(f"{name}: busy, first generation", busy[:1], ""),
+            row(f"{name}: busy, later", busy[1:], "", at_least=0.9),
+            row(f"{name}: driver's core", [cpu for _, cpu in found], "s/s"),
+        ]
+    genomes_G = [Genome((Term(seed, 1.0),)) for seed in range(4096)]
+    sent = sum(len(encode_genomes(genomes_G[e::64])) for e in range(64))
+    return [
+        *rows,
+        row("64 engines, 4,096 genomes: bytes of genomes", [sent / 4096], "bytes/genome"),
+    ]
 
 
 def peak_megabytes() -> float:
@@ -155,6 +243,7 @@ def main() -> None:
             row("scheduling, a rollout", overheads, "µs", at_most=100),
             row(f"{at}: all of a rollout", microseconds, "µs", at_most=100),
             row(f"{at}: growth of memory after {WARM_UP} generations", [growth], "MB", at_most=2),
+            *unequal_rows(),
         ],
     )
 

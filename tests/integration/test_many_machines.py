@@ -1,0 +1,157 @@
+"""A run over a Ray cluster of several nodes has the history of one engine, whatever befalls nodes.
+
+Nodes are raylets of Ray's own test cluster, all on this machine and on 127.0.0.1.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import chz
+import psutil
+import pytest
+
+from es_cookbook import train
+from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
+from es_cookbook.evolution.genome import Step
+from tests.ray_fakes import LightEngineBuilder
+from tests.tiny_run import TinyConfig
+
+# As the pool sets it for a Ray of its own, before Ray is imported: listen on 127.0.0.1 only.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("ray")]
+ROOT = Path(__file__).parents[2]
+BASE = ROOT / "tests/data/base"
+NODE: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
+QUICK_CHECKS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head without room for engines, and three nodes with room for one each."""
+    head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": QUICK_CHECKS}
+    made = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(3):
+            made.add_node(num_cpus=1, **NODE)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@chz.chz
+class PoolBuilder(RayPoolBuilder):
+    """Remembers its pool, which after its fourth step waits until it has three engines again."""
+
+    made: ClassVar[list[RayPool]] = []
+
+    async def __call__(self, **where: Any) -> RayPool:
+        pool = await super().__call__(**where)
+        self.made.append(pool)
+        apply, steps = pool.apply, list[Step]()
+
+        async def apply_and_wait(step: Step) -> int:
+            steps.append(step)
+            fingerprint = await apply(step)
+            while len(steps) == 4 and len(pool.members) < 3:
+                await asyncio.sleep(0.01)
+            return fingerprint
+
+        pool.apply = apply_and_wait
+        return pool
+
+
+async def history(log_path: Path, engine: EngineBuilder, num_generations: int = 6) -> bytes:
+    config = TinyConfig(
+        model_name=str(BASE),
+        log_path=str(log_path),
+        engine=engine,
+        num_generations=num_generations,
+        eval_every=0,
+        behavior_if_log_dir_exists="resume",
+    )
+    await train.main(config)
+    return (log_path / "history.jsonl").read_bytes()
+
+
+def run_and_lose_the_head(log_path: str, address: str, gcs: str) -> None:
+    """In a process of its own: Ray ends whoever has lost the head."""
+
+    async def run() -> None:
+        pool = PoolBuilder(num_engines=3, engine=LightEngineBuilder(), address=address)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(history, Path(log_path), pool, 100_000)
+            while _generations(Path(log_path)) < 3:
+                await asyncio.sleep(0.001)
+            os.kill(int(gcs), signal.SIGKILL)
+
+    asyncio.run(run())
+
+
+def _generations(log_path: Path) -> int:
+    recorded = log_path / "history.jsonl"
+    return recorded.read_bytes().count(b"\n") - 1 if recorded.exists() else 0
+
+
+async def test_a_run_over_nodes_that_die_and_join_is_the_run_on_one_engine(
+    tmp_path: Path, cluster: Any
+) -> None:
+    """The last generations lack the head, and one engine goes on."""
+    alone = await history(tmp_path / "alone", LightEngineBuilder())
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    raylets = {node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes}
+
+    async def kill_a_node() -> None:
+        """In the middle of the third generation; another joins in its place."""
+        while _generations(tmp_path / "many") != 2:
+            await asyncio.sleep(0.001)
+        members = PoolBuilder.made[-1].members
+        where = [psutil.Process(member.built.pid).ppid() for member in members]
+        assert sorted(where) == sorted(raylets), "an engine on each node"
+        while not members[1].mailbox.num_unanswered:
+            await asyncio.sleep(0.0001)
+        os.kill(members[1].built.pid, signal.SIGKILL)
+        cluster.remove_node(raylets[where[1]], allow_graceful=False)
+        while len(members) == 3:
+            await asyncio.sleep(0.01)
+        cluster.add_node(num_cpus=1, **NODE)
+
+    spread = {"strategy": "STRICT_SPREAD", "max_restarts": 0}
+    pool = PoolBuilder(num_engines=3, engine=LightEngineBuilder(), **spread)
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill_a_node)
+            assert await history(tmp_path / "many", pool) == alone
+    ray.shutdown()
+
+    gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    what = f"from {__name__} import *; run_and_lose_the_head(*sys.argv[1:])"
+    arguments = [str(tmp_path / "lost"), cluster.address, str(gcs)]
+    environment = os.environ | {"RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; {what}", *arguments],
+        cwd=ROOT,
+        env=environment,
+        timeout=90,
+        capture_output=True,
+    )
+    assert ended.returncode != 0
+    recorded = _generations(tmp_path / "lost")
+    assert recorded >= 3
+    longer = await history(tmp_path / "longer", LightEngineBuilder(), recorded + 3)
+    assert await history(tmp_path / "lost", LightEngineBuilder(), recorded + 3) == longer
