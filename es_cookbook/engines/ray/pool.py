@@ -12,8 +12,8 @@ back the others go on with its block; after the next step the pool tries again t
 Engines may join a running pool: a new one starts in the background, takes the steps that were made
 meanwhile, and is let in when its fingerprint is that of the others.
 
-Left out: moving a running block to an engine that joins. It takes part in what nobody has begun, and
-has a share of the population from the next generation on.
+Left out: moving a running block to an engine that joins. It takes part in what nobody has begun,
+and has a share of the population from the next generation on.
 """
 
 import asyncio
