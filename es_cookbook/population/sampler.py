@@ -37,7 +37,7 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.population.blocks import Shares
 from es_cookbook.population.group import RolloutGroup, cause_of
-from es_cookbook.population.policy import Residents
+from es_cookbook.population.policy import EnginePolicy, Residents
 from es_cookbook.rl.rollouts import lost_rollouts
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import EnvGroupBuilder, SamplingParams, TrajectoryGroup
@@ -255,21 +255,31 @@ async def _run_attempts(block: Residents, state: "_Running") -> None:
 
     Plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
     """
+
+    async def attempt(group: RolloutGroup, policy: EnginePolicy, i: int) -> None:
+        try:
+            await group.attempt(policy, i)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # Kept here: asyncio would report one that a task ends with.
+            errors.append(error)
+            state.watch.stop()
+
+    errors: list[BaseException] = []
     attempts = [
-        asyncio.create_task(group.attempt(policy, i))
+        asyncio.create_task(attempt(group, policy, i))
         for group in state.groups_P
         for policy, i in group.policies(block)
     ]
     if not attempts:
         return
     try:
-        await asyncio.wait(attempts, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        if not all(task.done() for task in attempts):
-            state.watch.stop()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait(attempts)
-    errors = [error for task in attempts if (error := task.exception()) is not None]
+        await asyncio.wait(attempts)
+    except asyncio.CancelledError:
+        state.watch.stop()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait(attempts)
+        raise
     if errors:
         raise BaseExceptionGroup("attempts that stop the run", errors)
 

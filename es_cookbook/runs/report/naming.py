@@ -20,7 +20,9 @@ _CLASS = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_][\w.]*)")
 _TASKS = ("dataset.taskset", "dataset.game", "dataset.source")
 """Fields of data sets that are no recipe's, and name what they hold."""
 _KEPT_OR_SHOWN = ("log_path", "behavior_if_log_dir_exists", "trackers", "hub", "profile")
-_MEASURES = dict(zip(MEASURES, ("correct", "reward", "training reward"), strict=True))
+_MEASURES: dict[str, str] = dict(
+    zip(MEASURES, ("correct", "reward", "training reward"), strict=True)
+)
 """Metrics by which runs are told apart, the first that was measured -> what it is called."""
 
 

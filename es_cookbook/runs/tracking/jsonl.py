@@ -242,7 +242,7 @@ def summary(path: Path, elapsed: Elapsed, key: str = CORRECT) -> str:
     """
     rows = read_metrics(path)
     measured = dict.fromkeys(name for row in rows for name in row)
-    main = [name for name in (key, *MEASURES) if name in measured][:1]
+    main = [name for name in (key, *MEASURES[1:]) if name in measured][:1]
     if not main:
         return "nothing was measured"
     ks = [int(k) for name in measured if (k := name.removeprefix(PASS_AT)).isdecimal()]
