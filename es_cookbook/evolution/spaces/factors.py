@@ -50,7 +50,12 @@ class LowRankTerms:
 
     def scale(self, coefficient: float) -> np.float32:
         """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
-        return np.float32(coefficient / math.sqrt(self.rank))
+        return self.scales([coefficient])[0]
+
+    def scales(self, coefficients_S: Sequence[float]) -> NDArray[np.float32]:
+        """`scale` of many."""
+        scaled_S = np.array(coefficients_S, np.float64) / math.sqrt(self.rank)
+        return scaled_S.astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import (
-    PIECE,
     AddTerms,
     ParameterInfo,
     SearchSpace,
@@ -91,11 +90,11 @@ class LowRankSpace(SearchSpace):
         array = as_array(weight)
         part = part or Part.whole(self.shapes[name])
         own = self.shares.of(name, terms)
-        scale = self.low_rank.scale
-        present = [(s, term.seed) for term in own if (s := scale(term.coefficient)) != 0]
+        scales_S = self.low_rank.scales([term.coefficient for term in own])
+        present = np.flatnonzero(scales_S)
         for i in range(0, len(present), _TERMS_AT_ONCE):
-            scales_S, seeds_S = zip(*present[i : i + _TERMS_AT_ONCE], strict=True)
-            self._add_updates(name, array, np.array(scales_S), seeds_S, part)
+            some = present[i : i + _TERMS_AT_ONCE]
+            self._add_updates(name, array, scales_S[some], [own[s].seed for s in some], part)
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
@@ -117,24 +116,11 @@ class LowRankSpace(SearchSpace):
         seeds_S: Sequence[int],
         part: Part,
     ) -> None:
-        import torch
+        from es_cookbook.evolution.spaces.rank_one import add_outer_products_
 
         a_S, b_S = self.low_rank.factors_S(name, self.shapes[name], seeds_S)
         # One rank-1 update after the other: (updates, rows) and (updates, columns).
         columns = np.multiply(a_S.swapaxes(1, 2), scales_S[:, None, None])
         columns = columns.reshape(-1, a_S.shape[1])[:, slice(*part.rows)]
         rows = b_S.swapaxes(1, 2).reshape(-1, b_S.shape[1])[:, slice(*part.columns)]
-        all_columns = torch.from_numpy(columns)[:, :, None]
-        all_rows = torch.from_numpy(rows)[:, None, :].unbind()
-        height = max(1, PIECE // array.shape[1])
-        buffer = np.empty((min(height, array.shape[0]), array.shape[1]), np.float32)
-        for top in range(0, array.shape[0], height):
-            piece = array[top : top + height]
-            product = buffer[: len(piece)]
-            # torch's outer product is three times as fast as NumPy's, and has the same bits; of
-            # the sums NumPy's are the faster ones.
-            as_tensor = torch.from_numpy(product)
-            of_piece = all_columns[:, top : top + height].unbind()
-            for column, row in zip(of_piece, all_rows, strict=True):
-                torch.mul(column, row, out=as_tensor)
-                np.add(piece, product, out=piece)
+        add_outer_products_(array, columns, np.ascontiguousarray(rows))
