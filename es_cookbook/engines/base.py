@@ -147,16 +147,27 @@ class Engine(Host):
         return 1
 
     @asynccontextmanager
-    async def lend(self) -> AsyncGenerator[Host]:
+    async def lend(self, centre: int | None = None) -> AsyncGenerator[Host]:
         """Borrow a host for a block of genomes, when one is free; nobody else loads it meanwhile.
 
         A single engine is its own host, for one block after the other.
 
+        Args:
+            centre: the host has taken so many of the steps that the engine was given, from the base
+                on; None: all.
+
         Raises:
             EngineError: There is no engine left.
         """
+        del centre  # A single engine moves between blocks alone, so it is where they want it.
         async with self._turn:
             yield self
+
+    @asynccontextmanager
+    async def free(self) -> AsyncGenerator[None]:
+        """Inside, the engine, or at least one of a pool, runs no block, and can take a step."""
+        async with self._turn:
+            yield
 
     @functools.cached_property
     def _turn(self) -> anyio.Lock:
@@ -164,7 +175,10 @@ class Engine(Host):
 
     @abstractmethod
     async def apply(self, step: Step) -> int:
-        """Move the centre. Returns its fingerprint; no genome is resident afterwards."""
+        """Move the centre. Returns its fingerprint; no genome is resident afterwards.
+
+        Engines of a pool that run a block take the step before their next one.
+        """
 
     @abstractmethod
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:

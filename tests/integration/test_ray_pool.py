@@ -167,10 +167,11 @@ async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
     tmp_path: Path, fault: str
 ) -> None:
     engine = LightEngineBuilder(fault=fault, flag=str(tmp_path / "flag"))
-    async with light_pool(engine=engine, request_timeout=0.5) as pool, pool.lend() as host:
+    async with light_pool(engine=engine, request_timeout=0.5) as pool:
         await pool.apply(STEP)
-        await host.load(GENOMES)
-        assert await texts(host, requests(1)) == await expected([STEP], 1, GENOMES)
+        async with pool.lend() as host:
+            await host.load(GENOMES)
+            assert await texts(host, requests(1)) == await expected([STEP], 1, GENOMES)
         assert pool.stats()["restarted"] == 1
         fingerprint = await pool.apply(STEP)
         assert fingerprint == await LightEngine("", "").restore([STEP, STEP])

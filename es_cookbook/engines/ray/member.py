@@ -76,7 +76,7 @@ class Ledger:
     Attributes:
         steps: from the base to now, as bytes.
         snapshot: path of a centre on their way, for engines that can read it.
-        fingerprint: that they give; None while it is being found out.
+        fingerprints: that they give: after so many steps -> fingerprint, as far as it is known.
         recurring: reasons for failing, in this generation, that came again after a restart.
         counters: of what they did.
         spans: takes when each of them took a step.
@@ -84,7 +84,7 @@ class Ledger:
 
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
-    fingerprint: int | None = None
+    fingerprints: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     recurring: set[str] = dataclasses.field(default_factory=set[str])
     counters: Counters = dataclasses.field(default_factory=Counters)
     spans: Spans = NO_SPANS
@@ -121,6 +121,8 @@ class Member:
         self._restarts_left = settings.max_restarts
         self._reasons: set[str] = set()
         self._position = 0
+        self._until: int | None = None
+        """Steps that it is to have taken; None: all, of one that starts."""
         self._fingerprint = 0
         self._genomes: bytes | None = None
         self._lock = asyncio.Lock()
@@ -152,18 +154,26 @@ class Member:
             if self._broken is None:
                 await self._call("load", genomes)
 
-    async def catch_up(self) -> int:
+    async def catch_up(self, until: int | None = None) -> int:
         """Take the steps that the pool has and this engine has not. Returns the fingerprint.
+
+        Args:
+            until: be where the pool was after so many steps, also from beyond; None: all.
 
         Raises:
             EngineLostError: It is lost.
         """
+        self._until = len(self._ledger.steps) if until is None else until
+        if self._broken is None and self._position == self._wanted:
+            return self._fingerprint
         async with self._recovering():
             began = time.perf_counter()
             self._genomes = None
             self._restarts_left = self._settings.max_restarts
             self._reasons.clear()
-            while self._broken is None and self._position < len(self._ledger.steps):
+            if self._broken is None and self._position > self._wanted:
+                await self._restore()
+            while self._broken is None and self._position < self._wanted:
                 step = self._ledger.steps[self._position]
                 answer = await self._call("apply", step)
                 self._fingerprint = cast(int, answer)
@@ -171,20 +181,27 @@ class Member:
             self._ledger.spans.add(self.label, "apply", began, time.perf_counter())
         return self._fingerprint
 
-    async def restore(self, *, from_base: bool = False) -> int:
+    async def restore(self, until: int | None = None, *, from_base: bool = False) -> int:
         """Set the centre to the base moved by the pool's steps. Returns the fingerprint.
 
         Args:
+            until: the first so many; None: all.
             from_base: take no snapshot, which here may be another file than elsewhere.
 
         Raises:
             EngineLostError: It is lost.
         """
+        self._until = len(self._ledger.steps) if until is None else until
         async with self._recovering():
             self._genomes = None
             if self._broken is None:
                 await self._restore(from_base=from_base)
         return self._fingerprint
+
+    @property
+    def _wanted(self) -> int:
+        """Steps that it is to have taken."""
+        return len(self._ledger.steps) if self._until is None else self._until
 
     async def save(self, path: str) -> None:
         """Have the engine write its centre."""
@@ -300,7 +317,7 @@ class Member:
         if self._disagrees:
             await self._restore(from_base=True)
         if self._disagrees:
-            expected = cast(int, self._ledger.fingerprint)
+            expected = self._ledger.fingerprints[self._position]
             raise DisagreementError.of(self.number, self._fingerprint, expected)
         if self._genomes is not None:
             await self._call("load", self._genomes)
@@ -308,11 +325,11 @@ class Member:
 
     @property
     def _disagrees(self) -> bool:
-        is_there = self._position == len(self._ledger.steps)
-        return is_there and self._ledger.fingerprint not in (None, self._fingerprint)
+        expected = self._ledger.fingerprints.get(self._position)
+        return expected not in (None, self._fingerprint)
 
     async def _restore(self, *, from_base: bool = False) -> None:
-        steps = list(self._ledger.steps)
+        steps = self._ledger.steps[: self._wanted]
         snapshot = None if from_base else self._ledger.snapshot
         answer = await self._call("restore", b"".join(steps), snapshot)
         self._fingerprint = cast(int, answer)

@@ -3,14 +3,17 @@
     engine=ray engine.num_engines=8 engine.engine=vllm engine.engine.dtype=bfloat16
 
 Engines are kept in step by seeds, and an engine counts only while its centre is the pool's. A step
-goes to all of them at once; they answer with their centre's fingerprint, and one that differs from
-most is restored from the base and all steps. Blocks of genomes go to whichever engine is free; what
-is asked of the centre or the base goes to the one with the fewest requests. Engines that die, hang
-or fail are brought back (`member`), and what they were doing is done again, so that with engines
-whose answers do not depend on the batch the run is the same, bit for bit. If one cannot be brought
-back the others go on with its block; after the next step the pool tries again to fill its place.
-Engines may join a running pool: a new one starts in the background, takes the steps that were made
-meanwhile, and is let in when its fingerprint is that of the others.
+goes at once to all of them that are free; they answer with their centre's fingerprint, and one that
+differs from most is restored from the base and all steps. Those that still run a block, where
+generations overlap, take the step before their next one, and are compared with the others then.
+
+Blocks of genomes go to whichever engine is free; what is asked of the centre or the base goes to
+the one with the fewest requests. Engines that die, hang or fail are brought back (`member`), and
+what they were doing is done again, so that with engines whose answers do not depend on the batch
+the run is the same, bit for bit. If one cannot be brought back the others go on with its block;
+after the next step the pool tries again to fill its place. Engines may join a running pool: a new
+one starts in the background, takes the steps that were made meanwhile, and is let in when its
+fingerprint is that of the others.
 
 Left out: moving a running block to an engine that joins. It takes part in what nobody has begun,
 and has a share of the population from the next generation on.
@@ -276,14 +279,36 @@ class RayPool(_AskingHost, Engine):
 
     @override
     @asynccontextmanager
-    async def lend(self) -> AsyncGenerator[Host]:
+    async def lend(self, centre: int | None = None) -> AsyncGenerator[Host]:
         """Borrow an engine; if it is lost meanwhile, the block goes to another by itself."""
-        lent = _LentHost(self, await self.borrow())
+        lent = _LentHost(self, await self.borrow(), centre)
         try:
             yield lent
         finally:
-            if lent.member.lost is None:
-                self._free.put_nowait(lent.member)
+            self._give_back(lent.member)
+
+    def _give_back(self, member: Member) -> None:
+        if member.lost is None:
+            self._free.put_nowait(member)
+
+    async def _borrow_all(self) -> list[Member]:
+        """All engines that are free; waits for one.
+
+        Raises:
+            EngineError: None is left.
+        """
+        free = [await self.borrow()]
+        while not self._free.empty():
+            member = self._free.get_nowait()
+            if member is not None and member.lost is None:
+                free.append(member)
+        return free
+
+    @override
+    @asynccontextmanager
+    async def free(self) -> AsyncGenerator[None]:
+        """Engines that are not free do not matter: `apply` leaves them alone."""
+        yield
 
     async def borrow(self) -> Member:
         """The next engine that is free.
@@ -305,16 +330,33 @@ class RayPool(_AskingHost, Engine):
 
     @override
     async def apply(self, step: Step) -> int:
-        """On every engine, each of which tells `spans` of its own part.
+        """On every engine that is free, the first to become so if none is.
+
+        Each of them tells `spans` of its own part.
 
         Raises:
             DisagreementError: An engine differs from the others after it was restored, too.
             EngineError: No engine is left.
         """
-        async with self._moving:
-            self._ledger.steps.append(encode_step(step))
-            self._ledger.spans = self.spans
-            return await self._move(Member.catch_up)
+        free = await self._borrow_all()
+        try:
+            async with self._moving:
+                self._ledger.steps.append(encode_step(step))
+                self._ledger.spans = self.spans
+                return await self._move(Member.catch_up, free)
+        finally:
+            for member in free:
+                self._give_back(member)
+
+    async def bring(self, member: Member, centre: int) -> None:
+        """Bring an engine that is lent to where the pool was after so many steps.
+
+        Raises:
+            EngineLostError: It is lost.
+            DisagreementError: It is elsewhere then, after it was restored, too.
+        """
+        found = {member: await member.catch_up(centre)}
+        await self._agree(found, centre)
 
     @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
@@ -322,8 +364,9 @@ class RayPool(_AskingHost, Engine):
         plain = [encode_step(step) for step in steps]
         async with self._moving:
             self._ledger.steps = plain
+            self._ledger.fingerprints.clear()
             self._ledger.snapshot = None if snapshot is None else str(snapshot.absolute())
-            return await self._move(Member.restore)
+            return await self._move(Member.restore, self.members)
 
     @override
     async def save(self, path: Path) -> None:
@@ -390,7 +433,8 @@ class RayPool(_AskingHost, Engine):
         try:
             await _each(Member.start, members)
             async with self._moving:
-                await self._agree(await _each(Member.catch_up, members))
+                found = await _each(Member.catch_up, members)
+                await self._agree(found, len(self._ledger.steps))
                 for member in members:
                     if member.lost is not None:
                         raise member.lost
@@ -434,19 +478,24 @@ class RayPool(_AskingHost, Engine):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _move(self, move: Callable[[Member], Awaitable[int]]) -> int:
-        """Move all engines. Returns the fingerprint on which they agree."""
-        self._ledger.fingerprint = None
+    async def _move(
+        self, move: Callable[[Member], Awaitable[int]], members: Sequence[Member]
+    ) -> int:
+        """Move engines to the pool's newest centre. Returns the fingerprint on which they agree."""
+        position = len(self._ledger.steps)
         self._ledger.recurring.clear()
-        await self._agree(await _each(move, list(self.members)))
-        if self._ledger.fingerprint is None:
+        fingerprint = await self._agree(await _each(move, list(members)), position)
+        if fingerprint is None:
             raise self._none_left()
         self._fill_up()
-        return self._ledger.fingerprint
+        return fingerprint
 
-    async def _agree(self, found: dict[Member, int]) -> None:
-        """Restore engines that differ from the others; all have one fingerprint afterwards."""
-        expected = self._ledger.fingerprint
+    async def _agree(self, found: dict[Member, int], position: int) -> int | None:
+        """Restore engines that differ from the others; all have one fingerprint afterwards.
+
+        It is returned; None where no engine is left to have one.
+        """
+        expected = self._ledger.fingerprints.get(position)
         if expected is None:
             for fingerprint, votes in Counter(found.values()).most_common(1):
                 expected = fingerprint if 2 * votes > len(found) else None
@@ -459,12 +508,14 @@ class RayPool(_AskingHost, Engine):
                 )
                 del found[member]
                 with suppress(EngineLostError):
-                    found[member] = await member.restore(from_base=True)
+                    found[member] = await member.restore(position, from_base=True)
         for member, fingerprint in found.items():
             expected = fingerprint if expected is None else expected
             if fingerprint != expected:
                 raise DisagreementError.of(member.number, fingerprint, expected)
-        self._ledger.fingerprint = expected
+        if expected is not None:
+            self._ledger.fingerprints[position] = expected
+        return expected
 
     def _lose(self, member: Member) -> None:
         """Told by an engine that is lost."""
@@ -487,11 +538,15 @@ class RayPool(_AskingHost, Engine):
 
 
 class _LentHost(_AskingHost):
-    """An engine that a block has borrowed; if it is lost, the block goes to another."""
+    """An engine that a block has borrowed; if it is lost, the block goes to another.
 
-    def __init__(self, pool: RayPool, member: Member) -> None:
+    `centre` is where the block's genomes stand: after so many steps, or after all if None.
+    """
+
+    def __init__(self, pool: RayPool, member: Member, centre: int | None) -> None:
         self.member = member
         self._pool = pool
+        self._centre = centre
         self._genomes = b""
         self._going = anyio.Lock()
 
@@ -503,8 +558,7 @@ class _LentHost(_AskingHost):
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         self._genomes = encode_genomes(genomes_G)
-        with suppress(EngineLostError):
-            await self.member.load(self._genomes)
+        await self._settle()
         await self._go_on()
 
     @override
@@ -520,8 +574,14 @@ class _LentHost(_AskingHost):
         async with self._going:
             while isinstance(self.member.lost, EngineLostError):
                 self.member = await self._pool.borrow()
-                with suppress(EngineLostError):
-                    await self.member.load(self._genomes)
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """Load the genomes on the engine, around their centre, unless it is lost."""
+        with suppress(EngineLostError):
+            if self._centre is not None:
+                await self._pool.bring(self.member, self._centre)
+            await self.member.load(self._genomes)
 
 
 async def _each(

@@ -67,6 +67,8 @@ class Record:
         scores_P_G: finite or NaN, "rewards" in the file; None unless the optimizer needs them again
             to go on (`Optimizer.records_scores`).
         results_P: of the batch's problems; empty unless the dataset needs them (`RLDataset.tell`).
+        centre: the genomes stood around the centre after so many generations; None for this one's
+            own, after `generation` of them.
     """
 
     generation: int
@@ -75,6 +77,7 @@ class Record:
     fingerprint: int
     scores_P_G: tuple[tuple[float, ...], ...] | None = None
     results_P: tuple[ProblemResult, ...] = ()
+    centre: int | None = None
 
     def __post_init__(self) -> None:
         if any(math.isinf(fitness) for fitness in self.fitness_G):
@@ -91,6 +94,8 @@ class Record:
             raise ValueError(f"results must be finite or NaN, found {self.results_P}")
         if self.generation < 0:
             raise ValueError(f"generation must be 0 or more, found {self.generation}")
+        if self.centre is not None and not 0 <= self.centre <= self.generation:
+            raise ValueError(f"centre must be 0 to {self.generation}, found {self.centre}")
         if not 0 <= self.fingerprint < 2**64:
             raise ValueError(f"a fingerprint is a 64-bit integer, found {self.fingerprint}")
 
@@ -143,6 +148,8 @@ def _plain_record(record: Record) -> dict[str, object]:
         "coefficients": [float(term.coefficient) for term in record.step.terms],
         "fitness": _numbers_or_null(record.fitness_G),
     }
+    if record.centre is not None:
+        plain["centre"] = record.centre
     if rule is not None:
         plain["rule"] = rule_to_plain(rule)
     if record.scores_P_G is not None:
@@ -203,6 +210,7 @@ def _record(found: Mapping[str, Any]) -> Record:
             ProblemResult(problem, *_numbers_or_nan(numbers))
             for problem, numbers in zip(problems_P, results_P, strict=True)
         ),
+        centre=found.get("centre"),
     )
 
 
@@ -243,6 +251,7 @@ _RECORD: _Schema = {
     "fitness": (_all(_or_null(_is(float))), "a list of floats and nulls"),
 }
 _OPTIONAL: _Schema = {
+    "centre": (_is_count, "an integer from 0 on"),
     "rule": (_is(dict), "an object"),
     "rewards": (_all(_all(_or_null(_is(float)))), "a list of lists of floats and nulls"),
     "problems": (_are_hex, "hexadecimal numbers with spaces between them"),

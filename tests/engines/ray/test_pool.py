@@ -126,11 +126,11 @@ async def test_requests_wait_while_the_engine_is_being_changed_and_changes_for_r
         await host.load(GENOMES)
         before = asyncio.create_task(texts(host, asked(1)))
         await asyncio.sleep(0)
-        applying = asyncio.create_task(pool.apply(STEPS[0]))
+        moving = asyncio.create_task(pool.restore(STEPS[:1]))
         await asyncio.sleep(0)
         after = asyncio.create_task(texts(pool, asked("centre")))
         assert await before == await expected([], 1)
-        await applying
+        await moving
         assert await after == await expected(STEPS[:1], "centre")
 
 
@@ -224,11 +224,93 @@ async def test_a_restarted_engine_that_is_not_where_the_others_are_stops_the_run
         return engine
 
     cluster = NearCluster()
-    async with near_pool(cluster, engines=2, builder=build) as pool, pool.lend() as host:
+    async with near_pool(cluster, engines=2, builder=build) as pool:
+        await pool.apply(STEPS[0])
+        async with pool.lend() as host:
+            cluster.dies_in = ["fetch"]
+            with pytest.raises(DisagreementError, match="need the same model files"):
+                await texts(host, asked("centre"))
+
+
+# Engines that are not all at the same step.
+
+
+async def test_a_step_goes_to_engines_that_are_free_and_to_others_before_their_next_block() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster, engines=2) as pool:
+        async with pool.lend(0) as busy:
+            await busy.load(GENOMES)
+            right = await LightEngine("", "").restore(STEPS[:1])
+            assert await pool.apply(STEPS[0]) == right
+            assert cluster.calls.count("apply") == 1
+            assert await texts(busy, asked(2)) == await expected([], 2)
+            assert await texts(busy, asked("centre")) == await expected([], "centre")
+            async with pool.lend(1) as other:
+                await other.load(GENOMES)
+                assert await texts(other, asked(2)) == await expected(STEPS[:1], 2)
+        async with pool.lend(1) as first, pool.lend(1) as second:
+            for host in (first, second):
+                await host.load(GENOMES)
+                assert await texts(host, asked(1)) == await expected(STEPS[:1], 1)
+        assert cluster.calls.count("apply") == 2
+
+
+async def test_a_step_waits_for_an_engine_that_is_free() -> None:
+    async with near_pool(NearCluster()) as pool:
+        async with pool.lend() as host:
+            await host.load(GENOMES)
+            moving = asyncio.create_task(pool.apply(STEPS[0]))
+            await asyncio.sleep(0.01)
+            assert await texts(host, asked(2)) == await expected([], 2)
+            assert not moving.done()
+        assert await moving == await LightEngine("", "").restore(STEPS[:1])
+
+
+async def test_a_block_that_loses_its_engine_goes_back_with_another_to_its_own_centre() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster, engines=2, max_restarts=0) as pool:
+        async with pool.lend(0) as behind:
+            await behind.load(GENOMES)
+            await pool.apply(STEPS[0])
+            cluster.dies_in = ["fetch"]
+            assert await texts(behind, asked(3)) == await expected([], 3)
+        async with pool.lend(1) as host:
+            await host.load(GENOMES)
+            assert await texts(host, asked(3)) == await expected(STEPS[:1], 3)
+
+
+async def test_an_engine_that_restarts_behind_the_others_is_restored_to_where_it_was() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster, engines=2) as pool, pool.lend(0) as behind:
+        await behind.load(GENOMES)
         await pool.apply(STEPS[0])
         cluster.dies_in = ["fetch"]
-        with pytest.raises(DisagreementError, match="need the same model files"):
-            await texts(host, asked("centre"))
+        assert await texts(behind, asked(3)) == await expected([], 3)
+        assert pool.stats()["restarted"] == 1
+
+
+@pytest.mark.parametrize("fault", ["drift", "drifts on"])
+async def test_an_engine_that_takes_a_step_later_and_drifts_is_restored_or_stops_the_run(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def build(**_: Any) -> LightEngine:
+        built.append(LightEngine("" if built else fault, str(tmp_path / "flag")))
+        return built[-1]
+
+    built: list[LightEngine] = []
+    async with near_pool(NearCluster(), engines=2, builder=build) as pool:
+        async with pool.lend(0) as behind:
+            await behind.load(GENOMES)
+            await pool.apply(STEPS[0])
+        assert "restored" not in caplog.text
+        async with pool.lend(1), pool.lend(1) as late:
+            if fault == "drifts on":
+                with pytest.raises(DisagreementError, match="need the same model files"):
+                    await late.load(GENOMES)
+                return
+            await late.load(GENOMES)
+            assert "the others" in caplog.text
+            assert await texts(late, asked(1)) == await expected(STEPS[:1], 1)
 
 
 async def test_a_snapshot_goes_to_every_engine_and_to_those_that_come_later(
