@@ -25,7 +25,7 @@ from es_cookbook.checkpoints.models import (
 )
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import QuantisedParameters
-from es_cookbook.checkpoints.snapshots import Snapshot
+from es_cookbook.checkpoints.snapshots import Snapshot, read_snapshot
 from es_cookbook.common.configs import load_fields
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import HistoryError
@@ -35,7 +35,12 @@ from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.runs.directory import CONFIG, HISTORY, check_is_run
 from es_cookbook.runs.history.format import Header
-from es_cookbook.runs.history.store import check_fingerprint, check_same_base, read_beginning
+from es_cookbook.runs.history.store import (
+    Place,
+    check_fingerprint,
+    check_same_base,
+    read_beginning,
+)
 from es_cookbook.runs.opening import refuse_lost_history
 from es_cookbook.runs.snapshots import latest_snapshot
 
@@ -64,9 +69,11 @@ class Replay:
         base: what the centre starts from, read when it is asked for.
         dtype: in which the engine held the base, and sampled.
         generation: the centre is wanted after so many; 0 is the base.
-        steps: of those generations.
+        taken: so many of them are in the snapshot, and their steps are left out.
+        steps: of the others.
         fingerprint: recorded for that centre; None for the base.
         snapshot: of a centre on the way, if there is one.
+        end: where these generations end in the history.
     """
 
     config: RunConfig
@@ -81,6 +88,29 @@ class Replay:
     steps: Sequence[Step]
     fingerprint: int | None
     snapshot: Snapshot | None
+    end: Place
+    taken: int = 0
+
+    def begun_at(self, snapshot: Path) -> "Replay":
+        """The same from this snapshot of its centre, whose steps are forgotten."""
+        return dataclasses.replace(
+            self, snapshot=read_snapshot(snapshot), taken=self.generation, steps=()
+        )
+
+    def later(self, generation: int) -> "Replay":
+        """The same for a later generation; of the history only what is new is read.
+
+        Raises:
+            HistoryError: The history is damaged, or does not go so far.
+        """
+        new = read_beginning(self.history, generation, self.end)
+        return dataclasses.replace(
+            self,
+            generation=generation,
+            steps=[*self.steps, *(record.step for record in new.records)],
+            fingerprint=new.records[-1].fingerprint if new.records else self.fingerprint,
+            end=new.end,
+        )
 
     def check_base(self) -> BaseIdentity:
         """Compare the base with the one that the run began with; reads all of it. Returns it.
@@ -109,7 +139,7 @@ class Replay:
             HistoryError: The fingerprint is not the recorded one.
         """
         done = 0 if self.snapshot is None else self.snapshot.generation
-        steps = merge_steps(self.steps[done:])
+        steps = merge_steps(self.steps[done - self.taken :])
         start = None if self.snapshot is None else self.snapshot.tensors
 
         def rebuild(name: str) -> tuple[str, torch.Tensor, int]:
@@ -182,6 +212,7 @@ def open_replay(
         steps=[record.step for record in records],
         fingerprint=records[-1].fingerprint if records else None,
         snapshot=latest_snapshot(log_path, [record.fingerprint for record in records], header),
+        end=beginning.end,
     )
 
 

@@ -67,8 +67,8 @@ def write_snapshot(
     fingerprint: int,
     shapes: Iterable[tuple[str, tuple[int, ...]]],
     tensors: Iterable[tuple[str, torch.Tensor]],
-) -> None:
-    """Write one, tensor by tensor, beside its final name, and rename it.
+) -> Path:
+    """Write one, tensor by tensor, beside its final name, and rename it. Returns where it is.
 
     `tensors` are all that `shapes` names, in any order; one that raises leaves nothing behind.
 
@@ -88,6 +88,7 @@ def write_snapshot(
         fsync(beside)
         beside.replace(path)
         fsync(path.parent)
+        return path
     except OSError as error:
         if isinstance(error, RunDirectoryError):
             raise

@@ -53,12 +53,34 @@ def read_header(path: Path) -> Header | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A place between two lines of a history file: what is before it, which need not be read again.
+
+    `version` is the format's, 0 where no line is before it.
+    """
+
+    num_bytes: int = 0
+    lines: int = 0
+    generations: int = 0
+    version: int = 0
+
+    def after(self, line_bytes: int, entry: Header | Record, version: int) -> "Place":
+        """The place behind the next line."""
+        generations = self.generations + isinstance(entry, Record)
+        return Place(self.num_bytes + line_bytes, self.lines + 1, generations, version)
+
+
+_START = Place()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Beginning:
-    """The first generations of a history, in lines of one format version."""
+    """The first generations of a history, in lines of one format version, and where they end."""
 
     header: Header | None
     records: tuple[Record, ...]
     version: int
+    end: Place = _START
 
     def encode(self) -> Iterator[bytes]:
         """The lines of a history that holds this and no more."""
@@ -66,32 +88,36 @@ class Beginning:
         return (encode(entry, self.version) for entry in entries)
 
 
-def read_beginning(path: Path, generation: int | None) -> Beginning:
+def read_beginning(path: Path, generation: int | None, start: Place = _START) -> Beginning:
     """The first `generation` generations, all of them if None; damage behind them is no matter.
+
+    From a later `start` on, just those that come after it, without the header.
 
     Raises:
         HistoryError: Fewer are recorded (says how many), or as `read_history`.
     """
     header: Header | None = None
     records: list[Record] = []
-    version = FORMAT_VERSION
-    for found, entry, _ in _read(path):
-        version = found
+    end = start
+    for version, entry, line_bytes in _read(path, start):
         if isinstance(entry, Header):
             header = entry
-        elif len(records) != generation:
+        elif end.generations != generation:
             records.append(entry)
-        if len(records) == generation:
+        else:
             break
-    if generation is not None and len(records) != generation:
+        end = end.after(line_bytes, entry, version)
+        if end.generations == generation:
+            break
+    if generation is not None and end.generations != generation:
         raise HistoryError(
-            f"generation must be 0 to {len(records)}, since {path} holds as many generations; "
+            f"generation must be 0 to {end.generations}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return Beginning(header, tuple(records), version)
+    return Beginning(header, tuple(records), end.version or FORMAT_VERSION, end)
 
 
-def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
+def _read(path: Path, start: Place = _START) -> Iterator[tuple[int, Header | Record, int]]:
     """Each line's format version, what it holds, and its length in bytes."""
     if not path.exists():
         return
@@ -101,9 +127,9 @@ def _read(path: Path) -> Iterator[tuple[int, Header | Record, int]]:
         raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
     with opened as file:
         damage: str | None = None
-        first_version = 0
-        expected = 0
-        for number, line in enumerate(file, start=1):
+        first_version, expected = start.version, start.generations
+        file.seek(start.num_bytes)
+        for number, line in enumerate(file, start=start.lines + 1):
             if damage is not None:  # Only now is it known that the damaged line was not the last.
                 raise HistoryError(damage)
             try:

@@ -144,7 +144,10 @@ class ScreenTracker(Tracker):
         self._rollout_lines = rollout_lines
         self._pace = Pace(run, clock)
         self._generation = 0
-        self._rows = read_metrics(run.path / "metrics.jsonl")
+        self._courses: dict[str, _Course] = {}
+        self._last_two: list[Mapping[str, float]] = []
+        for metrics in read_metrics(run.path / "metrics.jsonl"):
+            self._take(metrics)
         self._numbers = self._draw_numbers()
         self._rollout: RenderableType = Text()
         self._live = Live(
@@ -155,7 +158,7 @@ class ScreenTracker(Tracker):
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         """Keep the numbers until the generation counts."""
         self._generation = generation
-        self._rows.append(dict(metrics))
+        self._take(dict(metrics))
 
     def recorded(self, generations: int) -> None:
         """Show them."""
@@ -211,30 +214,30 @@ class ScreenTracker(Tracker):
         )
         return Group(head, self._numbers, self._rollout)
 
+    def _take(self, metrics: Mapping[str, float]) -> None:
+        self._last_two = [*self._last_two[-1:], metrics]
+        for key, value in shown(metrics).items():
+            self._courses.setdefault(key, _Course()).add(value)
+
     def _draw_numbers(self) -> RenderableType:
-        if not self._rows:
+        if not self._last_two:
             return Text()
-        series: dict[str, list[float]] = {}
-        for row in self._rows:
-            for key, value in shown(row).items():
-                series.setdefault(key, []).append(value)
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
         table.add_column("")
         for column in ("first", "max", "now"):
             table.add_column(column, justify="right", no_wrap=True, min_width=5)
         table.add_column("trend")
-        for key, values in series.items():
+        for key, course in self._courses.items():
             held_out = key.startswith("test/")
-            finite = [value for value in values if math.isfinite(value)] or [math.nan]
             table.add_row(
                 Text(label(key), "bold" if held_out else "", no_wrap=True, overflow="ellipsis"),
-                number(finite[0]),
-                number(max(finite)),
-                Text(number(values[-1]), style="bold green" if held_out else "bold"),
-                _Trend(finite, "green" if held_out else "cyan"),
+                number(course.first),
+                number(course.largest),
+                Text(number(course.last), style="bold green" if held_out else "bold"),
+                _Trend(course.means, "green" if held_out else "cyan"),
             )
         latest: dict[str, float] = {}
-        for row in self._rows[-2:]:  # The last evaluation's line has no speed of its own.
+        for row in self._last_two:  # The last evaluation's line has no speed of its own.
             latest |= row
         facts = [f"{compact(latest[_SPEED])} tokens/s"] if _SPEED in latest else []
         if "progress/tokens" in latest:
@@ -337,6 +340,44 @@ def _rows(line: str, width: int) -> list[str]:
         rows[-1] += character
         free -= columns
     return rows
+
+
+class _Course:
+    """How a metric went, in as little memory after a million generations as after a hundred.
+
+    Attributes:
+        first: its first finite value, NaN while there is none; `largest`: of the finite ones.
+        last: its last value, finite or not.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.largest = self.last = math.nan
+        self._stretch = 1
+        """Values that a sum is of, at most; a power of two."""
+        self._sums: list[tuple[float, int]] = []
+
+    def add(self, value: float) -> None:
+        """Take the next value."""
+        self.last = value
+        if not math.isfinite(value):
+            return
+        if math.isnan(self.first):
+            self.first = self.largest = value
+        self.largest = max(self.largest, value)
+        if self._sums and self._sums[-1][1] < self._stretch:
+            total, count = self._sums[-1]
+            self._sums[-1] = total + value, count + 1
+            return
+        if len(self._sums) == 4 * _TREND:
+            pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
+            self._sums = [(a + b, m + n) for (a, m), (b, n) in pairs]
+            self._stretch *= 2
+        self._sums.append((value, 1))
+
+    @property
+    def means(self) -> list[float]:
+        """Means of its stretches, in order, of one length but for the last; NaN without any."""
+        return [total / count for total, count in self._sums] or [math.nan]
 
 
 class _Trend:

@@ -1,7 +1,8 @@
 """Snapshots while a run goes on, from its history alone, in a thread of their own.
 
-Nothing that a run does depends on them: one that cannot be written is a warning, and one that was
-not finished when the process died is missing.
+A snapshot begins at the one before it, and reads only what the history has gained since: in a long
+run it takes no longer than in a short one. Nothing that a run does depends on them: one that cannot
+be written is a warning, and one that was not finished when the process died is missing.
 """
 
 import logging
@@ -46,6 +47,8 @@ class SnapshotWriter(Tracker):
         self._latest = 0
         self._given_up = threading.Event()
         self._working: threading.Thread | None = None
+        self._done: Replay | None = None
+        """Of the last one that was written, from there on."""
         for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # by one that died
             left.unlink(missing_ok=True)
 
@@ -91,20 +94,25 @@ class SnapshotWriter(Tracker):
         from es_cookbook.runs.snapshots import write_snapshot
 
         try:
-            replay = open_replay(
-                self._log_path, generation, model_name=self._model_name, trust=self._trust
-            )
+            if self._done is not None:
+                replay = self._done.later(generation)
+            else:
+                replay = open_replay(
+                    self._log_path, generation, model_name=self._model_name, trust=self._trust
+                )
             assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
-            write_snapshot(
+            path = write_snapshot(
                 self._log_path,
                 generation,
                 replay.fingerprint,
                 replay.space.shapes.items(),
                 self._while_wanted(replay),
             )
+            self._done = replay.begun_at(path)
         except CancelledError:
             pass
         except ESCookbookError as error:
+            self._done = None
             _logger.warning("no snapshot of generation %d: %s", generation, error)
 
     def _while_wanted(self, replay: "Replay") -> "Generator[tuple[str, torch.Tensor]]":

@@ -1,7 +1,9 @@
 import io
+import math
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,32 @@ def test_the_screen_of_a_resumed_run_begins_with_what_was_measured_before(tmp_pa
         '{"progress/generation": 0, "test/env/all/correct": 0.123}\n'
     )
     assert "0.123" in screen(tmp_path, "")
+
+
+class Measured(float):
+    """A number that can be asked whether anybody still has it."""
+
+
+def test_the_screen_of_a_long_run_keeps_and_draws_no_more_than_that_of_a_short_one(
+    tmp_path: Path,
+) -> None:
+    sent = io.StringIO()
+    console = Console(file=sent, force_terminal=True, width=100, highlight=False)
+    tracker = ScreenTracker(RunInfo(tmp_path, "{}", 0, num_generations=1_000), 0, console, Clock())
+    measured: list[weakref.ref[Measured]] = []
+    for generation in range(1_000):
+        value = Measured(generation if generation != 500 else math.nan)
+        measured.append(weakref.ref(value))
+        tracker.log(generation, {"reward/mean": value, "time/sample": value})
+        del value
+    assert sum(value() is not None for value in measured) < 110
+    tracker.recorded(1_000)
+    tracker.close()
+    # First, largest, last; and a trend that rises all the way, on as many columns as ever.
+    (line,) = {line for line in sent.getvalue().splitlines() if "reward" in line}
+    assert all(number in line for number in ("0.000", "999.0"))
+    bars = [bar for bar in line if bar in "▁▂▃▄▅▆▇█"]
+    assert bars == sorted(bars) and (bars[0], bars[-1]) == ("▁", "█") and len(bars) == 24
 
 
 def test_a_model_cannot_paint_on_the_terminal(tmp_path: Path) -> None:
