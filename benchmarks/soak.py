@@ -1,0 +1,264 @@
+"""Soak: a run of 20,000 generations, and 100 runs one after the other, leave nothing behind.
+
+    python -m benchmarks.soak [GENERATIONS RUNS]
+
+Real parts throughout: the torch engine on a random model of a few thousand parameters, JSON lines,
+snapshots, and the live screen on a terminal that nobody looks at. A generation takes some
+milliseconds, so what a run adds to each of them shows.
+
+The run is a process of its own. It is sampled while it goes, half-way between two snapshots and
+after a garbage collection: resident memory, objects that Python's collector knows, threads, open
+file handles, child processes, files under the temporary directory, processor time. *Grown by* is
+the most of the last quarter less the most of the second one; the first quarter is for what is made
+once. The directory that it leaves is then read by the functions and commands that users have, and
+gone on with: `resume` is timed from calling `train.main` to the end of the next generation.
+
+The runs one after the other, each with a new engine, are a second process, sampled after each run.
+"""
+
+import asyncio
+import dataclasses
+import gc
+import io
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import chz
+import psutil
+from rich.console import Console
+from typing_extensions import override
+
+from benchmarks.harness import Row, call, report, row
+from es_cookbook import train
+from es_cookbook.runs.directory import HISTORY, METRICS
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.live import ScreenTracker
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+SNAPSHOT_EVERY = 1_500
+"""So that a resumed run of 20,000 has 500 steps to take after the last one."""
+SAMPLE_EVERY = 250
+RUN_GENERATIONS = 3
+MEGABYTE = 2**20
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """What a process holds at one moment; `at` counts generations, or runs."""
+
+    at: int
+    memory: int
+    objects: int
+    threads: int
+    handles: int
+    children: int
+    files: int
+    processor: float
+
+
+def sample(at: int) -> Sample:
+    """Look at this process, its temporary directory included."""
+    gc.collect()
+    process = psutil.Process()
+    return Sample(
+        at,
+        process.memory_info().rss,
+        len(gc.get_objects()),
+        process.num_threads(),
+        process.num_fds(),
+        len(process.children(recursive=True)),
+        sum(len(files) for _, _, files in os.walk(tempfile.gettempdir())),
+        time.process_time(),
+    )
+
+
+class _Nowhere(io.StringIO):
+    """Keeps nothing of what is written."""
+
+    @override
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+class _Sampler(Tracker):
+    """Writes a sample every so many generations, half-way between."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        self._path, self._every = path, every
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def recorded(self, generations: int) -> None:
+        if generations % self._every == self._every // 2:
+            with self._path.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(sample(generations))) + "\n")
+
+    def close(self) -> None:
+        pass
+
+
+@chz.chz
+class SampledTrackersBuilder(TrackerBuilder):
+    """Builds JSONL files, the live screen on a terminal that is thrown away, and the samples."""
+
+    samples: str = chz.field(doc="file that samples are appended to")
+    every: int = chz.field(doc="generations between samples")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        """Open them all."""
+        screen = ScreenTracker(run, 6, Console(file=_Nowhere(), force_terminal=True, width=100))
+        return Trackers(
+            [JsonlTrackerBuilder()(run), screen, _Sampler(Path(self.samples), self.every)]
+        )
+
+
+def one_run(directory: Path, generations: int, snapshot_every: int, every: int) -> None:
+    """The long run, begun or gone on with, in this process."""
+    trackers = SampledTrackersBuilder(samples=str(directory / "samples.jsonl"), every=every)
+    config = TinyConfig(
+        model_name=str(directory / "model"),
+        log_path=str(directory / "run"),
+        num_generations=generations,
+        eval_every=generations // 10,
+        snapshot_every=snapshot_every,
+        trackers=trackers,
+        behavior_if_log_dir_exists="resume",
+    )
+    asyncio.run(train.main(config))
+
+
+def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
+    """So many short runs in this process, each with an engine of its own."""
+    samples: list[Sample] = []
+    for i in range(1, runs + 1):
+        config = TinyConfig(
+            model_name=str(directory / "model"),
+            log_path=str(directory / f"run {i}"),
+            num_generations=RUN_GENERATIONS,
+            eval_every=2,
+            snapshot_every=2,
+        )
+        asyncio.run(train.main(config))
+        samples.append(sample(i))
+    return samples
+
+
+def alone(directory: Path, function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
+    """Its result, and its seconds, in a fresh process with a temporary directory of its own.
+
+    What it prints is thrown away.
+    """
+    temporary = directory / "temporary"
+    temporary.mkdir(exist_ok=True)
+    with multiprocessing.get_context("spawn").Pool(
+        1, initializer=_prepare, initargs=(str(temporary),)
+    ) as pool:
+        return pool.apply(_timed, (function, *arguments))
+
+
+def _prepare(temporary: str) -> None:
+    tempfile.tempdir = os.environ["TMPDIR"] = temporary
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.stdout = _Nowhere()
+
+
+def _timed(function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
+    began = time.perf_counter()
+    found = function(*arguments)
+    return found, time.perf_counter() - began
+
+
+def grown(samples: Sequence[Sample], what: str) -> float:
+    """The most in the last quarter less the most in the second."""
+    quarter = max(1, len(samples) // 4)
+    values = [getattr(sample, what) for sample in samples]
+    return max(values[-quarter:]) - max(values[quarter : 2 * quarter])
+
+
+def growth_rows(name: str, samples: Sequence[Sample]) -> list[Row]:
+    """What a process that should be flat grew by."""
+
+    def grew(what: str, words: str, at_most: float) -> Row:
+        return row(f"{name}: {words} grown by", [grown(samples, what)], "", at_most=at_most)
+
+    megabytes = grown(samples, "memory") / MEGABYTE
+    return [
+        row(f"{name}: resident memory grown by", [megabytes], "MB", at_most=8),
+        row(f"{name}: resident memory at the end", [samples[-1].memory / MEGABYTE], "MB"),
+        grew("objects", "Python objects", 1_000),
+        grew("threads", "threads", 0),
+        grew("handles", "file handles", 0),
+        grew("children", "child processes", 0),
+        grew("files", "temporary files", 0),
+    ]
+
+
+def slower(samples: Sequence[Sample]) -> float:
+    """Processor time of a generation in the last quarter over that in the second."""
+    quarter = max(2, len(samples) // 4)
+
+    def rate(some: Sequence[Sample]) -> float:
+        return (some[-1].processor - some[0].processor) / (some[-1].at - some[0].at)
+
+    return rate(samples[-quarter:]) / rate(samples[quarter : 2 * quarter])
+
+
+def long_run_rows(directory: Path, generations: int) -> list[Row]:
+    """The long run, what it held, and what it left."""
+    every = min(SAMPLE_EVERY, max(2, generations // 20))
+    snapshot_every = min(SNAPSHOT_EVERY, generations // 4)
+    name = f"{generations:,} generations"
+    arguments = (snapshot_every, every)
+    _, seconds = alone(directory, one_run, directory, generations, *arguments)
+    lines = (directory / "samples.jsonl").read_text().splitlines()
+    samples = [Sample(**json.loads(line)) for line in lines]
+    run = directory / "run"
+    (_, resumed), readings = alone(directory, one_run, directory, generations + 1, *arguments), {}
+    for what, reading in {
+        "read_history": lambda: sum(1 for _ in read_history(run / HISTORY)),
+        "read_metrics": lambda: len(read_metrics(run / METRICS)),
+        "es-cookbook show": lambda: call("show", f"log_path={run}"),
+        "es-cookbook report": lambda: call(
+            "report", f"log_path={run}", f"output={directory / 'report.html'}"
+        ),
+    }.items():
+        _, readings[what] = _timed(reading)
+    return [
+        row(f"{name}: all of it", [seconds], "s"),
+        *growth_rows(name, samples),
+        row(f"{name}: processor time of a generation, end / beginning", [slower(samples)], "x"),
+        row(f"{name}: the history", [(run / HISTORY).stat().st_size / MEGABYTE], "MB"),
+        *(row(f"{name}: {what}", [took], "s") for what, took in readings.items()),
+        row(f"{name}: resume, to the end of the next one", [resumed], "s", at_most=5),
+    ]
+
+
+def many_runs_rows(directory: Path, runs: int) -> list[Row]:
+    """Runs one after the other."""
+    samples, seconds = alone(directory, runs_in_a_row, directory, runs)
+    name = f"{runs} runs in one process"
+    return [row(f"{name}: all of them", [seconds], "s"), *growth_rows(name, samples)]
+
+
+def main(generations: int = 20_000, runs: int = 100) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write_tiny_model(directory / "model")
+        rows = long_run_rows(directory, generations) + many_runs_rows(directory, runs)
+    report("soak", rows)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
