@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from es_cookbook.baselines.sft import likelihood, main
 from es_cookbook.baselines.sft_config import Evaluation, SFTConfig
 from es_cookbook.baselines.small_model import EOS_ID
 from es_cookbook.baselines.supervised import SupervisedRows
-from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, ModelError, RunDirectoryError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -25,6 +26,7 @@ from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL
 from es_cookbook.recipes.chat_warm_start import chat_tokenizer
 from es_cookbook.rl.sequences import Example
 from es_cookbook.rl.types import SamplingParams
+from tests.causal_lms import build
 from tests.tiny_models import EOS, character_tokenizer
 
 
@@ -120,16 +122,55 @@ def test_packed_rows_see_nothing_of_each_other(
         assert packed_T == pytest.approx(alone_T, abs=1e-3)
 
 
-def test_it_learns_and_goes_on_where_it_was_interrupted(
-    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", ["BloomForCausalLM", "MambaForCausalLM"])
+def test_a_model_whose_rows_would_see_each_other_is_not_packed(family: str) -> None:
+    """Its positions are distances, or it has none."""
+    model = build(family)
+    names = [name for name, _ in model.named_parameters()]
+    with pytest.raises(ConfigError, match=f"packing: in a {family} the rows of one sequence would"):
+        Learner(model, names, tokens_per_pass=64, packed_length=16)
+
+
+def test_a_tokenizer_needs_no_padding_token(
+    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path
 ) -> None:
+    model = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(model)
+    assert load_tokenizer(str(model)).pad_token_id is None
+    main(config(model, rows, tmp_path / "out"))
+    without = losses(tmp_path / "out")
+    main(config(tiny_model("qwen2"), rows, tmp_path / "with"))
+    assert without == losses(tmp_path / "with")
+
+
+@pytest.mark.parametrize(
+    ("how", "written"),
+    [
+        ({}, "model.safetensors"),
+        ({"rank": 4, "learning_rate": 0.05}, "adapter_model.safetensors"),
+    ],
+)
+def test_it_learns_and_goes_on_where_it_was_interrupted(
+    how: dict[str, object],
+    written: str,
+    tiny_model: Callable[[str], Path],
+    rows: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "rank" in how:
+        pytest.importorskip(
+            "peft", reason="PEFT is not installed: pip install 'es-cookbook[baselines]'"
+        )
     model = tiny_model("qwen2")
-    main(config(model, rows, tmp_path / "whole"))
+    main(config(model, rows, tmp_path / "whole", **how))
     assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0] - 0.5
     first, last = losses(tmp_path / "whole", "loss/test")
     assert last < first - 0.5
 
-    interrupted = config(model, rows, tmp_path / "resumed")
+    interrupted = config(model, rows, tmp_path / "resumed", **how)
     step = Learner.step
     steps: list[int] = []
 
@@ -149,9 +190,7 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
     with pytest.raises(RunDirectoryError, match=r"batch_size was 4, is 2"):
         main(chz.replace(interrupted, batch_size=2))
     main(interrupted)
-    weights, others = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed")
-    )
+    weights, others = (load_file(tmp_path / name / written) for name in ("whole", "resumed"))
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
     assert not kept.exists()
@@ -180,6 +219,18 @@ def test_an_adapter_learns_and_is_what_the_evaluation_measures(rows: str, tmp_pa
     assert {name.split(".")[-2] for name in merged} == {"q_proj", "k_proj", "v_proj", "o_proj"}
     plain = dict(adapted.merge_and_unload().named_parameters())
     assert all(torch.allclose(plain[name], weight) for name, weight in merged.items())
+
+
+def test_peft_has_to_be_installed_for_an_adapter_alone(
+    tiny_model: Callable[[str], Path],
+    rows: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"LoRA\) needs peft, .* 'es-cookbook\[baselines\]'"):
+        main(config(tiny_model("qwen2"), rows, tmp_path / "out", rank=4))
+    main(config(tiny_model("qwen2"), rows, tmp_path / "out", rank=0))
 
 
 def test_bad_input(

@@ -46,6 +46,26 @@ def test_what_is_refused(given: str, said: str) -> None:
         checked([given])
 
 
+def test_losses_and_clipping_are_what_trl_is_told(tmp_path: Path) -> None:
+    said: dict[str, object] = {
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "epsilon": 0.1,
+        "epsilon_high": 0.28,
+        "beta": 0.04,
+        "importance_sampling_level": "sequence",
+        "num_iterations": 3,
+        "weight_decay": 0.02,
+        "seed": 7,
+    }
+    given = {"entropy_coef": 0.001}
+    found = arguments(grpo_config(tmp_path, tmp_path, **said), given, 2, 64)
+    assert {name: getattr(found, name) for name in said} == said
+    assert found.entropy_coef == 0.001
+    cut = arguments(grpo_config(tmp_path, tmp_path, max_gradient_norm=0.3), {}, 2, 64)
+    assert cut.max_grad_norm == 0.3
+
+
 def test_batches_are_shared_out_to_passes_and_steps(tmp_path: Path) -> None:
     config = grpo_config(tmp_path, tmp_path, attempts=6, steps=2, num_iterations=3)
     found = arguments(config, {}, num_problems=4, context_length=4096)

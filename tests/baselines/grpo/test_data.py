@@ -114,8 +114,11 @@ async def test_each_row_has_the_reward_of_its_own_task(model: Path, tmp_path: Pa
 async def test_replayed_problems_come_back_by_their_bounds_and_after_a_resume(
     model: Path, tmp_path: Path
 ) -> None:
-    """Solved problems alone are taken in; from the third generation on half a batch is theirs."""
-    replay = Replay(fraction=0.5, warmup=2, exploration=0.0, value="reward", solved_only=True)
+    """Solved problems alone are taken in; from the third generation on half a batch is theirs.
+
+    Exploration counts for more than any reward does: what was attempted once comes before it.
+    """
+    replay = Replay(fraction=0.5, warmup=2, exploration=3.0, value="reward", solved_only=True)
     parts = (
         Part(dataset=Numbers(first=40, count=12), weight=1),
         Part(dataset=Numbers(first=50, count=12, never=True), weight=1),
@@ -137,7 +140,9 @@ async def test_replayed_problems_come_back_by_their_bounds_and_after_a_resume(
     assert checkpoint is not None
     seen = {r.problem: r for results in checkpoint.results[:2] for r in results if r.solved > 0}
     best = sorted(seen, key=lambda problem: -seen[problem].reward)[:2]
-    assert [result.problem for result in checkpoint.results[2]][:2] == best
+    replayed = [[result.problem for result in results[:2]] for results in checkpoint.results]
+    assert replayed[2] == best
+    assert not set(replayed[3]) & set(best)
     assert set(batches[2][:2]) <= {prompt for of in batches[:2] for prompt in of}
     resumed = chz.replace(
         whole,
