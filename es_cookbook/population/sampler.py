@@ -266,22 +266,28 @@ async def _run_attempts(block: Residents, state: "_Running") -> None:
             state.watch.stop()
 
     errors: list[BaseException] = []
+    loop = asyncio.get_running_loop()
     attempts = [
-        asyncio.create_task(attempt(group, policy, i))
+        asyncio.Task(attempt(group, policy, i), loop=loop, name="attempt")
         for group in state.groups_P
         for policy, i in group.policies(block)
     ]
-    if not attempts:
-        return
     try:
-        await asyncio.wait(attempts)
+        await _ended(attempts)
     except asyncio.CancelledError:
         state.watch.stop()
         with anyio.CancelScope(shield=True):
-            await asyncio.wait(attempts)
+            await _ended(attempts)
         raise
     if errors:
         raise BaseExceptionGroup("attempts that stop the run", errors)
+
+
+async def _ended(attempts: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all. The last first: by then most have ended, and cost no call of their own."""
+    for attempt in reversed(attempts):
+        if not attempt.done():
+            await asyncio.wait((attempt,))
 
 
 @dataclasses.dataclass(slots=True)

@@ -70,6 +70,7 @@ class Watch:
     ) -> None:
         self.timeout = timeout
         self.turn_timeout = math.inf if turn_timeout is None else turn_timeout
+        self.limits = ((timeout, "rollout_timeout"), (self.turn_timeout, "turn_timeout"))
         self.seconds = 0.0
         self.clocks: set[Clock] = set()
         self.is_stopping = False
@@ -172,16 +173,17 @@ class Clock:
         self.interrupted: str | None = None
         self.overdue_at: str | None = None
         self._watch = watch
-        self._scope = anyio.CancelScope()
         self._is_shielded = is_shielded
         self._num_waiting = 0
         self._spent = 0.0
         self._spent_before_turn = math.inf  # no turn has begun
         self._turn_is_overdue = False
         self._since = 0.0
-        self.limit: tuple[float, str] = (watch.timeout, "rollout_timeout")
+        self.limit = watch.limits[0]
 
     def __enter__(self) -> None:
+        # As made by `anyio.CancelScope()`, which initialises what this has initialised.
+        self._scope = anyio.CancelScope.__new__(anyio.CancelScope)
         self._scope.__enter__()
         self._watch.clocks.add(self)
         self.cancel_if_stopping()
@@ -198,6 +200,7 @@ class Clock:
         GUEST.set(None)
         self._watch.clocks.discard(self)
         ended_quietly = bool(self._scope.__exit__(kind, error, where))
+        del self._scope
         if isinstance(error, Interrupted):
             ended_quietly = True
         if ended_quietly and error is not None:
@@ -218,9 +221,10 @@ class Clock:
 
     def begin_turn(self) -> None:
         """What was spent until now counts towards no turn, or to the one that ends."""
-        self._spent_before_turn = self._spent + self._watch.time() - self._since
-        if self._watch.turn_timeout < self._watch.timeout:
-            self.limit = (self._watch.turn_timeout, "turn_timeout")
+        watch = self._watch
+        if watch.turn_timeout < math.inf:
+            self._spent_before_turn = self._spent + watch.time() - self._since
+            self.limit = min(watch.limits)
 
     def wait(self) -> Guest | None:
         """Stop: the engine has control now. Waits may overlap; `go_on` takes what this returns."""
