@@ -179,7 +179,8 @@ class FakePool(FakeEngine):
         return len(self.hosts_E)
 
     @asynccontextmanager
-    async def lend(self) -> AsyncGenerator[Host]:
+    async def lend(self, centre: int | None = None) -> AsyncGenerator[Host]:
+        assert centre is None, "its engines have no steps"
         host = await self._free.get()
         try:
             yield host

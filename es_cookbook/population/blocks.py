@@ -56,8 +56,7 @@ class Shares:
         return self._num_genomes - self._next
 
     def begin(self, num_genomes: int) -> None:
-        """Another generation."""
-        self._busy.clear()
+        """Another generation; blocks of the one before it may still be running."""
         self._num_genomes = num_genomes
         self._next = 0
 

@@ -25,11 +25,13 @@ class Residents:
         range_G: which genomes of the population.
         genomes_G: they themselves; None for the centre, which is always there.
         host: where they are; None before they are loaded and once the host is given back.
+        has_own_centre: engines may meanwhile have another centre than that of these genomes.
     """
 
     range_G: range
     genomes_G: Sequence[Genome] | None = None
     host: Host | None = None
+    has_own_centre: bool = False
 
     @property
     def targets_G(self) -> Sequence[Target]:
@@ -57,6 +59,13 @@ class Attempt:
         Raises:
             RequestError: The genome's host has gone on to others, or to the next generation.
         """
+        if target == "centre" and self.residents.has_own_centre:
+            if self.residents.host is None:
+                raise RequestError(
+                    "the centre was asked after the engine had gone on to other genomes, and may "
+                    "have moved: group rewards that ask it need max_staleness=0"
+                )
+            return self.residents.host
         if not isinstance(target, int):
             return self.engine
         if self.residents.host is None:

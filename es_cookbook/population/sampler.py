@@ -55,6 +55,20 @@ class Seconds:
     """The part of `sample` in which at least one Env or group reward had control."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overlap:
+    """How a generation shares engines with the next one.
+
+    Attributes:
+        centre: its genomes stand around the centre after so many steps, from the base on, of which
+            engines may have taken more by now.
+        all_taken: is set when engines have taken all of its genomes: the next one may begin.
+    """
+
+    centre: int
+    all_taken: anyio.Event = dataclasses.field(default_factory=anyio.Event)
+
+
 class PopulationSampler:
     """Runs genomes against problems.
 
@@ -104,8 +118,15 @@ class PopulationSampler:
         generation: int,
         env_group_builders_P: Sequence[EnvGroupBuilder],
         genomes_G: Sequence[Genome],
+        overlap: "Overlap | None" = None,
     ) -> list[TrajectoryGroup]:
         """Every genome's K attempts at every problem; one group a problem.
+
+        Args:
+            generation: from which sampling seeds are derived.
+            env_group_builders_P: the problems.
+            genomes_G: the population.
+            overlap: how the generation shares engines with the next; None: not at all.
 
         Raises:
             ConfigError: Group rewards ask genomes, and an engine cannot host all of them.
@@ -115,11 +136,12 @@ class PopulationSampler:
         """
         asks_genomes = self._check_asking(env_group_builders_P, len(genomes_G))
         sampling = self.sampling if self._sampling_at is None else self._sampling_at(generation)
+        population = _Population(genomes_G, asks_genomes, overlap)
 
         async def run(state: _Running) -> None:
             self._shares.begin(len(genomes_G))
             async with anyio.create_task_group() as state.tasks:
-                state.tasks.start_soon(self._run_next_block, genomes_G, asks_genomes, state)
+                state.tasks.start_soon(self._run_next_block, population, state)
 
         return await self._run(
             generation, env_group_builders_P, len(genomes_G), run, sampling, self.attempts
@@ -214,28 +236,31 @@ class PopulationSampler:
         self._check_lost(what, trajectory_groups_P, len(groups_P) * num_genomes * num_attempts)
         return trajectory_groups_P
 
-    async def _run_next_block(
-        self, genomes_G: Sequence[Genome], together: bool, state: "_Running"
-    ) -> None:
+    async def _run_next_block(self, population: "_Population", state: "_Running") -> None:
         """Wait for an engine, let it take genomes, and have the next ones wait meanwhile."""
-        async with self.engine.lend() as host:
-            num_engines = 1 if together else self.engine.num_engines
+        overlap = population.overlap
+        async with self.engine.lend(overlap and overlap.centre) as host:
+            num_engines = 1 if population.together else self.engine.num_engines
             capacity = self.engine.traits.capacity
             taken = self._shares.take(host.label, num_engines, capacity)
             if self._shares.num_left:
-                state.tasks.start_soon(self._run_next_block, genomes_G, together, state)
-            taken_G = genomes_G[taken.range_G.start : taken.range_G.stop]
-            block = Residents(taken.range_G, taken_G)
+                state.tasks.start_soon(self._run_next_block, population, state)
+            elif overlap is not None:
+                overlap.all_taken.set()
+            taken_G = population.genomes_G[taken.range_G.start : taken.range_G.stop]
+            block = Residents(taken.range_G, taken_G, has_own_centre=overlap is not None)
             state.load_time.change(loading=1)
-            with self.spans.span(host.label, "load"):
-                await host.load(taken_G)
-            state.load_time.change(loading=-1, running=1)
-            block.host = host
-            with self.spans.span(host.label, "sample"):
-                await _run_attempts(block, state)
+            try:
+                with self.spans.span(host.label, "load"):
+                    await host.load(taken_G)
+                state.load_time.change(loading=-1, running=1)
+                block.host = host
+                with self.spans.span(host.label, "sample"):
+                    await _run_attempts(block, state)
+            finally:
+                self._shares.end(taken)
             block.host = None
             state.load_time.change(running=-1)
-            self._shares.end(taken)
 
     def _check_lost(
         self, what: str, groups_P: Sequence[TrajectoryGroup], num_rollouts: int
@@ -288,6 +313,21 @@ async def _ended(attempts: Sequence[asyncio.Task[None]]) -> None:
     for attempt in reversed(attempts):
         if not attempt.done():
             await asyncio.wait((attempt,))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Population:
+    """The genomes of a generation.
+
+    Attributes:
+        genomes_G: they themselves.
+        together: on one engine, since group rewards ask them.
+        overlap: with the next generation, if any.
+    """
+
+    genomes_G: Sequence[Genome]
+    together: bool
+    overlap: Overlap | None
 
 
 @dataclasses.dataclass(slots=True)

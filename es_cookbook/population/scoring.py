@@ -4,7 +4,9 @@ The objective makes a score of each genome's attempts at each problem; regularis
 their own behind the batch's; fitness puts both together.
 """
 
+import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +21,24 @@ from es_cookbook.rl.rollouts import env_metrics, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from es_cookbook.runs.measures import reward_metrics
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a generation's genomes were asked, and so what their answers are scored by.
+
+    Attributes:
+        batch_P: the data set's problems.
+        answered_P: the centre's attempts at them, with a surrogate.
+        answers_P: what the genomes are asked in their place then.
+        sizes: of the batch and of each regulariser's problems.
+    """
+
+    generation: int
+    batch_P: Sequence[EnvGroupBuilder]
+    answered_P: Sequence[TrajectoryGroup]
+    answers_P: Sequence[AnswersProblem]
+    sizes: Sequence[int]
 
 
 class Scoring:
@@ -65,11 +85,7 @@ class Scoring:
         self.groups_P: Sequence[TrajectoryGroup] = ()
         self._num_pairs = num_pairs
         self._surrogate = surrogate
-        self._generation = 0
-        self._batch_P: Sequence[EnvGroupBuilder] = ()
-        self._answered_P: Sequence[TrajectoryGroup] = ()
-        self._asked_P: Sequence[AnswersProblem] = ()
-        self._sizes: list[int] = []
+        self._asked = deque[_Asked]()
         self._metrics: Mapping[str, float] = {}
 
     def problems(
@@ -80,20 +96,22 @@ class Scoring:
     ) -> Sequence[EnvGroupBuilder]:
         """All that the genomes attempt: the batch's problems, then each regulariser's.
 
-        With a surrogate, in place of the batch's problems the centre's answers to them.
+        With a surrogate, in place of the batch's problems the centre's answers to them. Generations
+        are scored in the order in which this was asked.
         """
-        self._generation, self._batch_P, self._answered_P = generation, batch_P, answered_P
         rows = deal(batch_P, self._num_pairs) if self._num_pairs else batch_P
+        answers_P: Sequence[AnswersProblem] = ()
         if self._surrogate is not None:
-            rows = self._asked_P = [self._surrogate.problem(group) for group in answered_P]
+            rows = answers_P = [self._surrogate.problem(group) for group in answered_P]
         parts = [rows, *(problems(generation, batch_P) for problems in self._problems_of)]
-        self._sizes = [len(part) for part in parts]
+        sizes = [len(part) for part in parts]
+        self._asked.append(_Asked(generation, batch_P, answered_P, answers_P, sizes))
         return list(itertools.chain(*parts))
 
     def score(
         self, groups_P: Sequence[TrajectoryGroup]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Score what came of `problems`.
+        """Score what came of the oldest `problems` that have not been scored.
 
         Returns:
             `scores_P_G` of the batch's problems, NaN where a genome has none, and `fitness_G`. A
@@ -103,25 +121,25 @@ class Scoring:
             ConfigError: The objective counts a metric that no Env reports.
             EnvError: An infinite reward.
         """
-        rest = iter(groups_P)
-        batch_P, *added_R = (list(itertools.islice(rest, size)) for size in self._sizes)
-        attempted_P = batch_P if self._surrogate is None else self._answered_P
+        asked, rest = self._asked.popleft(), iter(groups_P)
+        batch_P, *added_R = (list(itertools.islice(rest, size)) for size in asked.sizes)
+        attempted_P = batch_P if self._surrogate is None else asked.answered_P
         metrics = dict(reward_metrics(mean_rewards(attempted_P)))
         if self._surrogate is not None:  # No genome has rewards of its own.
             metrics = {"reward/mean": metrics["reward/mean"]}
         scores_P_G = mean_rewards(batch_P)
         if not isinstance(self._objective, Mean):
-            scores_P_G = self._objective(outcomes(batch_P, self._generation))
+            scores_P_G = self._objective(outcomes(batch_P, asked.generation))
         if not isinstance(self._objective, Mean) or self._surrogate is not None:
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
         if self._surrogate is not None:
-            metrics["surrogate/answers"] = sum(len(each.answers) for each in self._asked_P)
-            metrics["surrogate/tokens"] = sum(each.num_tokens for each in self._asked_P)
+            metrics["surrogate/answers"] = sum(len(each.answers) for each in asked.answers_P)
+            metrics["surrogate/tokens"] = sum(each.num_tokens for each in asked.answers_P)
         if not self._num_pairs:  # Else genomes also differ by their problems.
             metrics["genomes/reliability"] = reliability(scores_P_G)
-        self.batch_groups_P = gather(batch_P, self._batch_P) if self._num_pairs else attempted_P
+        self.batch_groups_P = gather(batch_P, asked.batch_P) if self._num_pairs else attempted_P
         self.groups_P = [*attempted_P, *itertools.chain(*added_R)]
         shown_P = [*self.batch_groups_P, *itertools.chain(*added_R)]
         self._metrics = metrics | env_metrics(shown_P)

@@ -411,8 +411,13 @@ class RLDataset(ABC):
         """
         del generation, results_P, given
 
+    @property
+    def depends_on_results(self) -> bool:
+        """Whether a batch depends on what `tell` was told of those before it."""
+        return type(self).tell is not RLDataset.tell
+
     def metrics(self) -> Metrics:
-        """Numbers about the last batch to report with its generation, `data/...`."""
+        """Numbers to report, `data/...`, with the generation that was asked for or told last."""
         return {}
 
     @abstractmethod

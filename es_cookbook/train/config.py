@@ -119,6 +119,11 @@ class Config:
         default=0,
         doc="generations between snapshots of the centre, which shorten a replay; 0: none",
     )
+    max_staleness: int = chz.field(
+        default=0,
+        doc="1: engines that are done begin the next generation before the step of this one is "
+        "known, around the centre before it",
+    )
     seed: int = chz.field(default=0, doc="everything random derives from it")
     rollout_timeout: float = chz.field(
         default=600.0, doc="seconds for which one rollout's Env may have control"
@@ -149,6 +154,7 @@ class Config:
     def _ranges(self) -> None:
         check_range(self, "attempts", "num_generations", at_least=1)
         check_range(self, "eval_every", "snapshot_every", at_least=0)
+        check_range(self, "max_staleness", at_least=0, at_most=1)
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", "turn_timeout", above=0)
         self.objective.check(self.attempts, self.sampling.temperature)
@@ -166,6 +172,7 @@ class Config:
                 "objective": not isinstance(self.objective, Mean),
                 "batch_per_pair": self.batch_per_pair,
                 "temperature_schedule": not isinstance(self.temperature_schedule, Constant),
+                "max_staleness": self.max_staleness > 0,
             },
         )
 
@@ -180,6 +187,16 @@ class Config:
                 "batch_per_pair leaves no problem that all attempt: it does not go with "
                 "optimizer.evaluate_centre"
             )
+
+    def evaluates(self, generation: int) -> bool:
+        """Whether the centre is evaluated before a generation, or after the last."""
+        last = self.num_generations
+        return generation == last or generation % (self.eval_every or last) == 0
+
+    def centre_of(self, generation: int) -> int:
+        """Around which centre the genomes of a generation stand: after so many generations."""
+        may_lag = self.max_staleness and not self.evaluates(generation)
+        return generation - 1 if may_lag else generation
 
     @property
     def num_pairs(self) -> int:

@@ -1,7 +1,8 @@
 """The loop: ask, roll out, score, tell, apply, record.
 
 A generation counts once its history line is on the disk. Whatever comes before that line (rollouts,
-the step on the engine, metrics) is simply done again after a crash, and comes out the same.
+the step on the engine, metrics) is simply done again after a crash, and comes out the same. Where
+`max_staleness` lets it, the next generation begins while the last rollouts of one end (`ahead`).
 
 The history is the checkpoint: base model and steps give the weights back bit for bit. `setup` says
 what a run opens and closes, `recorder` what it writes.
@@ -13,12 +14,14 @@ from pathlib import Path
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import as_program, command
+from es_cookbook.population.sampler import Overlap
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.scripts import trust_option
+from es_cookbook.train.ahead import Attempted
 from es_cookbook.train.beginning import begun
 from es_cookbook.train.config import Config
-from es_cookbook.train.setup import opened
+from es_cookbook.train.setup import Run, opened
 from es_cookbook.train.signals import run_until_signal
 
 
@@ -35,24 +38,24 @@ async def main(config: Config) -> None:
                 f"generations; for more: {_resuming(config)} num_generations=..."
             )
             return
-        async with opened(config, standing) as run:
+        async with opened(config, standing) as run, run.in_order(_attempt) as attempts:
             for generation in run.generations:
-                problems_P = await run.problems(generation)
-                genomes_G = run.optimizer.ask(generation)
-                groups_P = await run.sampler.rollout(generation, problems_P, genomes_G)
-                scores_P_G, fitness_G = run.scoring.score(groups_P)
-                step = run.optimizer.tell(generation, genomes_G, scores_P_G, fitness_G)
+                attempt = await attempts.of(generation)
+                scores_P_G, fitness_G = run.scoring.score(attempt.groups_P)
+                step = run.optimizer.tell(generation, attempt.genomes_G, scores_P_G, fitness_G)
                 results_P = run.tell_dataset(generation)
-                fingerprint = await run.engine.apply(step)
+                fingerprint = await attempts.apply(step)
                 await run.recorder.record(
-                    generation,
-                    genomes_G,
-                    scores_P_G,
-                    fitness_G,
-                    results_P,
-                    step,
-                    fingerprint,
+                    attempt, scores_P_G, fitness_G, results_P, step, fingerprint
                 )
+
+
+async def _attempt(run: Run, generation: int, overlap: Overlap | None) -> Attempted:
+    """A population attempts the problems of a generation."""
+    problems_P = await run.problems(generation)
+    genomes_G = run.optimizer.ask(generation)
+    groups_P = await run.sampler.rollout(generation, problems_P, genomes_G, overlap)
+    return Attempted(generation, genomes_G, groups_P, run.sampler.seconds)
 
 
 @as_program()

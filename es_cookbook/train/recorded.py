@@ -95,6 +95,13 @@ class RecordedRun:
         """The last generation that has genomes, recorded or not: a finished run's end has none."""
         return min(len(self.records), self.config.num_generations - 1)
 
+    def centre_of(self, generation: int) -> int:
+        """Around which centre the genomes of a generation stand: after so many generations."""
+        if generation < len(self.records):
+            centre = self.records[generation].centre
+            return generation if centre is None else centre
+        return self.config.centre_of(generation)
+
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.
 
@@ -216,12 +223,16 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
 
 
 class RebuiltRun:
-    """A run on an engine, built for its search space, that holds the centre of `generation`."""
+    """A run on an engine, built for its search space, that holds the centre of `generation`.
+
+    While a genome answers that stood around an earlier centre, it holds that.
+    """
 
     def __init__(self, run: RecordedRun, engine: Engine) -> None:
         self.run = run
         self.engine = engine
         self.generation = 0
+        self._at = 0
         self._datasets: Datasets | None = None
         self._told = 0
 
@@ -242,6 +253,7 @@ class RebuiltRun:
     async def _restore(self, generation: int) -> None:
         run, records = self.run, self.run.records[:generation]
         await restore(self.engine, run.history, run.header, records, run.model_name)
+        self._at = generation
 
     async def answer(
         self, who: Target, observation: Observation, params: SamplingParams, seed: int
@@ -328,10 +340,14 @@ class RebuiltRun:
     @asynccontextmanager
     async def _hosted(self, who: Target) -> AsyncGenerator[Residents]:
         """Inside, whoever is to answer is resident: a genome alone, as number 0."""
+        run, generation = self.run, self.generation
+        centre = run.centre_of(generation) if isinstance(who, int) else generation
+        if centre != self._at:
+            await self._restore(centre)
         if not isinstance(who, int):
             yield Residents(range(1))
             return
-        genome = self.run.genome(self.generation, who)
+        genome = run.genome(generation, who)
         async with self.engine.lend() as host:
             await host.load([genome])
             yield Residents(range(who, who + 1), [genome], host)

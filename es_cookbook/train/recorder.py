@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
-from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.sampler import Seconds
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import ProblemResult, RLDataset
@@ -24,6 +24,7 @@ from es_cookbook.runs.directory import METRICS, RunDirectory
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.tracking.base import Decode, Tracker
+from es_cookbook.train.ahead import Attempted
 from es_cookbook.train.config import Config
 from es_cookbook.train.stopwatch import Stopwatch
 
@@ -45,7 +46,6 @@ class Recorder:
         engine: Engine,
         dataset: RLDataset,
         optimizer: Optimizer,
-        sampler: PopulationSampler,
         scoring: Scoring,
         tracker: Tracker,
         evaluate: Callable[[], Awaitable[Mapping[str, float]]],
@@ -55,7 +55,6 @@ class Recorder:
         self._engine = engine
         self._dataset = dataset
         self._optimizer = optimizer
-        self._sampler = sampler
         self._scoring = scoring
         self._tracker = tracker
         self._evaluate = evaluate
@@ -73,9 +72,8 @@ class Recorder:
         Its metrics are written with that generation's. After the last one they are written at once.
         """
         last = self._config.num_generations
-        is_due = generation == last or generation % (self._config.eval_every or last) == 0
         self._evaluated = {}
-        if is_due:
+        if self._config.evaluates(generation):
             with self.stopwatch.lap("evaluate"):
                 self._evaluated = await self._evaluate()
         if generation == last:
@@ -85,8 +83,7 @@ class Recorder:
 
     async def record(
         self,
-        generation: int,
-        genomes_G: Sequence[Genome],
+        attempt: Attempted,
         scores_P_G: NDArray[np.float64],
         fitness_G: NDArray[np.float64],
         results_P: Sequence[ProblemResult],
@@ -101,7 +98,8 @@ class Recorder:
         Raises:
             RunDirectoryError: The disk refuses; the generation does not count.
         """
-        groups_P = self._scoring.groups_P
+        generation, groups_P = attempt.generation, self._scoring.groups_P
+        centre = self._config.centre_of(generation)
         self._progress.rolled_out(groups_P)
         self._progress.moved(step)
         restarted = self._engine.stats().get("restarted", 0.0)
@@ -112,12 +110,12 @@ class Recorder:
             **self._dataset.metrics(),
             **self._optimizer.metrics(),
             **self._in_force(generation),
-            "genomes/tied_fraction": tied_fraction(genomes_G, fitness_G),
+            "genomes/tied_fraction": tied_fraction(attempt.genomes_G, fitness_G),
             "step/rms_over_sigma": step.rms / self._optimizer.sigma(generation),
             "rollouts/failed": len(lost_rollouts(groups_P)),
             "engines/restarted": restarted - self._restarted,
             "time/unix": time.time(),
-            **self._seconds(count_tokens(groups_P)),
+            **self._seconds(attempt.seconds, count_tokens(groups_P)),
             **self._tracker.metrics(),
         }
         self._restarted = restarted
@@ -129,6 +127,7 @@ class Recorder:
                 Record(
                     *(generation, step, tuple(fitness_G.tolist()), fingerprint),
                     *(scores, tuple(results_P)),
+                    None if centre == generation else centre,
                 )
             )
             self._tracker.recorded(generation + 1)
@@ -144,16 +143,16 @@ class Recorder:
         rates = {} if rate is None else {"optimizer/learning_rate": rate}
         return {"optimizer/sigma": self._optimizer.sigma(generation), **rates}
 
-    def _seconds(self, num_tokens: int) -> Mapping[str, float]:
-        total, seconds, sampler = self.stopwatch.total, self.stopwatch.seconds, self._sampler
+    def _seconds(self, rollouts: Seconds, num_tokens: int) -> Mapping[str, float]:
+        total, seconds = self.stopwatch.total, self.stopwatch.seconds
         answering = {"time/answer": seconds[ANSWER]} if ANSWER in seconds else {}
         return {
             **answering,
-            "time/ask": seconds["ask"],
+            "time/ask": seconds.get("ask", 0.0),  # the generation may have begun before the clock
             "time/tell": seconds["tell"],
-            "time/load": sampler.seconds.load,
-            "time/sample": sampler.seconds.sample,
-            "time/score": sampler.seconds.score,
+            "time/load": rollouts.load,
+            "time/sample": rollouts.sample,
+            "time/score": rollouts.score,
             "time/apply": seconds["apply"],
             "time/total": total,
             "throughput/tokens_per_second": num_tokens / total,

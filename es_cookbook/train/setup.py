@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import anyio
@@ -20,19 +20,19 @@ from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.sampler import Overlap, PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
-from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset, SamplingParams
+from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset
 from es_cookbook.runs.directory import LOG, PROFILE, RunDirectory
-from es_cookbook.runs.history.format import Header
-from es_cookbook.runs.history.store import header_of
+from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.store import check_fingerprint, header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.opening import Standing, open_run_directory
 from es_cookbook.runs.report.page.at_the_end import ReportWriter
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
+from es_cookbook.train.ahead import Attempted, InOrder
 from es_cookbook.train.beginning import forking
 from es_cookbook.train.config import Config
 from es_cookbook.train.garbage import rare_garbage_collection
@@ -43,27 +43,52 @@ from es_cookbook.train.retelling import restore, retell, retell_dataset
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """A run, open: what the loop works with; `generations` are those that are still to come."""
+    """A run, open: what the loop works with.
 
+    Attributes:
+        generations: those that are still to come.
+        held_back: the last that is recorded, if the first to come stands around the centre before
+            its step, which the engine has not taken.
+    """
+
+    config: Config
     generations: range
+    held_back: Record | None
     dataset: RLDataset
     optimizer: Optimizer
     sampler: PopulationSampler
     scoring: Scoring
     engine: Engine
     recorder: Recorder
-    surrogate: Surrogate | None
-    sampling: SamplingParams
+
+    def in_order(
+        self, attempt: "Callable[[Run, int, Overlap | None], Awaitable[Attempted]]"
+    ) -> InOrder:
+        """Attempts the generations to come; where `max_staleness` lets them they overlap."""
+        overlapping = self.config.max_staleness > 0
+        return InOrder(
+            functools.partial(attempt, self),
+            self.engine,
+            self.config.num_generations,
+            self.config.centre_of if overlapping else None,
+            None if self.held_back is None else self._take_held_back,
+        )
+
+    async def _take_held_back(self) -> None:
+        held = self.held_back
+        assert held is not None
+        found = await self.engine.apply(held.step)
+        check_fingerprint(held.generation + 1, held.fingerprint, found, self.config.model_name)
 
     async def problems(self, generation: int) -> Sequence[EnvGroupBuilder]:
         """What the genomes of a generation attempt: its batch and the regularisers' problems.
 
         With a surrogate the centre attempts the batch here, and the genomes score its answers.
         """
-        batch_P = self.dataset.get_batch(generation)
-        if self.surrogate is None:
+        batch_P, surrogate = self.dataset.get_batch(generation), self.config.surrogate
+        if surrogate is None:
             return self.scoring.problems(generation, batch_P)
-        how = self.surrogate.sampling(self.sampling), self.surrogate.attempts
+        how = surrogate.sampling(self.config.sampling), surrogate.attempts
         answered_P = await self.sampler.rollout_centre(batch_P, *how, generation)
         return self.scoring.problems(generation, batch_P, answered_P)
 
@@ -99,13 +124,14 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             objective, fitness, regularisers, engine, config.seed, pairs, config.surrogate
         )
         optimizer = _optimizer(config, engine)
+        _check_ahead(config, optimizer, datasets.train)
         sampler = _sampler(config, engine)
         header = await _header(config.model_name, engine.traits.base_dtype, standing)
         directory = open_run_directory(
             log_path, config_json, config.num_generations, header, standing
         )
         stack.callback(directory.history.close)
-        await _go_on(directory, config, engine, optimizer, datasets.train)
+        held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
         directory.begin()
         if not directory.history.next_generation and datasets.test_P:
             say(
@@ -124,7 +150,6 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
             engine,
             datasets.train,
             optimizer,
-            sampler,
             scoring,
             tracker,
             held_out,
@@ -134,15 +159,15 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         start = directory.history.next_generation
         await recorder.begin(start)
         yield Run(
+            config,
             range(start, config.num_generations),
+            held_back,
             datasets.train,
             recorder.stopwatch.watch(optimizer, "ask", "tell"),
             recorder.stopwatch.watch(sampler, ANSWER, "rollout"),
             recorder.stopwatch.watch(scoring, "score"),
             recorder.stopwatch.watch(engine, "apply"),
             recorder,
-            config.surrogate,
-            config.sampling,
         )
         await recorder.finish()
 
@@ -182,6 +207,29 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
     return optimizer
 
 
+def _check_ahead(config: Config, optimizer: Optimizer, dataset: RLDataset) -> None:
+    """Refuse generations that begin before what they depend on is known.
+
+    Raises:
+        ConfigError: What depends on it.
+    """
+    if not config.max_staleness:
+        return
+    if not optimizer.asks_ahead:
+        raise ConfigError(
+            f"max_staleness={config.max_staleness}: {type(config.optimizer).__name__} asks for "
+            "genomes by what it was told of the generation before, which is not known yet; "
+            "accepted are es, momentum, adam, rmsprop, clip_up, muon and qes, without "
+            "adaptive_sigma"
+        )
+    if dataset.depends_on_results:
+        raise ConfigError(
+            f"max_staleness={config.max_staleness}: batches of {type(config.dataset).__name__} "
+            "depend on the results of the generation before (a curriculum, a filter or replay), "
+            "which are not known yet"
+        )
+
+
 def _kl_problems(
     config: Config, engine: Engine, test_P: Sequence[EnvGroupBuilder]
 ) -> Sequence[EnvGroupBuilder]:
@@ -200,8 +248,11 @@ async def _go_on(
     engine: Engine,
     optimizer: Optimizer,
     dataset: RLDataset,
-) -> None:
+) -> Record | None:
     """Bring optimizer, dataset and engine to where the history ends.
+
+    Where the generation to come stands around an earlier centre, the engine is brought to that; the
+    record whose step it has not taken is returned.
 
     The steps of a fork's first generations are its parent's, taken as given: an optimizer with
     state of its own begins afresh where the fork did, and knows only what led there.
@@ -218,9 +269,11 @@ async def _go_on(
         f"or take the recorded steps as given: {forking(config, history.next_generation)}",
     )
     retell_dataset(dataset, records, given)
+    taken = records[: config.centre_of(len(records))]
     if records:
-        say(f"rebuilding the centre after {plural(len(records), 'generation')}")
-        await restore(engine, history.path, history.header, records, config.model_name)
+        say(f"rebuilding the centre after {plural(len(taken), 'generation')}")
+        await restore(engine, history.path, history.header, taken, config.model_name)
+    return records[-1] if len(taken) < len(records) else None
 
 
 def _tracker(config: Config, directory: RunDirectory, profile: Profile | None) -> Tracker:

@@ -142,7 +142,7 @@ async def measured(run: RecordedRun, around: Around, engine: EngineBuilder | Non
         )
     rebuilt = await rebuild(run, engine)
     try:
-        await rebuilt.go_to(generation)
+        await rebuilt.go_to(run.centre_of(generation))
         side = np.linspace(-around.reach, around.reach, around.points).tolist()
         rewards_P_G = await _rewards(rebuilt, _grid(chosen, side), around.num_problems)
     finally:

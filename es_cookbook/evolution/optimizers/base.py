@@ -48,6 +48,11 @@ class Optimizer(ABC):
     records_scores: bool = False
     """Whether `tell` needs the scores again when the run is resumed: then the history has them."""
 
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether what `ask` returns does not depend on what was told: it may be asked early."""
+        return False
+
     @abstractmethod
     def tell(
         self,

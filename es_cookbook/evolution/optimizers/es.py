@@ -169,6 +169,11 @@ class ESOptimizer(Optimizer):
         """The base learning rate times its schedule times the warm-up."""
         return self._config.learning_rate * self.rate_factor(generation)
 
+    @property
+    @override
+    def asks_ahead(self) -> bool:
+        return self._config.adaptive_sigma is None
+
     def ask(self, generation: int) -> list[Genome]:
         """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are +σ and -σ of one seed."""
         sigma = self.sigma(generation)

@@ -300,7 +300,8 @@ class MixtureDataset(RLDataset):
         self._out_until: dict[int, int] = {}
         self._buffer = config.replay() if config.replay else None
         self._batches: list[list[int]] = []
-        self._metrics: Metrics = {}
+        self._measured: list[Metrics] = []
+        self._latest = 0
 
     def __len__(self) -> int:
         """Number of problems."""
@@ -313,6 +314,7 @@ class MixtureDataset(RLDataset):
 
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
         """The problems of one generation; those before it are to be told first."""
+        self._latest = generation
         return [self._problems[i].builder for i in self._batch(generation)]
 
     @override
@@ -320,7 +322,7 @@ class MixtureDataset(RLDataset):
         self, generation: int, groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
         config = self._config
-        if config.curriculum is None and config.filter is None and config.replay is None:
+        if not self.depends_on_results:
             return ()
         return [
             ProblemResult(self._problems[i].key, *_measured(group, config.solved_metric))
@@ -331,6 +333,7 @@ class MixtureDataset(RLDataset):
     def tell(
         self, generation: int, results_P: Sequence[ProblemResult], given: bool = False
     ) -> None:
+        self._latest = generation
         expected = [self._problems[i].key for i in self._batch(generation)]
         if results_P and not given and [r.problem for r in results_P] != expected:
             raise DataError(
@@ -351,9 +354,15 @@ class MixtureDataset(RLDataset):
             replay = self._config.replay
             self._buffer.add_group(replay.values(known), replay.admitted(known))
 
+    @property
+    @override
+    def depends_on_results(self) -> bool:
+        config = self._config
+        return any(part is not None for part in (config.curriculum, config.filter, config.replay))
+
     @override
     def metrics(self) -> Metrics:
-        return self._metrics
+        return self._measured[self._latest] if self._measured else {}
 
     def _batch(self, generation: int) -> list[int]:
         while len(self._batches) <= generation:
@@ -378,11 +387,12 @@ class MixtureDataset(RLDataset):
         batch = list(replayed)
         for kind, share in zip(weights, shares, strict=True):
             batch += self._streams[kind].take(share, is_usable)
-        self._metrics = {
+        metrics: Metrics = {
             **{f"data/share/{_name(kind)}": w for kind, w in weights.items() if len(weights) > 1},
             **({"data/replayed": len(replayed)} if config.replay else {}),
             **({"data/left_out": num_left_out} if config.filter else {}),
         }
+        self._measured.append(metrics)
         return batch
 
     def _make_streams(self) -> Mapping[_Kind | None, Stream]:

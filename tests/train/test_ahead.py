@@ -1,0 +1,307 @@
+"""Generations that overlap: where genomes stand, what is exact about it, and what is refused."""
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import anyio
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.common.errors import ConfigError, EngineError, HistoryError, RequestError
+from es_cookbook.common.schedules import Table
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.ray.cluster import Cluster, Needs
+from es_cookbook.engines.ray.member import PoolSettings
+from es_cookbook.engines.ray.pool import RayPool
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
+from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
+from es_cookbook.rl.data.choosing import Curriculum
+from es_cookbook.rl.data.mixture import Mixture, Part
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.timeouts import Clock, Watch
+from es_cookbook.rl.types import Action, Observation, SamplingParams
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.train.recorded import RecordedRun, rebuild
+from tests.fakes import FakeEngine, FakeEngineBuilder
+from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
+from tests.tiny_run import TinyConfig, untimed, write_tiny_model
+
+pytestmark = pytest.mark.anyio
+BASE = Path(__file__).parents[1] / "data/base"
+
+
+def config(log_path: Path, engine: EngineBuilder, **fields: Any) -> TinyConfig:
+    settings: dict[str, Any] = {
+        "model_name": str(BASE),
+        "trackers": JsonlTrackerBuilder(rollouts_per_generation=16),
+        "behavior_if_log_dir_exists": "resume",
+        "optimizer": ES(population_size=8, sigma=0.1, learning_rate=0.05),
+        "max_staleness": 1,
+    }
+    return TinyConfig(log_path=str(log_path), engine=engine, **settings | fields)
+
+
+async def history(log_path: Path, engine: EngineBuilder, **fields: Any) -> bytes:
+    await train.main(config(log_path, engine, **fields))
+    return (log_path / "history.jsonl").read_bytes()
+
+
+@chz.chz
+class NearPoolBuilder(EngineBuilder):
+    """Builds a pool of light engines in this process."""
+
+    num_engines: int = chz.field(default=2, doc="engines")
+    dies: bool = chz.field(default=False, doc="an engine dies in a generation")
+    made: ClassVar[list[RayPool]] = []
+
+    async def __call__(self, *, model_name: str, search_space: Any) -> Engine:
+        cluster = NearCluster()
+        settings = PoolSettings(
+            *(LightEngineBuilder(), "none", LowRank(), cast(Cluster, cluster), Needs(1, 0, {})),
+            *(2, 5.0, 5.0),
+        )
+        pool = RayPool(settings, "PACK", self.num_engines)
+        await pool.add_engines(self.num_engines)
+        self.made.append(pool)
+        cluster.dies_in = ["fetch", "apply", "load"] if self.dies else []
+        return pool
+
+
+def test_where_genomes_stand_follows_from_the_config(tmp_path: Path) -> None:
+    overlapping = config(tmp_path, FakeEngineBuilder())
+    assert [overlapping.centre_of(g) for g in range(12)] == [0, 0, 1, 2, 3, 5, 5, 6, 7, 8, 10, 10]
+    apart = config(tmp_path, FakeEngineBuilder(), max_staleness=0)
+    assert [apart.centre_of(g) for g in range(12)] == list(range(12))
+
+
+def brief(text: str, row: Mapping[str, object]) -> float:
+    """A reward that answers of one and two characters earn whole."""
+    return min(len(text), 1) if len(text) < 3 else 0.5
+
+
+@pytest.mark.parametrize("engine", [NearPoolBuilder(), NearPoolBuilder(num_engines=3, dies=True)])
+async def test_the_history_is_the_same_on_one_engine_and_on_many(
+    tmp_path: Path, engine: NearPoolBuilder
+) -> None:
+    alone = await history(tmp_path / "alone", LightEngineBuilder())
+    assert await history(tmp_path / "many", engine) == alone
+    assert await history(tmp_path / "apart", LightEngineBuilder(), max_staleness=0) != alone
+    recorded = [record.centre for record in read_history(tmp_path / "many" / "history.jsonl")]
+    assert recorded == [None, 0, 1, 2, 3, None, 5, 6, 7, 8, None, 10]
+    if engine.dies:
+        assert engine.made[-1].stats()["restarted"] >= 1
+
+
+async def test_an_engine_that_is_done_begins_the_next_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One engine does not end generation 1 before another has begun generation 2."""
+
+    async def load(self: LightEngine, genomes_G: Any) -> None:
+        await plain_load(self, genomes_G)
+        if len(self.steps) == 1:
+            begun.set()
+
+    async def sample(self: LightEngine, request: SampleRequest) -> Action:
+        if request.seed in of_generation_1:
+            held.append(self)
+            if self is held[0]:
+                with anyio.fail_after(20):
+                    await begun.wait()
+        return await plain_sample(self, request)
+
+    begun, held = anyio.Event(), list[LightEngine]()
+    of_generation_1 = [derive_seed(0, "sampling", 1, p, 0, 0) for p in range(2)]
+    alone = await history(tmp_path / "alone", LightEngineBuilder(), num_generations=4)
+    plain_load, plain_sample = LightEngine.load, LightEngine.sample
+    monkeypatch.setattr(LightEngine, "load", load)
+    monkeypatch.setattr(LightEngine, "sample", sample)
+    assert await history(tmp_path / "many", NearPoolBuilder(), num_generations=4) == alone
+    assert len(set(held)) == 2
+
+
+@pytest.mark.parametrize("recorded", [1, 2, 4, 5, 6, 11])
+async def test_a_run_that_stopped_anywhere_goes_on_as_if_it_had_not(
+    tmp_path: Path, recorded: int
+) -> None:
+    whole = await history(tmp_path / "whole", LightEngineBuilder())
+    shutil.copytree(tmp_path / "whole", tmp_path / "torn")
+    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        path = tmp_path / "torn" / name
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = {"history.jsonl": recorded + 1, "metrics.jsonl": recorded}.get(name, len(lines))
+        path.write_bytes(b"".join(lines[:kept]))
+    assert await history(tmp_path / "torn", NearPoolBuilder()) == whole
+    metrics = [untimed(tmp_path / name / "metrics.jsonl") for name in ("whole", "torn")]
+    assert metrics[0] == metrics[1]
+
+
+async def test_a_run_that_is_not_the_recorded_one_is_noticed_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    await history(tmp_path, LightEngineBuilder(), num_generations=4)
+    drifting = LightEngineBuilder(fault="drift")
+    with pytest.raises(HistoryError, match="fingerprint"):
+        await history(tmp_path, drifting, num_generations=8)
+
+
+async def test_evaluations_are_of_the_newest_centre(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sample(self: FakeEngine, request: SampleRequest) -> Action:
+        if request.target == "centre":
+            evaluated.append(len(self.steps))
+        return await plain(self, request)
+
+    evaluated: list[int] = []
+    plain = FakeEngine.sample
+    monkeypatch.setattr(FakeEngine, "sample", sample)
+    await history(tmp_path, FakeEngineBuilder(capacity=3))
+    assert evaluated == [0] * 4 + [5] * 4 + [10] * 4 + [12] * 4
+    measured = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["progress/generation"] for row in measured if "test/reward/mean" in row] == [
+        *(0, 5, 10, 12)
+    ]
+
+
+async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood(
+    tmp_path: Path,
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    await train.main(
+        TinyConfig(
+            model_name=str(model),
+            log_path=str(tmp_path / "run"),
+            trackers=JsonlTrackerBuilder(rollouts_per_generation=8),
+            num_generations=5,
+            eval_every=3,
+            max_staleness=1,
+        )
+    )
+    recorded = RecordedRun(tmp_path / "run", trust=["tests"])
+    assert [recorded.centre_of(g) for g in range(5)] == [0, 0, 1, 3, 3]
+    rebuilt = await rebuild(recorded)
+    rows = (tmp_path / "run/rollouts.jsonl").read_text().splitlines()
+    for row in map(json.loads, rows):
+        await rebuilt.go_to(row["generation"])
+        played = await rebuilt.play(row["genome"], "train", row["problem"], {})
+        assert played.reward == row["reward"]
+    measured = read_metrics(tmp_path / "run/metrics.jsonl")[3]["test/reward/mean"]
+    rewards = [(await rebuilt.play("centre", "test", p, {})).reward for p in range(4)]
+    await rebuilt.close()
+    assert rebuilt.generation == 4
+    assert measured != sum(rewards) / 4, "generation 4's centre answers again, not generation 3's"
+
+
+async def test_what_stops_the_generation_ahead_stops_the_run_after_the_one_before_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(self: FakeEngine, genomes_G: Sequence[Genome]) -> None:
+        await plain(self, genomes_G)
+        if len(self.loads) == 4:
+            raise EngineError("the fourth load failed")
+
+    plain = FakeEngine.load
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEngine, "load", load)
+        with pytest.raises(EngineError, match=r"^the fourth load failed$"):
+            await history(tmp_path / "run", FakeEngineBuilder())
+    recorded = read_history(tmp_path / "run/history.jsonl")
+    assert [record.generation for record in recorded] == [0, 1, 2]
+    assert FakeEngineBuilder.made[-1].closed
+    whole = await history(tmp_path / "whole", FakeEngineBuilder())
+    assert await history(tmp_path / "run", FakeEngineBuilder()) == whole
+
+
+async def test_a_run_that_is_cancelled_leaves_no_task_behind(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    held = tmp_path / "held"
+    held.touch()
+    with anyio.move_on_after(0.5) as scope:
+        await history(tmp_path / "run", FakeEngineBuilder(held_by=str(held)))
+    assert scope.cancelled_caught
+    assert asyncio.all_tasks() == before
+    assert FakeEngineBuilder.made[-1].closed
+    held.unlink()
+    whole = await history(tmp_path / "whole", FakeEngineBuilder())
+    assert await history(tmp_path / "run", FakeEngineBuilder()) == whole
+
+
+async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
+    pool = await NearPoolBuilder()(model_name="none", search_space=LowRank())
+    observation, watch = Observation((1,)), Watch(5)
+    base = await LightEngine("", "").sample(SampleRequest("centre", observation, SamplingParams()))
+    with watch:
+        async with pool.lend(0) as host:
+            await host.load([Genome()])
+            await pool.apply(Step((Term(7, 0.25),)))
+            block = Residents(range(1), [Genome()], host, has_own_centre=True)
+            clock = Clock(watch)
+            with clock:
+                attempt = Attempt(pool, SamplingParams(), block, lambda _: 0, clock)
+                policy = EnginePolicy(attempt, 0)
+                assert (await policy.centre.sample(observation)).text == base.text
+                block.host = None
+                with pytest.raises(RequestError, match=r"may have moved: .* max_staleness=0"):
+                    await policy.centre.sample(observation)
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"max_staleness": 2}, "max_staleness must be in [0, 1], found 2"),
+        ({"surrogate": Surrogate(attempts=2)}, "max_staleness is about genomes' own answers"),
+        ({"optimizer": Genetic(population_size=4)}, "max_staleness=1: Genetic asks for genomes by"),
+        (
+            {"optimizer": ES(evaluate_centre=True, adaptive_sigma=AdaptiveSigma())},
+            "max_staleness=1: ES asks for genomes by",
+        ),
+    ],
+)
+async def test_what_depends_on_the_generation_before_is_refused(
+    tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        await history(tmp_path, FakeEngineBuilder(), **fields)
+    assert not (tmp_path / "history.jsonl").exists()
+
+
+async def test_batches_that_depend_on_results_are_refused_and_others_keep_their_metrics(
+    tmp_path: Path,
+) -> None:
+    parts: list[Part] = []
+    for name, letters, generations in (("first", "abcd", (0,)), ("second", "efgh", (0, 8))):
+        rows = tmp_path / f"{name}.jsonl"
+        lines = (json.dumps({"question": c, "answer": c}) + "\n" for c in letters)
+        rows.write_text("".join(lines))
+        task = Task(source=str(rows), prompt="{question}", reward=brief, num_test=1, batch=1)
+        schedule = Table(generations=generations, factors=tuple(1.0 + g for g in generations))
+        parts.append(Part(dataset=task, tag=name, schedule=schedule))
+    mixture = Mixture(parts=tuple(parts), batch=2)
+    dependent = chz.replace(mixture, curriculum=Curriculum())
+    with pytest.raises(ConfigError, match=r"^max_staleness=1: batches of Mixture depend on the"):
+        await history(tmp_path / "dependent", FakeEngineBuilder(), dataset=dependent)
+    assert not (tmp_path / "dependent/history.jsonl").exists()
+    shares: list[list[float]] = []
+    for staleness in (0, 1):
+        run = config(
+            tmp_path / str(staleness), FakeEngineBuilder(), dataset=mixture, max_staleness=staleness
+        )
+        await train.main(run)
+        rows_of_run = read_metrics(tmp_path / str(staleness) / "metrics.jsonl")
+        shares.append([row["data/share/first"] for row in rows_of_run[:12]])
+    assert shares[0] == shares[1]
+    assert len(set(shares[0])) == 9
