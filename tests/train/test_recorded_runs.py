@@ -5,6 +5,7 @@ name classes where they were then.
 """
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -57,6 +58,13 @@ def test_a_recorded_run_is_exported_to_the_same_bytes(name: str, runs: Path) -> 
     assert hashlib.sha256((Path("exported") / file).read_bytes()).hexdigest() == digest
 
 
+def rollouts_of(run: Path) -> dict[tuple[int, ...], str]:
+    """The lines of a run's `rollouts.jsonl`, by generation, problem, genome and attempt."""
+    lines = (run / "rollouts.jsonl").read_text().splitlines()
+    names = ("generation", "problem", "genome", "attempt")
+    return {tuple(json.loads(line)[name] for name in names): line for line in lines}
+
+
 @pytest.mark.parametrize("name", EXPORTS)
 def test_a_recorded_run_is_restored_and_goes_on(name: str, runs: Path) -> None:
     # The generations to come sample a model, and kernels of other CPUs may round otherwise.
@@ -75,11 +83,16 @@ def test_a_recorded_run_is_restored_and_goes_on(name: str, runs: Path) -> None:
 def test_a_recorded_run_goes_on_to_the_same_bytes(runs: Path) -> None:
     # Its engine is a fake and its optimizer remembers what genomes did, problem by problem.
     whole = {path.name: path.read_bytes() for path in (runs / "genetic").iterdir()}
+    rollouts = rollouts_of(runs / "genetic")
     history = runs / "genetic/history.jsonl"
     history.write_bytes(b"".join(whole["history.jsonl"].splitlines(keepends=True)[:4]))
     resume(Resume(log_path=str(runs / "genetic"), trust=("tests",)), {})
     assert history.read_bytes() == whole["history.jsonl"]
-    assert (runs / "genetic/rollouts.jsonl").read_bytes() == whole["rollouts.jsonl"]
+    # Which of a generation's rollouts are written down is not what the run is, and has changed.
+    again = rollouts_of(runs / "genetic")
+    assert len(again) == len(rollouts)
+    assert len(both := [place for place in again if place in rollouts]) >= 6
+    assert all(again[place] == rollouts[place] for place in both)
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.rglob("*.json")), ids=lambda path: path.stem)

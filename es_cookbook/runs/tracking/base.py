@@ -10,6 +10,7 @@ its genomes did (everything else).
 
 import contextlib
 import dataclasses
+import itertools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +158,11 @@ class SampledRollout:
 def choose_rollouts(
     run_seed: int, generation: int, groups_P: Sequence[TrajectoryGroup], count: int
 ) -> list[SampledRollout]:
-    """Choose up to `count` rollouts at random, the same ones when the generation is run again."""
+    """Choose up to `count` rollouts at random, the same ones when the generation is run again.
+
+    Genomes 2i and 2i + 1, each other's mirror image where a population has such, are chosen
+    together, at the same problem and attempt: what a perturbation does shows beside its opposite.
+    """
     places = [
         (p, g, k)
         for p, group in enumerate(groups_P)
@@ -165,7 +170,11 @@ def choose_rollouts(
         for k in range(len(trajectories_K))
     ]
     chooser = random.Random(derive_seed(run_seed, "shown rollouts", generation))
-    chosen = sorted(chooser.sample(places, min(count, len(places))))
+    drawn = chooser.sample(places, min(count, len(places)))
+    in_pairs = ((p, either, k) for p, g, k in drawn for either in (g, g ^ 1))
+    known = set(places)
+    wanted = dict.fromkeys(place for place in in_pairs if place in known)
+    chosen = sorted(itertools.islice(wanted, count))
     rewards_P_G_K = {p: groups_P[p].rewards_G_K for p, _, _ in chosen}
     return [
         SampledRollout(

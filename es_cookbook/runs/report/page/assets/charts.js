@@ -9,6 +9,7 @@ const faded = (hex, alpha) =>
   Math.round(alpha * 255)
     .toString(16)
     .padStart(2, "0");
+const AREA = 0.16; // Of a band, on what is behind it.
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const charts = [];
@@ -108,8 +109,9 @@ class Chart {
     const entries = this.now.lines.map((line, i) => {
       const readout = el("span", { class: "readout" });
       this.readouts.push(readout);
-      const swatch = el("span", { class: `swatch${line.dash ? " dashed" : ""}`, "aria-hidden": "true" });
-      swatch.style.setProperty("--swatch", line.colour);
+      const kind = line.bare ? " band" : line.dash ? " dashed" : "";
+      const swatch = el("span", { class: `swatch${kind}`, "aria-hidden": "true" });
+      swatch.style.setProperty("--swatch", line.bare ? faded(line.colour, line.shade ?? AREA) : line.colour);
       return el(
         "button",
         {
@@ -160,7 +162,7 @@ class Chart {
       if (column.low) {
         add(column.high, { stroke: "transparent", width: 0 });
         add(column.low, { stroke: "transparent", width: 0 });
-        bands.push({ series: [slots[0], slots[1]], fill: faded(line.colour, line.area ?? 0.16) });
+        bands.push({ series: [slots[0], slots[1]], fill: faded(line.colour, line.area ?? AREA) });
       }
       const few = line.values.length <= 40;
       add(column.values, {

@@ -72,7 +72,8 @@ function fitnessModel() {
   const kept = fitness.generations.map((generation, i) => [at.get(generation), i]).filter(([x]) => finite(x));
   const x = kept.map(([place]) => place);
   const quantile = (q) => kept.map(([, i]) => fitness.quantiles[i][q]);
-  const band = (label, low, high, area) => ({
+  // Bands lie on each other: `shade` is what is seen of one.
+  const band = (label, low, high, area, shade) => ({
     label,
     x,
     values: quantile(3),
@@ -81,6 +82,7 @@ function fitnessModel() {
     isRange: true,
     bare: true,
     area,
+    shade,
     colour: colour(0),
   });
   const points = (u) => {
@@ -118,9 +120,9 @@ function fitnessModel() {
     points,
     note: `${fitness.what === "fitness" ? "Fitness" : "Mean reward"} of every genome${report.runs.length > 1 ? `, of ${plainText(run.name)}` : ""}.${sampled}`,
     lines: [
-      band("all genomes", 0, 6, 0.08),
-      band("middle 80 %", 1, 5, 0.1),
-      band("middle 50 %", 2, 4, 0.14),
+      band("all genomes", 0, 6, 0.08, 0.08),
+      band("middle 80 %", 1, 5, 0.1, 0.17),
+      band("middle 50 %", 2, 4, 0.14, 0.29),
       { label: "median", x, values: quantile(3), colour: colour(0) },
     ],
   };
