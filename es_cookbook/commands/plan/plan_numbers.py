@@ -95,6 +95,7 @@ class Plan:
         own_dtype = str(model.config.dtype or torch.float32).removeprefix("torch.")
         self.dtype = own_dtype if engine.dtype == "auto" else engine.dtype
         self.size = cast("torch.dtype", getattr(torch, self.dtype)).itemsize
+        self.is_wide = self.dtype == "bfloat16"  # float32 around its products, on the CPU
         self.context = engine.context_length(model)
         self.share = math.ceil(config.population_size / config.num_engines)
         self.terms = math.ceil(config.population_size / 2)
@@ -125,9 +126,9 @@ class Plan:
         """A resident genome; if dense, own_bytes, and 0 in vLLM, where it takes the model's place.
 
         vLLM: size · slot rank · Σ (out + in) over the shards of linear weights, and of embedding
-        and output head whole (some models, as Qwen2, have no slots of those two). torch: size ·
-        Σ ranks · (in + out) over matmuls, of all that one computes, as q, k and v; ranks and out
-        above 4 are multiples of 4.
+        and output head whole (some models, as Qwen2, have no slots of those two). torch: size (on
+        device=cpu 4 for bfloat16) · Σ ranks · (in + out) over matmuls, of all that one computes, as
+        q, k and v; ranks and out above 4 are multiples of 4.
         """
         if not self.rank:
             return 0 if self.vllm else self.own_bytes()
@@ -136,7 +137,8 @@ class Plan:
             return self.size * self.slot_rank * sides
         members = PopulationModel(copy.deepcopy(self.model)).group_members()
         perturbed = Counter(group for name, group, _ in members if name in self.space.shapes)
-        return self.size * sum(
+        size = torch.float32.itemsize if self.on_cpu and self.is_wide else self.size
+        return size * sum(
             elements_of_row(group, self.rank, layers) for group, layers in perturbed.items()
         )
 
@@ -198,12 +200,13 @@ class Plan:
     def kv_bytes(self) -> int:
         """A token of the cache: 2 · layers · (kv heads / tp, at least 1) · head width · size.
 
-        For torch on device=cpu it is float32, and values' width a multiple of 16.
+        For torch on device=cpu it is float32, or bfloat16 if the model is in that, and values'
+        width a multiple of 16.
         """
         heads = self.layers * max(1, self.shards.kv_heads // self.tp)
         if self.on_cpu:
             widths = self.head_dim + round_up(self.head_dim, STEP)
-            return heads * widths * torch.float32.itemsize
+            return heads * widths * (self.size if self.is_wide else torch.float32.itemsize)
         return heads * 2 * self.head_dim * self.size
 
     def context_bytes(self) -> int:
@@ -279,7 +282,7 @@ def _cache_size(plan: Plan) -> CacheSize | None:
     Refuses models of which it does not keep keys and values alone.
     """
     try:
-        return flat_cache_size(plan.model, plan.context, on_cpu=plan.on_cpu)
+        size = flat_cache_size(plan.model, plan.context, on_cpu=plan.on_cpu)
     except Unfit as error:
         raise ModelError(
             f"model_name: {type(plan.model).__name__} is not counted for the torch engine, which "
@@ -287,6 +290,8 @@ def _cache_size(plan: Plan) -> CacheSize | None:
         ) from error
     except RuntimeError:  # without weights a router cannot choose experts
         return None
+    narrow = plan.on_cpu and plan.is_wide
+    return CacheSize(0, size.per_token // 2) if narrow else size
 
 
 def _shortened(plan: Plan, size: CacheSize) -> int:

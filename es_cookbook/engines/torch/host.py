@@ -155,7 +155,7 @@ class TorchEngine(Engine):
         self._lanes = [
             Lane(
                 self._queue,
-                FlatForward(device, prefill_tokens, keeps)
+                FlatForward(device, prefill_tokens, keeps, path.kept)
                 if path.flat
                 else OwnForward(path, device, prefill_tokens),
                 device=device,

@@ -75,6 +75,7 @@ class ResidentWeights:
             selected |= {name: parts[kind].to(device) for kind, name in names.items()}
         self.centre = Centre(selected, space, self._num_threads, device=device)
         self.model = self._new_model()
+        self._dtypes = {name: parameter.dtype for name, parameter in named_weights(base)}
         self._packs = packs_weights(space, base.dtype, base.device)
         if self._packs:
             self.model.pack()
@@ -192,7 +193,8 @@ class ResidentWeights:
         with torch.inference_mode():
             for name, parameter in self._own(model.module):
                 if name not in self._quantised:
-                    parameter.copy_(value(name))
+                    # Rounded as the base is, also where a model holds it in float32 (see `wide`).
+                    parameter.copy_(value(name).to(self._dtypes[name]))
                     continue
                 weight, names = self._quantised[name]
                 device = weight.codes.device

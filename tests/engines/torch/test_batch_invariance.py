@@ -44,24 +44,27 @@ def _requests() -> list[SampleRequest]:
 
 
 @pytest.mark.parametrize(
-    ("family", "space"),
+    ("family", "space", "dtype"),
     [
-        ("qwen2", LowRank()),
-        ("llama", LowRank(rank=3)),
-        ("gemma3", LowRank()),
-        ("gpt_neox", LowRank()),
-        ("qwen3", FullRank()),
+        ("qwen2", LowRank(), "float32"),
+        ("llama", LowRank(rank=3), "float32"),
+        ("gemma3", LowRank(), "float32"),
+        ("gpt_neox", LowRank(), "float32"),
+        ("qwen3", FullRank(), "float32"),
+        ("qwen2", LowRank(), "bfloat16"),
+        ("gemma3", LowRank(rank=3), "bfloat16"),
+        ("gpt_neox", FullRank(), "bfloat16"),
     ],
 )
 async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
-    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder, dtype: str
 ) -> None:
-    await _check(tiny_model(family), space)
+    await _check(tiny_model(family), space, dtype)
 
 
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(("rank", "dtype"), [(1, "float32"), (3, "float32"), (1, "bfloat16")])
 async def test_experts_do_not_depend_on_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
 ) -> None:
     monkeypatch.setattr(experts, "ELEMENTS_AT_ONCE", 1000 * rank)  # a few rows at once
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": VOCABULARY}
@@ -70,14 +73,14 @@ async def test_experts_do_not_depend_on_the_batch(
     tokens = {"pad_token_id": PAD, "eos_token_id": EOS}
     config = Qwen3MoeConfig(**sizes, **heads, **of_experts, **tokens)
     save_with_tokenizer(Qwen3MoeForCausalLM(config), tmp_path / "model")
-    await _check(tmp_path / "model", LowRank(rank=rank))
+    await _check(tmp_path / "model", LowRank(rank=rank), dtype)
 
 
-async def _check(path: Path, space: SearchSpaceBuilder) -> None:
+async def _check(path: Path, space: SearchSpaceBuilder, dtype: str) -> None:
     requests = _requests()
     shuffled = requests.copy()
     random.Random(4).shuffle(shuffled)
-    async with running_engine(path, space) as engine:
+    async with running_engine(path, space, dtype=dtype) as engine:
         await engine.load(GENOMES_G)
         expected = dict(zip(requests, await sample_all(engine, requests), strict=True))
         assert dict(zip(shuffled, await sample_all(engine, shuffled), strict=True)) == expected
@@ -90,7 +93,7 @@ async def _check(path: Path, space: SearchSpaceBuilder) -> None:
         {"num_lanes": 1, "prefill_tokens": 20},
         {"num_lanes": 3, "max_batch_size": 100},
     ):
-        async with running_engine(path, space, **options) as engine:
+        async with running_engine(path, space, dtype=dtype, **options) as engine:
             await engine.load(GENOMES_G)
             actions = dict(zip(shuffled, await sample_all(engine, shuffled), strict=True))
             assert actions == expected, options

@@ -22,7 +22,8 @@ import torch
 from typing_extensions import override
 
 from es_cookbook.engines.torch.forward.prefix_cache import LayerStates, States
-from es_cookbook.engines.torch.kernels.loops import STEP, attend
+from es_cookbook.engines.torch.kernels.loops import STEP, Row, attend, attend_rotated
+from es_cookbook.engines.torch.kernels.modules import LinearOutputs, rows_of
 
 LENGTH_STEP = 8
 """Tokens to which the new part of a prompt is padded, and cache views are lengthened."""
@@ -155,7 +156,7 @@ class SlotCache:
 
 
 class KernelCache(SlotCache):
-    """As the kernel reads it, on the CPU: float32, keys of a block as (d, STEP).
+    """As the kernel reads it, on the CPU: keys of a block as (d, STEP), in float32 or bfloat16.
 
     Values have columns for whole steps of the kernel. Memory that is never used is not touched.
     """
@@ -165,12 +166,18 @@ class KernelCache(SlotCache):
         kv_heads, width = k_T.shape[1:]
         return (kv_heads, width, STEP), (kv_heads, STEP, round_up(v_T.shape[2], STEP))
 
+    def __init__(
+        self, num_slots: int, slot_length: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(num_slots, slot_length)
+        self.dtype = dtype
+
     @override
     def _zeros(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        memory = np.zeros(math.prod(shape) * 4 + _ALIGNMENT, dtype=np.uint8)
+        memory = np.zeros(math.prod(shape) * self.dtype.itemsize + _ALIGNMENT, dtype=np.uint8)
         first = -memory.ctypes.data % _ALIGNMENT
         whole = torch.from_numpy(memory[first : len(memory) - _ALIGNMENT + first])
-        return whole.view(torch.float32).view(*shape)
+        return whole.view(self.dtype).view(*shape)
 
 
 class KernelRows(AttentionRows):
@@ -180,30 +187,41 @@ class KernelRows(AttentionRows):
         slots_T: of each row; negative for rows that are nobody's.
         positions_T: of each row, in its slot.
         cache: where keys and values go; None where nothing is decoded afterwards.
+        dtype: of a cache for the while, in that case.
     """
 
     def __init__(
-        self, slots_T: torch.Tensor, positions_T: torch.Tensor, cache: KernelCache | None = None
+        self,
+        slots_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        cache: KernelCache | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._slots_T, self._positions_T = slots_T.numpy(), positions_T.numpy()
         self._cache = cache
+        self._dtype = dtype
+
+    def _layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[Row, Row]:
+        """A layer's keys and values, for these of some tokens."""
+        cache = self._cache
+        if cache is None:
+            length = round_up(int(self._positions_T.max()) + 1, STEP)
+            cache = KernelCache(int(self._slots_T.max()) + 1, length, self._dtype)
+        keys, values = cache.layer(index, k_T, v_T)
+        return rows_of(keys), rows_of(values)
 
     @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        cache = self._cache
-        if cache is None:
-            length = round_up(int(self._positions_T.max()) + 1, STEP)
-            cache = KernelCache(int(self._slots_T.max()) + 1, length)
-        keys, values = cache.layer(layer.index, k_T, v_T)
+        keys, values = self._layer(layer.index, k_T, v_T)
         out_T = torch.empty(*q_T.shape[:2], v_T.shape[-1])
         attend(
             q_T.float().numpy(),
             k_T.float().numpy(),
             v_T.float().numpy(),
-            keys.numpy(),
-            values.numpy(),
+            keys,
+            values,
             self._slots_T,
             self._positions_T,
             layer.scale,
@@ -212,6 +230,33 @@ class KernelRows(AttentionRows):
             out_T.numpy(),
         )
         return out_T.to(q_T.dtype)
+
+    def attend_rotated(
+        self, layer: AttentionLayer, linear: LinearOutputs, heads: tuple[int, int]
+    ) -> torch.Tensor:
+        """As `loops.attend_rotated`; heads are (number of kv heads, d)."""
+        y_T_N, x_T_K, factors, rotary, norms = linear
+        kv_heads, size = heads
+        of_kv = y_T_N.view(len(y_T_N), -1, size)[:, :kv_heads]
+        keys, values = self._layer(layer.index, of_kv, of_kv)
+        cos_T_D, sin_T_D = (each[0].numpy() for each in rotary)
+        out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)
+        attend_rotated(
+            rows_of(y_T_N),
+            rows_of(x_T_K),
+            *factors,
+            cos_T_D,
+            sin_T_D,
+            *norms,
+            keys,
+            values,
+            self._slots_T,
+            self._positions_T,
+            layer.scale,
+            layer.window or 0,
+            rows_of(out_T_N),
+        )
+        return out_T_N
 
 
 def _attend(

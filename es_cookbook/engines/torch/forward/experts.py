@@ -56,13 +56,16 @@ class ExpertGroup:
         parameter: its attribute's name.
     """
 
-    def __init__(self, index: int, module: nn.Module, parameter: str, rows_per_step: int) -> None:
+    def __init__(
+        self, index: int, module: nn.Module, parameter: str, rows_per_step: int, wide: bool
+    ) -> None:
         self.index = index
         self.parameter = parameter
         self.transposed = is_transposed(module)
         weight = cast("nn.Parameter", getattr(module, parameter)).data
         self.weight = weight.transpose(1, 2) if self.transposed else weight
         self.bias = cast("nn.Parameter | None", getattr(module, f"{parameter}_bias", None))
+        self.dtype = torch.float32 if wide else weight.dtype
         self._rows_per_step = rows_per_step
 
     def __call__(
@@ -76,8 +79,9 @@ class ExpertGroup:
                 # Rows beyond a whole number of blocks would get another kernel, and other bits.
                 missing = -len(rows) % self._rows_per_step
                 bias = None if self.bias is None else self.bias[expert]
-                y = F.linear(F.pad(rows, (0, 0, 0, missing)), self.weight[expert], bias)
-                parts.append(y[: len(rows)])
+                padded = F.pad(rows, (0, 0, 0, missing)).to(self.weight.dtype)
+                y = F.linear(padded, self.weight[expert], bias)
+                parts.append(y[: len(rows)].to(rows.dtype))
         y_M_N = torch.cat(parts) if parts else x_M_K.new_zeros(0, self.weight.shape[1])
         if factors is not None and len(y_M_N):
             self._add_low_rank(y_M_N, x_M_K, routing, factors)
@@ -144,12 +148,17 @@ class PopulationExperts(nn.Module):
         return summed.view(hidden_states.shape).to(hidden_states.dtype)
 
 
-def expert_groups(first: int, module: nn.Module, rows_per_step: int) -> list[ExpertGroup]:
+def expert_groups(
+    first: int, module: nn.Module, rows_per_step: int, wide: bool = False
+) -> list[ExpertGroup]:
     """The projections of a module of experts, numbered from `first` on: up, then down.
 
-    Empty for any other module. Rows of a matmul are a multiple of `rows_per_step`.
+    Empty for any other module. Rows of a matmul are a multiple of `rows_per_step`; `wide` is as in
+    `population_layers.Path`.
     """
     names = expert_parameters(module)
     if len(names) != 2:
         return []
-    return [ExpertGroup(first + i, module, name, rows_per_step) for i, name in enumerate(names)]
+    return [
+        ExpertGroup(first + i, module, name, rows_per_step, wide) for i, name in enumerate(names)
+    ]

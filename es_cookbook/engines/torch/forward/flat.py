@@ -41,14 +41,24 @@ class FlatForward:
     elastic = True
 
     def __init__(
-        self, device: torch.device, prefill_tokens: int, prefixes: PrefixCache | None = None
+        self,
+        device: torch.device,
+        prefill_tokens: int,
+        prefixes: PrefixCache | None = None,
+        kept: torch.dtype = torch.float32,
     ) -> None:
+        """`prefixes` holds what ended requests leave; `kept` is the dtype of caches on the CPU."""
         self._device = device
         self._prefill_tokens = prefill_tokens
         self._prefixes = prefixes
-        self._new_cache = KernelCache if device.type == "cpu" else SlotCache
+        self._kept = kept
         self._cache = self._new_cache(0, 0)
         self.num_prefilled = self.num_cached = 0
+
+    def _new_cache(self, num_slots: int, slot_length: int) -> SlotCache:
+        if self._device.type == "cpu":
+            return KernelCache(num_slots, slot_length, self._kept)
+        return SlotCache(num_slots, slot_length)
 
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
@@ -81,7 +91,7 @@ class FlatForward:
             works, slots, firsts = map(list, zip(*batch, strict=True))
             rows = _FlatRows(works, self._device, firsts)
             self.num_prefilled += sum(rows.lengths)
-            attention = rows.attention(self._cache, slots, firsts)
+            attention = rows.attention(self._cache, self._kept, slots, firsts)
             last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
             # A batched matmul of one member takes another code path: see `attention`.
             if len(last) == 1:
@@ -152,7 +162,7 @@ class FlatForward:
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of continuations, in one pass; nothing is cached."""
         rows = _FlatRows(works, self._device)
-        attention = rows.attention(None, list(range(len(works))))
+        attention = rows.attention(None, self._kept, list(range(len(works))))
         spans: list[tuple[int, int]] = []
         for work, start in zip(works, rows.starts, strict=True):
             request = work.request
@@ -228,13 +238,17 @@ class _FlatRows:
         self.genome_of_block = torch.tensor(genomes, device=device)
 
     def attention(
-        self, cache: SlotCache | None, slots: list[int], firsts: list[int] | None = None
+        self,
+        cache: SlotCache | None,
+        kept: torch.dtype,
+        slots: list[int],
+        firsts: list[int] | None = None,
     ) -> AttentionRows:
-        """How they attend, each sequence in its slot."""
+        """How they attend, each sequence in its slot; without a cache, in one of dtype `kept`."""
         device = self.tokens_T.device
         if (cache is not None and not isinstance(cache, KernelCache)) or device.type != "cpu":
             return PrefillRows(self.starts, self.lengths, device, cache, slots, firsts)
         slots_T = torch.full_like(self.tokens_T, -1)
         for slot, start, length in zip(slots, self.starts, self.lengths, strict=True):
             slots_T[start : start + length] = slot
-        return KernelRows(slots_T, self.positions_T, cache)
+        return KernelRows(slots_T, self.positions_T, cache, kept)

@@ -6,15 +6,14 @@ row is zero: for low-rank genomes, the centre; for adapters, which have the cent
 it, the base.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from es_cookbook.engines.genome_terms import GenomeTerms
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms
 from es_cookbook.engines.torch.forward.experts import ExpertGroup
 from es_cookbook.engines.torch.forward.population_layers import (
     Factors,
@@ -27,13 +26,9 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import for_each, noise_device
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.factors import AdapterFactors
 
 Tables: TypeAlias = list[LowRankTable | None]
 """One a linear group; None for a group that the space leaves out."""
-_Fill: TypeAlias = Callable[[str, bool, torch.Tensor, torch.Tensor], None]
-"""Writes one weight's factors: its name, whether it is stored (in, out), a_G_R_N (rows, ranks, its
-outputs), b_G_K_R."""
 
 
 class GenomeTables:
@@ -65,65 +60,60 @@ class GenomeTables:
 
     def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
         """Make the tables of these genomes, or None where all of them would be zero."""
-        if self._space.adapter is not None:
-            return self._fill_adapters([*genomes_G, Genome()], self._space.adapter)
-        terms = GenomeTerms(genomes_G, self._space, self._device)
-        if terms.num_ranks == 0:
-            return None
-
-        def fill_weight(
-            name: str, transposed: bool, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor
-        ) -> None:
-            if transposed:  # its rows are inputs
-                terms.write(name, a_G_R_N, b_G_K_R)
-            else:
-                terms.write(name, b_G_K_R.mT, a_G_R_N.mT)
-
-        return self._fill(terms.num_genomes + 1, terms.num_ranks, fill_weight)
-
-    def _fill_adapters(self, genomes_G: Sequence[Genome], adapter: AdapterFactors) -> Tables:
-        values_G = [functools.partial(self._centre.perturbed, genome) for genome in genomes_G]
-
-        def fill_weight(
-            name: str, transposed: bool, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor
-        ) -> None:
-            del transposed  # an adapter's A reads the inputs, and its B makes the outputs
-            for g, (a, b) in enumerate(adapter.factors(name, values_G)):
-                b_G_K_R[g] = a.T
-                a_G_R_N[g] = b.T * adapter.lora.scale
-
-        return self._fill(len(genomes_G) + 1, self._rank, fill_weight)
+        adapter = self._space.adapter
+        if adapter is None:
+            factors = GenomeTerms(genomes_G, self._space, self._device)
+        else:
+            rows_G = [*genomes_G, Genome()]
+            places_G = range(len(rows_G))
+            factors = GenomeAdapters(
+                rows_G, places_G, self._space, adapter, self._centre, self._device
+            )
+        return self._fill(factors) if factors.num_ranks else None
 
     def bytes_of_genome(self) -> int:
         """Bytes of the row of a genome (a low-rank one: with one term), over all tables."""
         return sum(
-            elements_of_row(group, self._rank, len(members)) * group.weight.element_size()
+            elements_of_row(group, self._rank, len(members)) * group.dtype.itemsize
             for group, members in self._groups
         )
 
-    def _fill(self, num_rows: int, rank: int, fill_weight: _Fill) -> Tables:
-        """Tables of zeros with `num_rows` rows, each weight's factors written by `fill_weight`."""
+    def _fill(self, factors: GenomeFactors) -> Tables:
+        """Tables of zeros, one row more than there are genomes, and the factors in them."""
         tables: Tables = [None] * self._num_groups
+        num_rows, rank = factors.num_genomes + 1, factors.num_ranks
+
+        def write(
+            name: str, transposed: bool, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor
+        ) -> None:
+            # A stored (in, out) weight's rows are inputs; an adapter's A reads them in any case.
+            if transposed and self._space.adapter is None:
+                factors.write(name, a_G_R_N, b_G_K_R)
+            else:
+                factors.write(name, b_G_K_R.mT, a_G_R_N.mT)
 
         def fill(perturbed: tuple[LinearGroup | ExpertGroup, list[tuple[str, int]]]) -> None:
             group, members = perturbed
             a_sizes, b_sizes = _row_shapes(group, rank, len(members))
-            a_G = torch.zeros(num_rows, *a_sizes, device=self._device)
-            b_G = torch.zeros(num_rows, *b_sizes, device=self._device).mT
+            dtype, device = group.dtype, self._device
+            a_G = torch.zeros(num_rows, *a_sizes, dtype=dtype, device=device)
+            b_G = torch.zeros(num_rows, *b_sizes, dtype=dtype, device=device).mT
             columns_R: list[tuple[int, int]] = []
             for m, (name, place) in enumerate(members):
                 if isinstance(group, ExpertGroup):
-                    fill_weight(name, group.transposed, a_G[:, place], b_G[:, place])
+                    write(name, group.transposed, a_G[:, place], b_G[:, place])
                     continue
                 columns = slice(m * rank, (m + 1) * rank)
                 size = group.sizes[group.offsets.index(place)]
                 columns_R += [(place, place + size)] * rank
                 a_G_R_N = a_G[:, columns, place : place + size]
-                fill_weight(name, group.transposed, a_G_R_N, b_G[:, :, columns])
+                write(name, group.transposed, a_G_R_N, b_G[:, :, columns])
             where = np.array(columns_R, dtype=np.int64).reshape(-1, 2)
-            tables[group.index] = LowRankTable(a_G.to(group.weight), b_G.to(group.weight), where)
+            a_G, b_G = (each.to(group.weight.device, group.dtype) for each in (a_G, b_G))
+            tables[group.index] = LowRankTable(a_G, b_G, where)
 
         for_each(fill, self._groups, self._num_threads)
+        factors.finish()
         return tables
 
 

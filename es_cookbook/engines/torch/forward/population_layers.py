@@ -28,7 +28,7 @@ split, shuffle and pad batches to hold this to account.
 
 import dataclasses
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -42,18 +42,29 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import is_linear, is_transposed, member_name
-from es_cookbook.engines.torch.forward.attention import AttentionLayer, AttentionRows
+from es_cookbook.engines.torch.forward.attention import (
+    AttentionLayer,
+    AttentionRows,
+    KernelRows,
+)
 from es_cookbook.engines.torch.forward.experts import (
     ExpertFactors,
     ExpertGroup,
     PopulationExperts,
     expert_groups,
 )
+from es_cookbook.engines.torch.forward.wide import widen
 from es_cookbook.engines.torch.kernels.loops import LANES, add_low_rank
 from es_cookbook.engines.torch.kernels.modules import (
+    NO_FACTORS,
     GatedLayers,
+    KernelFactors,
+    LinearOutputs,
+    Norm,
+    RotaryAttention,
     alike,
     norm_like,
+    rows_of,
     suits_kernels,
 )
 from es_cookbook.engines.torch.kernels.products import PackedWeight
@@ -83,6 +94,7 @@ class Path:
         mixed: so do different genomes.
         elastic: rows can leave the model's cache and join others; all state of theirs is in it.
         eager: attention is the model's own code, not a faster kernel.
+        wide: all but the products of a 16-bit model is in float32 (see `wide`).
         cached: the model has a cache that is right; without one every token runs all before it.
     """
 
@@ -92,6 +104,12 @@ class Path:
     elastic: bool = True
     cached: bool = True
     eager: bool = False
+    wide: bool = False
+
+    @property
+    def kept(self) -> torch.dtype:
+        """What keys and values on the CPU are kept in, on the flat path."""
+        return torch.bfloat16 if self.wide else torch.float32
 
     @override
     def __str__(self) -> str:
@@ -157,37 +175,46 @@ class LowRankRows:
         self._table = table
         self._genome_of_block = genome_of_block
         self.gathered: tuple[torch.Tensor, torch.Tensor] | None = None
-        if not suits_kernels(table.a_G_R_N):
+        if suits_kernels(table.a_G_R_N):
+            a_G_R_N, b_G_R_K = table.a_G_R_N.numpy(), table.b_G_K_R.mT.numpy()
+            self._arrays = a_G_R_N, b_G_R_K, table.columns_R, genome_of_block.numpy()
+        else:
             self.gathered = table.a_G_R_N[genome_of_block], table.b_G_K_R[genome_of_block]
 
     def __len__(self) -> int:
         return len(self._genome_of_block)
 
-    def add_to(self, y_T_N: torch.Tensor, x_T_K: torch.Tensor) -> None:
-        """Add x B A to y, each row's own; rows come in as many blocks, of one height.
+    def for_kernels(self, num_rows: int) -> KernelFactors:
+        """The table, and whose the rows are: as many blocks of one height.
 
         Raises:
-            ValueError: They do not: the model runs this layer on other rows than the batch's.
+            ValueError: They are not: the model runs this layer on other rows than the batch's.
         """
-        height, rest = divmod(len(y_T_N), len(self))
+        return *self._arrays, self._height(num_rows)
+
+    def _height(self, num_rows: int) -> int:
+        height, rest = divmod(num_rows, len(self))
         if rest or not height:
-            raise ValueError(f"{len(y_T_N)} rows cannot be {len(self)} blocks of one height")
+            raise ValueError(f"{num_rows} rows cannot be {len(self)} blocks of one height")
+        return height
+
+    def added(self, y_T_N: torch.Tensor, x_T_K: torch.Tensor) -> torch.Tensor:
+        """Y + x B A, each row's own; y may be written to.
+
+        Raises:
+            ValueError: See `for_kernels`.
+        """
         if self.gathered is None:
-            table = self._table
-            add_low_rank(
-                y_T_N.numpy(),
-                x_T_K.contiguous().numpy(),
-                table.a_G_R_N.numpy(),
-                table.b_G_K_R.mT.numpy(),
-                table.columns_R,
-                self._genome_of_block.numpy(),
-                height,
-            )
-            return
+            out = y_T_N if suits_kernels(y_T_N) else torch.empty_like(y_T_N, dtype=torch.float32)
+            factors = self.for_kernels(len(y_T_N))
+            add_low_rank(rows_of(y_T_N), rows_of(x_T_K), *factors, out.numpy())
+            return out
         a, b = self.gathered
+        height = self._height(len(y_T_N))
         x_blocks = x_T_K.view(len(self), height, -1)
         y_blocks = y_T_N.view(len(self), height, -1)
         y_blocks += torch.bmm(torch.bmm(x_blocks, b), a)[..., : y_T_N.shape[-1]]
+        return y_T_N
 
     def of_first_block(self, columns: slice) -> torch.Tensor:
         """What the first block's genome adds to the weights of these outputs: (in, columns)."""
@@ -252,12 +279,15 @@ class LinearGroup:
     place is seen here.
     """
 
-    def __init__(self, index: int, layers: Sequence[nn.Linear | Conv1D], is_head: bool) -> None:
+    def __init__(
+        self, index: int, layers: Sequence[nn.Linear | Conv1D], is_head: bool, wide: bool
+    ) -> None:
         self.index = index
         self.is_head = is_head
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
         matrices = [_matrix(layer) for layer in layers]
+        self.dtype = torch.float32 if wide else matrices[0].dtype
         self.sizes = [len(matrix) for matrix in matrices]
         self.in_features = matrices[0].shape[1]
         if len(layers) == 1:
@@ -280,21 +310,35 @@ class LinearGroup:
         """Compute with a packed copy of the weights as they are now, until this is called again."""
         self._packed = PackedWeight(self.weight, self.bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """All members' outputs side by side: (..., in) -> (..., sum of sizes)."""
-        batch = _batch()
-        rows = x.reshape(-1, self.in_features)
+    def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), as the weights'."""
+        rows = x.reshape(-1, self.in_features).to(self.weight.dtype).contiguous()
         num_rows = rows.shape[0]
         if num_rows < MIN_ROWS:
             rows = F.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
-        y = F.linear(rows, self.weight, self.bias) if self._packed is None else self._packed(rows)
+        packed, weight = self._packed, self.weight
+        y = F.linear(rows, weight, self.bias) if packed is None else packed(rows)
+        return rows[:num_rows], y[:num_rows]
+
+    def kernel_factors(self, num_rows: int) -> KernelFactors:
+        """What the genomes of so many rows of the batch add."""
+        factors = self._factors()
+        return NO_FACTORS if factors is None else factors.for_kernels(num_rows)
+
+    def _factors(self) -> LowRankRows | None:
+        batch = _batch()
         factors = batch.factors[self.index] if batch.factors is not None else None
         if self.is_head and batch.head_factors is not None:
             factors = batch.head_factors
-        if factors is not None:
-            assert isinstance(factors, LowRankRows)
-            factors.add_to(y[:num_rows], rows[:num_rows])
-        return y[:num_rows].view(*x.shape[:-1], -1)
+        assert factors is None or isinstance(factors, LowRankRows)
+        return factors
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """All members' outputs side by side: (..., in) -> (..., sum of sizes)."""
+        rows, y = self.product(x)
+        factors = self._factors()
+        y = y.to(self.dtype) if factors is None else factors.added(y, rows)
+        return y.view(*x.shape[:-1], -1)
 
 
 class PopulationLinear(nn.Module):
@@ -403,6 +447,8 @@ class PopulationModel:
         self.module = module.eval().requires_grad_(False)
         if path.flat or path.eager:
             set_attention(self.module, ATTENTION if path.flat else "eager")
+        if path.wide:
+            widen(self.module)
         self.groups: list[LinearGroup | ExpertGroup] = []
         self.tables: list[LowRankTable | None] | None = None
         head = module.get_output_embeddings()
@@ -414,19 +460,19 @@ class PopulationModel:
                 layers = [linears[name] for name in names]
                 weights = tuple(id(layer.weight) for layer in layers)
                 if weights not in made:
-                    made[weights] = LinearGroup(len(self.groups), layers, layers[0] is head)
+                    is_head = layers[0] is head
+                    made[weights] = LinearGroup(len(self.groups), layers, is_head, path.wide)
                     self.groups.append(made[weights])
                 for member, (name, layer) in enumerate(zip(names, layers, strict=True)):
                     setattr(parent, name, PopulationLinear(layer, made[weights], member))
             for name, child in children.items():
-                if projections := expert_groups(len(self.groups), child, MIN_ROWS):
+                if projections := expert_groups(len(self.groups), child, MIN_ROWS, path.wide):
                     self.groups += projections
                     setattr(parent, name, PopulationExperts(child, projections, _expert_factors))
         if path.flat:
-            for parent in list(module.modules()):
-                for name, child in list(parent.named_children()):
-                    if replacement := norm_like(child) or _gated_like(child):
-                        setattr(parent, name, replacement)
+            _replace(module, norm_like)
+            _replace(module, _gated_like)
+            _replace(module, _attention_like)
 
     def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
         """(name, group, first output or expert) of every linear weight."""
@@ -485,14 +531,84 @@ def _gated_like(module: nn.Module) -> GatedLayers | None:
     group = gate.group
     if up.group is not group or gate.out_features != down.in_features:
         return None
-    if not suits_kernels(group.weight) or down.in_features < LANES:
+    if not _feeds_kernels(group) or down.in_features < LANES:
         return None
     replacement = GatedLayers(gate, up, down, group)
     _current.batch = Batch()
     try:
-        return replacement if alike(module, replacement, group.in_features) else None
+        same = alike(module, replacement, group.in_features, group.weight.dtype)
+        return replacement if same else None
     finally:
         _current.batch = None
+
+
+def _attention_like(module: nn.Module) -> RotaryAttention | None:
+    """The same by a kernel, if it is attention with rotary positions in float32 on the CPU."""
+    children = dict(module.named_children())
+    layers = [children.pop(name, None) for name in (*_SIBLINGS[0], "o_proj")]
+    if any(not isinstance(layer, PopulationLinear) for layer in layers):
+        return None
+    q, k, v, o = cast("list[PopulationLinear]", layers)
+    if len({id(layer.group) for layer in (q, k, v)}) > 1 or not _feeds_kernels(q.group):
+        return None
+    size = getattr(module, "head_dim", 0)
+    if not size or k.out_features != v.out_features or q.out_features != o.in_features:
+        return None
+    norms = [children.pop(name, None) for name in ("q_norm", "k_norm")]
+    is_norm = [isinstance(norm, Norm) and len(norm.weight) == size for norm in norms]
+    if children or (any(norms) and not all(is_norm)):
+        return None
+    found = _Heard(torch.arange(5), q.group.weight.dtype)
+    heard = found.layers
+
+    def attend(linear: LinearOutputs, heads: tuple[int, int]) -> torch.Tensor:
+        attention = _batch().attention
+        assert isinstance(attention, KernelRows)
+        return attention.attend_rotated(heard[0], linear, heads)
+
+    replacement = RotaryAttention(module, q.group, (k.out_features // size, size), attend)
+    generator = torch.Generator().manual_seed(1)
+    rotary = [torch.randn(1, 5, size, generator=generator) for _ in range(2)]
+    _current.batch = Batch(found)
+
+    def runs(other: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: other(
+            hidden_states=x, position_embeddings=tuple(rotary), attention_mask=None
+        )[0]
+
+    try:
+        same = alike(runs(module), runs(replacement), q.in_features, q.group.weight.dtype)
+    finally:
+        _current.batch = None
+    return replacement if same and heard[0].softcap is None else None
+
+
+class _Heard(KernelRows):
+    """Rows of one prompt that note how layers attend."""
+
+    def __init__(self, positions_T: torch.Tensor, dtype: torch.dtype) -> None:
+        super().__init__(torch.zeros_like(positions_T), positions_T, dtype=dtype)
+        self.layers: list[AttentionLayer] = []
+
+    @override
+    def attend(
+        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
+    ) -> torch.Tensor:
+        self.layers.append(layer)
+        return super().attend(layer, q_T, k_T, v_T)
+
+
+def _feeds_kernels(group: LinearGroup) -> bool:
+    """Whether kernels can read what linear layers make."""
+    return group.weight.device.type == "cpu" and group.dtype == torch.float32
+
+
+def _replace(model: nn.Module, like: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Put what is like a module into its place, where there is such."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if replacement := like(child):
+                setattr(parent, name, replacement)
 
 
 def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...]]:

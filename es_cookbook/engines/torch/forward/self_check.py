@@ -7,6 +7,9 @@ by a genome. The log-probabilities must be those of the model's own forward, and
 the genome's weights merged. Paths are tried from the fastest on (`PATHS`), and a model for which
 none agrees is refused by name, with the difference.
 
+A 16-bit model on the CPU is then run once more as it will sample, with float32 around its products,
+and has that if it agrees up to rounding (see `wide`).
+
 To be quick the check first runs a part of the model, in float32: its first layers up to one of
 every kind there is, and the first tokens of its vocabulary. Only if that does not show one of the
 fast paths to be right, it runs all of it. A sequence of a few tokens does not show how far back a
@@ -47,6 +50,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     set_attention,
 )
 from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.wide import NARROW
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.kernels.products import one_thread
 from es_cookbook.evolution.centre import Centre
@@ -72,6 +76,8 @@ PATHS = (FLAT, *_OWN, *(dataclasses.replace(path, eager=True) for path in _OWN))
 """From the fastest to the one that asks the least of a model."""
 TOLERANCE = 1e-3
 """Greatest difference of log-probabilities in float32 that still is rounding."""
+ROUNDED = 0.25
+"""The same where products are rounded to 16 bits."""
 
 LARGE = 1 << 28
 """Parameters from which on only the first layers are run: all of them take 4 GiB and more."""
@@ -118,6 +124,9 @@ def right_path(
                     if type(model).__name__ in _FORGETFUL and not path.flat:
                         path = dataclasses.replace(path, cached=False)
                         size = own_cache_size(model, path)
+                    path = check.widened(path)
+                    if path.flat and path.wide:
+                        size = check.cache_size(path, context_length)
                     return path, size
                 why = f"log-probabilities are off by {difference:.2g}"
             if is_large:
@@ -193,7 +202,7 @@ class _Check:
         layers = None if self._part is _whole else _layers_like(self._model)
         on_cpu = module.device.type == "cpu"
         size = flat_cache_size(module, context_length, layers, on_cpu=on_cpu)
-        if on_cpu:  # in float32, whatever the model's dtype
+        if on_cpu and not path.wide:  # in float32, whatever the model's dtype
             return size
         own_bytes = self._model.dtype.itemsize
         return CacheSize(0, size.per_token * own_bytes // torch.float32.itemsize)
@@ -210,12 +219,25 @@ class _Check:
         cohorts = [rows] if path.mixed else [[row] for row in rows]
         return float(np.max([self._of_cohort(model, path, own) for own in cohorts]))
 
+    def widened(self, path: Path) -> Path:
+        """The path with float32 around products, for 16 bits on the CPU, if that is right."""
+        if self._device.type != "cpu" or self._model.dtype not in NARROW:
+            return path
+        self._unused = self._part(self._model)
+        for parameter in self._unused.parameters():
+            parameter.data = parameter.data.to(self._model.dtype)
+        wide = dataclasses.replace(path, wide=True)
+        try:
+            return wide if self.difference(wide) <= ROUNDED else path
+        except Exception:  # of any kind: what it reads of its own weights has other dtypes then
+            return path
+
     def _of_cohort(self, model: PopulationModel, path: Path, rows: Sequence[int]) -> float:
         """Prefill, score, decode, move rows to other places, and decode on."""
         longest = _SEQUENCE - _DECODED
         prefill_tokens = ROWS_PER_BLOCK * len(rows) * longest
         if path.flat:
-            forward: Forward = FlatForward(self._device, prefill_tokens)
+            forward: Forward = FlatForward(self._device, prefill_tokens, kept=path.kept)
             lengths = [longest, longest - _DECODED]
         else:
             # Twice as many rows as run together: their caches are joined, and each is of all

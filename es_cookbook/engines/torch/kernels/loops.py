@@ -1,9 +1,11 @@
-"""Loops that numba compiles for the CPU, in float32: attention over a slot cache, and work on rows.
+"""Loops that numba compiles for the CPU: attention over a slot cache, and work on rows.
 
-They are written with operations on eight numbers side by side. LLVM's vectoriser may add in another
-order wherever it likes, and leaves loops of a few dozen numbers scalar; here a kernel says itself
-which numbers are added in which order, so a row's bits are the same on every processor and in every
-batch. The operations, `load(row, i)` or `fma(a, b, c)`, are a kernel's own: nobody else calls them.
+They compute in float32, and read and write rows of float32 or of bfloat16, which NumPy knows as
+`uint16`. They are written with operations on sixteen numbers side by side. LLVM's vectoriser may
+add in another order wherever it likes, and leaves loops of a few dozen numbers scalar; here a
+kernel says itself which numbers are added in which order, so a row's bits are the same on every
+processor and in every batch. The operations, `load(row, i)` or `fma(a, b, c)`, are a kernel's own:
+nobody else calls them.
 
 All of it is one module because numba keeps compiled kernels on the disk, and compiles them again
 when their own module has changed, whatever other modules they are made of.
@@ -20,24 +22,25 @@ from numba.core.datamodel import models, register_default
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-LANES = 8
-"""Numbers that an operation works on: a register of AVX, two of NEON, half one of AVX-512."""
-STEP = 2 * LANES
+LANES = 16
+"""Numbers that an operation works on: a register of AVX-512, two of AVX, four of NEON."""
+STEP = LANES
 """Positions, and columns of values, that attention works on together: a cache has multiples."""
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _INTS = ir.VectorType(ir.IntType(32), LANES)
-_ALIGNMENT = 4  # rows may begin at any number
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+_HALF_BITS = 16
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 
-def compiled(signature: str | None = None) -> Callable[[_Kernel], _Kernel]:
+def compiled(signature: str | list[str] | None = None) -> Callable[[_Kernel], _Kernel]:
     """A kernel: machine code without the interpreter's lock, kept on disk for the next process.
 
     Args:
-        signature: of a kernel's arguments in numba's words, compiled when this module is imported;
-            None for what kernels call.
+        signature: of a kernel's arguments in numba's words, or several, compiled when this module
+            is imported; None for what kernels call.
     """
     if signature is None:
         return cast("Callable[[_Kernel], _Kernel]", numba.njit(error_model="numpy"))
@@ -53,7 +56,7 @@ def compiled(signature: str | None = None) -> Callable[[_Kernel], _Kernel]:
 
 
 class Lanes:
-    """Eight numbers, for type checkers: a kernel's variable, never an object."""
+    """Sixteen numbers, for type checkers: a kernel's variable, never an object."""
 
 
 class _LanesType(types.Type):
@@ -102,31 +105,71 @@ def _llvm(name: str, arguments: int) -> Any:
     return _operation(arguments, emit)
 
 
-def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+def _is_narrow(array: Any) -> bool:
+    return array.dtype == types.uint16
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any, what: Any) -> Any:
     data = context.make_array(kind)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), _FLOATS.as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), what.as_pointer())
 
 
-def _load(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
-    """Eight neighbours of a contiguous array of one axis, from an index on."""
-
-    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        return builder.load(
-            _pointer(context, builder, signature.args[0], *values), align=_ALIGNMENT
-        )
-
-    return _lanes(array, types.intp), emit
+def _constant(kind: Any, number: int) -> Any:
+    """Of a kind of integers, or of vectors of them."""
+    return ir.Constant(kind, [number] * LANES if isinstance(kind, ir.VectorType) else number)
 
 
-def _store(_: Any, array: Any, index: Any, value: Any) -> tuple[Any, _Emit]:
-    """Write eight neighbours of a contiguous array of one axis, from an index on."""
+def _widened(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
+    """Float32 from bfloat16."""
+    shifted = builder.shl(builder.zext(shorts, ints), _constant(ints, _HALF_BITS))
+    return builder.bitcast(shifted, floats)
 
-    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], *values[:2])
-        builder.store(values[2], pointer, align=_ALIGNMENT)
-        return context.get_dummy_value()
 
-    return types.void(array, types.intp, value), emit
+def _rounded(builder: Any, floats: Any, ints: Any, shorts: Any) -> Any:
+    """The nearest bfloat16, ties to even."""
+    bits = builder.bitcast(floats, ints)
+    odd = builder.and_(builder.lshr(bits, _constant(ints, _HALF_BITS)), _constant(ints, 1))
+    up = builder.add(builder.add(bits, _constant(ints, (1 << (_HALF_BITS - 1)) - 1)), odd)
+    return builder.trunc(builder.lshr(up, _constant(ints, _HALF_BITS)), shorts)
+
+
+def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
+    """An operation that reads an array of one axis from an index on; rows may begin anywhere."""
+    floats, ints, shorts = kinds
+
+    def read(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
+        narrow = _is_narrow(array)
+
+        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            what = shorts if narrow else floats
+            array, index = values
+            pointer = _pointer(context, builder, signature.args[0], array, index, what)
+            found = builder.load(pointer, align=2 if narrow else 4)
+            return _widened(builder, found, ints, floats) if narrow else found
+
+        return result(array, types.intp), emit
+
+    return intrinsic(read)
+
+
+def _writer(kinds: tuple[Any, Any, Any]) -> Any:
+    """An operation that writes to an array of one axis from an index on."""
+    floats, ints, shorts = kinds
+
+    def write(_: Any, array: Any, index: Any, value: Any) -> tuple[Any, _Emit]:
+        narrow = _is_narrow(array)
+
+        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            what = shorts if narrow else floats
+            array, index, value = values
+            pointer = _pointer(context, builder, signature.args[0], array, index, what)
+            written = _rounded(builder, value, ints, shorts) if narrow else value
+            builder.store(written, pointer, align=2 if narrow else 4)
+            return context.get_dummy_value()
+
+        return types.void(array, types.intp, value), emit
+
+    return intrinsic(write)
 
 
 def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
@@ -142,20 +185,32 @@ def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
     return _lanes(types.float32), emit
 
 
-def _sum(_: Any, lanes: Any) -> tuple[Any, _Emit]:
-    """The sum of all lanes, first to last."""
+def _halved(combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """An operation that makes one number of all lanes: of halves, of halves of these, and so on."""
 
-    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        del context, signature
-        parts = [
-            builder.extract_element(values[0], ir.Constant(ir.IntType(32), i)) for i in range(LANES)
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            total = builder.fadd(total, part)
-        return total
+    def reduce(_: Any, lanes: Any) -> tuple[Any, _Emit]:
+        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            del context, signature
+            index, left, width = ir.IntType(32), values[0], LANES
+            while width > 1:
+                width //= 2
+                nothing, kind = ir.Constant(left.type, ir.Undefined), ir.VectorType(index, width)
+                halves = [
+                    builder.shuffle_vector(
+                        left, nothing, ir.Constant(kind, list(range(first, first + width)))
+                    )
+                    for first in (0, width)
+                ]
+                left = combine(builder, *halves)
+            return builder.extract_element(left, ir.Constant(index, 0))
 
-    return types.float32(lanes), emit
+        return types.float32(lanes), emit
+
+    return intrinsic(reduce)
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def _power_of_two(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
@@ -175,15 +230,22 @@ def _choose(relation: str) -> _Emit:
     return emit
 
 
-Row: TypeAlias = NDArray[np.float32]
+Row: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
 _Number: TypeAlias = float | np.floating[Any]
 _OfOne: TypeAlias = Callable[[Lanes], Lanes]
 _OfTwo: TypeAlias = Callable[[Lanes, Lanes], Lanes]
 
-load = cast("Callable[[Row, int], Lanes]", intrinsic(_load))
-store = cast("Callable[[Row, int, Lanes], None]", intrinsic(_store))
+_VECTORS = _FLOATS, _INTS, _SHORTS
+_SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+load = cast("Callable[[Row, int], Lanes]", _reader(_lanes, _VECTORS))
+"""Neighbours of a contiguous array of one axis, from an index on."""
+store = cast("Callable[[Row, int, Lanes], None]", _writer(_VECTORS))
+read = cast("Callable[[Row, int], _Number]", _reader(types.float32, _SCALARS))
+"""One number of it."""
+write = cast("Callable[[Row, int, _Number], None]", _writer(_SCALARS))
 spread = cast("Callable[[_Number], Lanes]", intrinsic(_spread))
-sum_of = cast("Callable[[Lanes], _Number]", intrinsic(_sum))
+sum_of = cast("Callable[[Lanes], _Number]", _halved(lambda builder, a, b: builder.fadd(a, b)))
+largest_of = cast("Callable[[Lanes], _Number]", _halved(_larger))
 add: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fadd(*both))
 multiply: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fmul(*both))
 divide: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fdiv(*both))
@@ -228,6 +290,8 @@ def exponential(x: Lanes) -> Lanes:
 
 
 # --- attention -----------------------------------------------------------------------------------
+# Below, arrays have one axis and come with where a row of them begins: a view of a row would count
+# references, which costs more than many a row's work.
 
 
 @compiled()
@@ -240,20 +304,32 @@ def _capped(x: Lanes, cap: Lanes) -> Lanes:
 
 @compiled()
 def _score(
-    q: Row, keys: Row, start: int, first: int, end: int, scale: Lanes, cap: _Number, scores: Row
+    q: Row,
+    at: int,
+    other: int,
+    depth: int,
+    keys: Row,
+    start: int,
+    first: int,
+    end: int,
+    scale: Lanes,
+    cap: _Number,
+    scores: Row,
+    length: int,
 ) -> None:
-    """Scores of two rows of queries (2, d) with positions `first` to `end` of a slot's keys.
+    """Scores of two queries, at `at` and `other`, with positions `first` to `end` of a slot's keys.
 
-    The slot's blocks, (d, STEP) each, lie in `keys` from `start` on.
+    The slot's blocks, (depth, STEP) each, lie in `keys` from `start` on; two are taken together.
+    Scores of the second query lie `length` behind those of the first.
     """
-    q0, q1, row0, row1 = q[0], q[1], scores[0], scores[1]
-    width = len(q0)
-    for position in range(first, end, STEP):
+    for position in range(first, end, 2 * STEP):
+        two = position + STEP < end
+        block = start + position * depth
+        next_block = block + STEP * depth if two else block
         a = b = c = e = spread(_ZERO)
-        block = start + position * width
-        for d in range(width):
-            x, y = spread(q0[d]), spread(q1[d])
-            k0, k1 = load(keys, block + d * STEP), load(keys, block + d * STEP + LANES)
+        for d in range(depth):
+            x, y = spread(read(q, at + d)), spread(read(q, other + d))
+            k0, k1 = load(keys, block + d * STEP), load(keys, next_block + d * STEP)
             a, b = fma(x, k0, a), fma(x, k1, b)
             c, e = fma(y, k0, c), fma(y, k1, e)
         a, b = multiply(a, scale), multiply(b, scale)
@@ -261,65 +337,168 @@ def _score(
         if cap > _ZERO:
             s = spread(cap)
             a, b, c, e = _capped(a, s), _capped(b, s), _capped(c, s), _capped(e, s)
-        store(row0, position, a)
-        store(row0, position + LANES, b)
-        store(row1, position, c)
-        store(row1, position + LANES, e)
+        store(scores, position, a)
+        store(scores, length + position, c)
+        if two:
+            store(scores, position + STEP, b)
+            store(scores, length + position + STEP, e)
 
 
 @compiled()
-def _normalised(row: Row, first: int, seen: int, n: int, end: int) -> _Number:
+def _normalised(scores: Row, at: int, first: int, seen: int, n: int, end: int) -> _Number:
     """Make exponentials of scores, of those not seen too small to count; gives 1 / their sum."""
-    for position in range(first, seen):
-        row[position] = _HIDDEN
-    for position in range(n, end):
-        row[position] = _HIDDEN
-    highest = load(row, first)
-    for position in range(first + LANES, end, LANES):
-        highest = larger(highest, load(row, position))
-    store(row, end, highest)
-    top = row[end]
-    for i in range(1, LANES):
-        top = max(top, row[end + i])
-    minus_top, total = spread(-top), spread(_ZERO)
-    for position in range(first, end, LANES):
-        e = exponential(add(load(row, position), minus_top))
-        store(row, position, e)
+    for position in range(at + first, at + seen):
+        write(scores, position, _HIDDEN)
+    for position in range(at + n, at + end):
+        write(scores, position, _HIDDEN)
+    highest = load(scores, at + first)
+    for position in range(at + first + LANES, at + end, LANES):
+        highest = larger(highest, load(scores, position))
+    minus_top, total = spread(-largest_of(highest)), spread(_ZERO)
+    for position in range(at + first, at + end, LANES):
+        e = exponential(add(load(scores, position), minus_top))
+        store(scores, position, e)
         total = add(total, e)
     return _ONE / sum_of(total)
 
 
 @compiled()
-def _weigh(scores: Row, seen: int, n: int, values: Row, start: int, width: int, out: Row) -> None:
-    """Sums of `STEP` columns of values over positions `seen` to `n`, weighted by two rows' scores.
+def _weigh(
+    scores: Row,
+    length: int,
+    seen: int,
+    n: int,
+    values: Row,
+    start: int,
+    width: int,
+    second: int,
+    out: Row,
+) -> None:
+    """Sums of columns of values over positions `seen` to `n`, weighted by two queries' scores.
 
-    A position's columns, `width` apart, lie in `values` from `start` on.
+    A position's columns, `width` apart, lie in `values` from `start` on; the sums are of `STEP` of
+    them, and of the `STEP` that are `second` columns behind. Every other position is summed apart.
+    The second query's sums lie 2 · STEP behind those of the first in `out`.
     """
-    row0, row1 = scores[0], scores[1]
     a = b = c = e = spread(_ZERO)
-    for position in range(seen, n):
-        x, y = spread(row0[position]), spread(row1[position])
-        v0 = load(values, start + position * width)
-        v1 = load(values, start + position * width + LANES)
+    f = g = h = k = spread(_ZERO)
+    whole = seen + (n - seen) // 2 * 2
+    for position in range(seen, whole, 2):
+        other = length + position
+        x, y = spread(read(scores, position)), spread(read(scores, other))
+        z, w = spread(read(scores, position + 1)), spread(read(scores, other + 1))
+        at = start + position * width
+        v0, v1 = load(values, at), load(values, at + second)
+        u0, u1 = load(values, at + width), load(values, at + width + second)
         a, b = fma(x, v0, a), fma(x, v1, b)
         c, e = fma(y, v0, c), fma(y, v1, e)
-    store(out[0], 0, a)
-    store(out[0], LANES, b)
-    store(out[1], 0, c)
-    store(out[1], LANES, e)
+        f, g = fma(z, u0, f), fma(z, u1, g)
+        h, k = fma(w, u0, h), fma(w, u1, k)
+    if whole < n:
+        x, y = spread(read(scores, whole)), spread(read(scores, length + whole))
+        at = start + whole * width
+        v0, v1 = load(values, at), load(values, at + second)
+        a, b = fma(x, v0, a), fma(x, v1, b)
+        c, e = fma(y, v0, c), fma(y, v1, e)
+    store(out, 0, add(a, f))
+    store(out, STEP, add(b, g))
+    store(out, 2 * STEP, add(c, h))
+    store(out, 3 * STEP, add(e, k))
 
 
-@compiled(
-    "void(float32[:,:,:], float32[:,:,:], float32[:,:,:], float32[:,:,:,:,::1],"
-    "float32[:,:,:,:,::1],"
-    "int64[::1], int64[::1], float32, float32, int64, float32[:,:,::1])"
+@compiled()
+def _scaled(x: Row, first: int, size: int, factor: _Number, out: Row, at: int) -> None:
+    """Write so many numbers from `first` on, times a factor, to `out` from `at` on."""
+    whole = size // LANES * LANES
+    many = spread(factor)
+    for i in range(0, whole, LANES):
+        store(out, at + i, multiply(load(x, first + i), many))
+    for i in range(whole, size):
+        write(out, at + i, read(x, first + i) * factor)
+
+
+@compiled()
+def _attend_token(
+    row: Row,
+    heads: int,
+    kv_heads: int,
+    depth: int,
+    width: int,
+    keys: Row,
+    values: Row,
+    length: int,
+    columns: int,
+    slot: int,
+    position: int,
+    scale: _Number,
+    softcap: _Number,
+    window: int,
+    scores: Row,
+    part: Row,
+    out: Row,
+    at: int,
+) -> None:
+    """Write a token's keys and values into its slot, and attend.
+
+    A row is the token's queries, (heads, depth), keys, (kv heads, depth), and values, (kv heads,
+    width), one after the other. The caches `keys` and `values` have `length` positions a slot, as
+    in `attend`. `scores`, 2 · length, and `part`, 4 · STEP, are to work in, and `out` is written
+    from `at` on, (heads, width).
+    """
+    repeats = heads // kv_heads
+    n = position + 1
+    seen = max(0, n - window) if window > 0 else 0
+    first, end = seen // STEP * STEP, (n + STEP - 1) // STEP * STEP
+    factor = spread(scale / softcap if softcap > 0 else scale)
+    for h in range(kv_heads):
+        of_keys = (slot * kv_heads + h) * length * depth
+        of_values = (slot * kv_heads + h) * length * columns
+        newest = of_keys + position // STEP * STEP * depth + position % STEP
+        k = (heads + h) * depth
+        for d in range(depth):
+            write(keys, newest + d * STEP, read(row, k + d))
+        v = (heads + kv_heads) * depth + h * width
+        _scaled(row, v, width, _ONE, values, of_values + position * columns)
+        for r in range(0, repeats, 2):
+            head = h * repeats + r
+            other = min(head + 1, h * repeats + repeats - 1)
+            _score(
+                row,
+                head * depth,
+                other * depth,
+                depth,
+                keys,
+                of_keys,
+                first,
+                end,
+                factor,
+                softcap,
+                scores,
+                length,
+            )
+            share0 = _normalised(scores, 0, first, seen, n, end)
+            share1 = _normalised(scores, length, first, seen, n, end)
+            for d in range(0, columns, 2 * STEP):
+                second = STEP if d + STEP < columns else 0
+                _weigh(scores, length, seen, n, values, of_values + d, columns, second, part)
+                size = min(2 * STEP, width - d)
+                _scaled(part, 0, size, share0, out, at + head * width + d)
+                _scaled(part, 2 * STEP, size, share1, out, at + other * width + d)
+
+
+_ATTEND = (
+    "void(float32[:,:,:], float32[:,:,:], float32[:,:,:], {cache}[:,:,:,:,::1],"
+    "{cache}[:,:,:,:,::1], int64[::1], int64[::1], float32, float32, int64, float32[:,:,::1])"
 )
+
+
+@compiled([_ATTEND.format(cache=cache) for cache in ("float32", "uint16")])
 def attend(
     q_T: NDArray[np.float32],
     k_T: NDArray[np.float32],
     v_T: NDArray[np.float32],
-    keys: NDArray[np.float32],
-    values: NDArray[np.float32],
+    keys: Row,
+    values: Row,
     slots_T: NDArray[np.int64],
     positions_T: NDArray[np.int64],
     scale: float,
@@ -347,106 +526,136 @@ def attend(
         window: most positions seen; 0 for all.
         out_T: (tokens, heads, width), written.
     """
-    heads, kv_heads, width = q_T.shape[1], k_T.shape[1], v_T.shape[2]
-    repeats, columns, depth = heads // kv_heads, values.shape[4], q_T.shape[2]
-    length = keys.shape[2] * STEP
-    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
-    scores = np.empty((2, length + LANES), np.float32)
-    part = np.empty((2, STEP), np.float32)
-    pair = np.empty((2, depth), np.float32)
-    factor = spread(scale / softcap if softcap > 0 else scale)
+    heads, kv_heads, depth, width = q_T.shape[1], k_T.shape[1], q_T.shape[2], v_T.shape[2]
+    length, columns = keys.shape[2] * STEP, values.shape[4]
+    flat_keys, flat_values, out = keys.reshape(-1), values.reshape(-1), out_T.reshape(-1)
+    scores = np.empty(2 * length, np.float32)
+    part = np.empty(4 * STEP, np.float32)
+    row = np.empty((heads + kv_heads) * depth + kv_heads * width, np.float32)
     for t in range(len(q_T)):
-        slot, position = slots_T[t], positions_T[t]
-        if slot < 0:
+        if slots_T[t] < 0:
             out_T[t] = _ZERO
             continue
-        n = position + 1
-        seen = max(0, n - window) if window > 0 else 0
-        first, end = seen // STEP * STEP, (n + STEP - 1) // STEP * STEP
-        for h in range(kv_heads):
-            of_keys = (slot * kv_heads + h) * length * depth
-            of_values = (slot * kv_heads + h) * length * columns
-            newest = of_keys + position // STEP * STEP * depth + position % STEP
+        for h in range(heads):
             for d in range(depth):
-                flat_keys[newest + d * STEP] = k_T[t, h, d]
+                row[h * depth + d] = q_T[t, h, d]
+        for h in range(kv_heads):
+            for d in range(depth):
+                row[(heads + h) * depth + d] = k_T[t, h, d]
             for d in range(width):
-                flat_values[of_values + position * columns + d] = v_T[t, h, d]
-            for r in range(0, repeats, 2):
-                head = h * repeats + r
-                other = min(head + 1, h * repeats + repeats - 1)
-                for d in range(depth):
-                    pair[0, d] = q_T[t, head, d]
-                    pair[1, d] = q_T[t, other, d]
-                _score(pair, flat_keys, of_keys, first, end, factor, softcap, scores)
-                share0 = _normalised(scores[0], first, seen, n, end)
-                share1 = _normalised(scores[1], first, seen, n, end)
-                for d in range(0, columns, STEP):
-                    _weigh(scores, seen, n, flat_values, of_values + d, columns, part)
-                    for i in range(min(STEP, width - d)):
-                        out_T[t, head, d + i] = part[0, i] * share0
-                        out_T[t, other, d + i] = part[1, i] * share1
+                row[(heads + kv_heads) * depth + h * width + d] = v_T[t, h, d]
+        _attend_token(
+            row,
+            heads,
+            kv_heads,
+            depth,
+            width,
+            flat_keys,
+            flat_values,
+            length,
+            columns,
+            slots_T[t],
+            positions_T[t],
+            scale,
+            softcap,
+            window,
+            scores,
+            part,
+            out,
+            t * heads * width,
+        )
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
 
 @compiled()
-def _product(x: Row, y: Row) -> _Number:
-    """The inner product of two rows of one length."""
-    size = len(x)
+def _product(x: Row, at: int, y: Row, other: int, size: int) -> _Number:
+    """The inner product of two rows of so many numbers."""
     whole = size // (2 * LANES) * (2 * LANES)
     a = b = spread(_ZERO)
     for i in range(0, whole, 2 * LANES):
-        a = fma(load(x, i), load(y, i), a)
-        b = fma(load(x, i + LANES), load(y, i + LANES), b)
+        a = fma(load(x, at + i), load(y, other + i), a)
+        b = fma(load(x, at + i + LANES), load(y, other + i + LANES), b)
     total = sum_of(add(a, b))
     for i in range(whole, size):
-        total += x[i] * y[i]
+        total += read(x, at + i) * read(y, other + i)
     return total
 
 
 @compiled()
-def _add_multiple(y: Row, factor: _Number, x: Row) -> None:
-    """Y += factor · x, in place."""
-    size = len(y)
+def _with_multiple(
+    y: Row, at: int, factor: _Number, x: Row, other: int, size: int, out: Row, to: int
+) -> None:
+    """Out = y + factor · x for rows of so many numbers; it may be y itself."""
     whole = size // LANES * LANES
     many = spread(factor)
     for i in range(0, whole, LANES):
-        store(y, i, fma(many, load(x, i), load(y, i)))
+        store(out, to + i, fma(many, load(x, other + i), load(y, at + i)))
     for i in range(whole, size):
-        y[i] += factor * x[i]
+        out[to + i] = read(y, at + i) + factor * x[other + i]
 
 
-@compiled(
-    "void(float32[:,::1], float32[:,::1], float32[:,:,::1], float32[:,:,::1], int64[:,::1],"
-    "int64[::1], int64)"
-)
+@compiled()
+def _widen(y: Row, at: int, size: int, out: Row, to: int) -> None:
+    """Out = y, in float32."""
+    whole = size // LANES * LANES
+    for i in range(0, whole, LANES):
+        store(out, to + i, load(y, at + i))
+    for i in range(whole, size):
+        out[to + i] = read(y, at + i)
+
+
+_FACTORS = "float32[:,:,::1], float32[:,:,::1], int64[:,::1], int64[::1], int64"
+"""Of the arguments a_G_R_N to height, see `add_low_rank`."""
+
+
+def _of_rows(signature: str) -> list[str]:
+    """A signature for rows of each dtype."""
+    return [signature.format(rows=rows, factors=_FACTORS) for rows in ("float32", "uint16")]
+
+
+@compiled(_of_rows("void({rows}[:,::1], {rows}[:,::1], {factors}, float32[:,::1])"))
 def add_low_rank(
     y_T_N: Row,
     x_T_K: Row,
-    a_G_R_N: Row,
-    b_G_R_K: Row,
+    a_G_R_N: NDArray[np.float32],
+    b_G_R_K: NDArray[np.float32],
     columns_R: NDArray[np.int64],
     genome_of_block: NDArray[np.int64],
     height: int,
+    out_T_N: NDArray[np.float32],
 ) -> None:
-    """Add each row's genome's low-rank part: y += (x Bᵀ) A, in place.
+    """Add each row's genome's low-rank part: out = y + (x Bᵀ) A.
 
     Args:
-        y_T_N: (rows, outputs), written.
+        y_T_N: (rows, outputs).
         x_T_K: (rows, inputs).
         a_G_R_N: (genomes, ranks, at least as many columns as outputs).
         b_G_R_K: (genomes, ranks, inputs).
         columns_R: first column, and one past the last, that each rank adds to: (ranks, 2).
         genome_of_block: of each block of rows.
         height: rows of a block.
+        out_T_N: written; it may be y.
     """
+    outputs, inputs = y_T_N.shape[1], x_T_K.shape[1]
+    ranks, stride = a_G_R_N.shape[1:]
+    y, x, out = y_T_N.reshape(-1), x_T_K.reshape(-1), out_T_N.reshape(-1)
+    a, b = a_G_R_N.reshape(-1), b_G_R_K.reshape(-1)
+    of_all = len(columns_R) == 1 and columns_R[0, 1] - columns_R[0, 0] == outputs
     for t in range(len(y_T_N)):
-        genome = genome_of_block[t // height]
+        genome = genome_of_block[t // height] * ranks
+        if of_all:
+            factor = _product(x, t * inputs, b, genome * inputs, inputs)
+            of_a = genome * stride
+            _with_multiple(y, t * outputs, factor, a, of_a, outputs, out, t * outputs)
+            continue
+        _widen(y, t * outputs, outputs, out, t * outputs)
         for r in range(len(columns_R)):
-            first, end = columns_R[r]
-            factor = _product(x_T_K[t], b_G_R_K[genome, r])
-            _add_multiple(y_T_N[t, first:end], factor, a_G_R_N[genome, r, first:end])
+            first, end = columns_R[r, 0], columns_R[r, 1]
+            factor = _product(x, t * inputs, b, (genome + r) * inputs, inputs)
+            of_a, to = (genome + r) * stride + first, t * outputs + first
+            _with_multiple(out, to, factor, a, of_a, end - first, out, to)
 
 
 @compiled()
@@ -456,31 +665,175 @@ def _gated(gate: Lanes, up: Lanes) -> Lanes:
     return multiply(divide(gate, below), up)
 
 
-@compiled("void(float32[:,::1], float32[:,::1])")
-def silu_and_multiply(y_T_2N: Row, out_T_N: Row) -> None:
-    """Out = SiLU(y's first half) · its second half: (rows, 2 · n) -> (rows, n), n at least 8."""
-    size = out_T_N.shape[1]
-    whole = size // LANES * LANES
+@compiled(_of_rows("void({rows}[:,::1], {rows}[:,::1], {factors}, {rows}[:,::1])"))
+def silu_and_multiply(
+    y_T_2N: Row,
+    x_T_K: Row,
+    a_G_R_N: NDArray[np.float32],
+    b_G_R_K: NDArray[np.float32],
+    columns_R: NDArray[np.int64],
+    genome_of_block: NDArray[np.int64],
+    height: int,
+    out_T_N: Row,
+) -> None:
+    """Add low-rank parts as `add_low_rank`; out = SiLU(first half) · second half, n at least 16.
+
+    A rank adds to the one half or to the other, those of the first before those of the second.
+    Without genomes, `genome_of_block` is empty.
+    """
+    size, inputs = out_T_N.shape[1], x_T_K.shape[1]
+    all_ranks, stride = a_G_R_N.shape[1:]
+    ranks = len(columns_R) if len(genome_of_block) else 0
+    of_gate = 0
+    for r in range(ranks):
+        of_gate += columns_R[r, 0] < size
+    factors = np.empty(max(1, ranks), np.float32)
+    x, y, out = x_T_K.reshape(-1), y_T_2N.reshape(-1), out_T_N.reshape(-1)
+    a, b = a_G_R_N.reshape(-1), b_G_R_K.reshape(-1)
+    of_a = 0
     for t in range(len(out_T_N)):
-        y, out = y_T_2N[t], out_T_N[t]
-        for i in range(0, whole, LANES):
-            store(out, i, _gated(load(y, i), load(y, size + i)))
-        if whole < size:  # the last ones again, with those beside them
-            i = size - LANES
-            store(out, i, _gated(load(y, i), load(y, size + i)))
+        if ranks:
+            genome = genome_of_block[t // height] * all_ranks
+            of_a = genome * stride
+            for r in range(ranks):
+                factors[r] = _product(x, t * inputs, b, (genome + r) * inputs, inputs)
+        of_y = t * 2 * size
+        for step in range(0, size, LANES):
+            i = min(step, size - LANES)  # the last ones with some of those before them
+            gate, up = load(y, of_y + i), load(y, of_y + size + i)
+            for r in range(of_gate):
+                gate = fma(spread(factors[r]), load(a, of_a + r * stride + i), gate)
+            for r in range(of_gate, ranks):
+                up = fma(spread(factors[r]), load(a, of_a + r * stride + size + i), up)
+            store(out, t * size + i, _gated(gate, up))
+
+
+@compiled()
+def _normed(x: Row, at: int, size: int, weight: Row, epsilon: _Number, out: Row, to: int) -> None:
+    """Out = x / sqrt(mean of x² + epsilon) · weight, of a row; it may be x itself."""
+    whole = size // LANES * LANES
+    mean = _product(x, at, x, at, size) / np.float32(size)
+    factor = _ONE / np.sqrt(mean + epsilon)
+    many = spread(factor)
+    for i in range(0, whole, LANES):
+        store(out, to + i, multiply(multiply(load(x, at + i), many), load(weight, i)))
+    for i in range(whole, size):
+        out[to + i] = x[at + i] * factor * weight[i]
 
 
 @compiled("void(float32[:,::1], float32[::1], float32, float32[:,::1])")
 def rms_norm(x_T_N: Row, weight_N: Row, epsilon: float, out_T_N: Row) -> None:
     """Out = x / sqrt(mean of x² + epsilon) · weight, a row at a time."""
     size = x_T_N.shape[1]
-    whole = size // LANES * LANES
+    x, out = x_T_N.reshape(-1), out_T_N.reshape(-1)
     for t in range(len(x_T_N)):
-        x, out = x_T_N[t], out_T_N[t]
-        mean = _product(x, x) / np.float32(size)
-        factor = _ONE / np.sqrt(mean + epsilon)
-        many = spread(factor)
-        for i in range(0, whole, LANES):
-            store(out, i, multiply(multiply(load(x, i), many), load(weight_N, i)))
-        for i in range(whole, size):
-            out[i] = x[i] * factor * weight_N[i]
+        _normed(x, t * size, size, weight_N, epsilon, out, t * size)
+
+
+# --- attention of linear outputs -----------------------------------------------------------------
+
+
+@compiled()
+def _rotate(x: Row, at: int, cos: Row, sin: Row, of_token: int, size: int) -> None:
+    """Turn pairs of a row's first `size` numbers, of their halves, by angles from `of_token` on."""
+    half = size // 2
+    whole = half // LANES * LANES
+    for i in range(0, whole, LANES):
+        a, b = load(x, at + i), load(x, at + half + i)
+        minus = multiply(b, multiply(load(sin, of_token + i), spread(-_ONE)))
+        other = multiply(a, load(sin, of_token + half + i))
+        store(x, at + i, fma(a, load(cos, of_token + i), minus))
+        store(x, at + half + i, fma(b, load(cos, of_token + half + i), other))
+    for i in range(whole, half):
+        p, q = x[at + i], x[at + half + i]
+        x[at + i] = p * cos[of_token + i] - q * sin[of_token + i]
+        x[at + half + i] = q * cos[of_token + half + i] + p * sin[of_token + half + i]
+
+
+@compiled(
+    _of_rows(
+        "void({rows}[:,::1], {rows}[:,::1], {factors}, float32[:,::1], float32[:,::1],"
+        "float32[::1], float32[::1], float32, {rows}[:,:,:,:,::1], {rows}[:,:,:,:,::1],"
+        "int64[::1], int64[::1], float32, int64, {rows}[:,::1])"
+    )
+)
+def attend_rotated(
+    y_T_N: Row,
+    x_T_K: Row,
+    a_G_R_N: NDArray[np.float32],
+    b_G_R_K: NDArray[np.float32],
+    columns_R: NDArray[np.int64],
+    genome_of_block: NDArray[np.int64],
+    height: int,
+    cos_T_D: NDArray[np.float32],
+    sin_T_D: NDArray[np.float32],
+    q_norm_D: Row,
+    k_norm_D: Row,
+    epsilon: float,
+    keys: Row,
+    values: Row,
+    slots_T: NDArray[np.int64],
+    positions_T: NDArray[np.int64],
+    scale: float,
+    window: int,
+    out_T_N: Row,
+) -> None:
+    """Attend with queries, keys and values as linear layers made them, side by side in `y_T_N`.
+
+    A row at a time, low-rank parts are added (`x_T_K` to `height` as in `add_low_rank`; without
+    genomes, `genome_of_block` is empty), each head is normed with the weights `q_norm_D` or
+    `k_norm_D` (empty for none), and its first numbers are turned by the token's rotary position,
+    `cos_T_D` and `sin_T_D`. The rest, `keys` to `window`, is as in `attend`, but that `out_T_N` is
+    (tokens, heads · d).
+    """
+    kv_heads, depth = keys.shape[1], keys.shape[3]
+    heads = out_T_N.shape[1] // depth
+    length, columns = keys.shape[2] * STEP, values.shape[4]
+    outputs, inputs, rotary = y_T_N.shape[1], x_T_K.shape[1], cos_T_D.shape[1]
+    ranks, stride = a_G_R_N.shape[1:]
+    y, x, out = y_T_N.reshape(-1), x_T_K.reshape(-1), out_T_N.reshape(-1)
+    a, b = a_G_R_N.reshape(-1), b_G_R_K.reshape(-1)
+    cos, sin = cos_T_D.reshape(-1), sin_T_D.reshape(-1)
+    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
+    scores = np.empty(2 * length, np.float32)
+    part = np.empty(4 * STEP, np.float32)
+    row = np.empty(outputs, np.float32)
+    for t in range(len(y_T_N)):
+        if slots_T[t] < 0:
+            for i in range(heads * depth):
+                write(out, t * heads * depth + i, _ZERO)
+            continue
+        _widen(y, t * outputs, outputs, row, 0)
+        if len(genome_of_block):
+            genome = genome_of_block[t // height] * ranks
+            for r in range(len(columns_R)):
+                first, end = columns_R[r, 0], columns_R[r, 1]
+                factor = _product(x, t * inputs, b, (genome + r) * inputs, inputs)
+                of_a = (genome + r) * stride + first
+                _with_multiple(row, first, factor, a, of_a, end - first, row, first)
+        for head in range(heads + kv_heads):
+            at = head * depth
+            if len(q_norm_D):
+                weight = q_norm_D if head < heads else k_norm_D
+                _normed(row, at, depth, weight, epsilon, row, at)
+            _rotate(row, at, cos, sin, t * rotary, rotary)
+        _attend_token(
+            row,
+            heads,
+            kv_heads,
+            depth,
+            depth,
+            flat_keys,
+            flat_values,
+            length,
+            columns,
+            slots_T[t],
+            positions_T[t],
+            scale,
+            _ZERO,
+            window,
+            scores,
+            part,
+            out,
+            t * heads * depth,
+        )

@@ -1,21 +1,69 @@
 """A model's own modules, where a kernel computes the same in one pass over the rows.
 
 Which modules these are is found by what they compute, not by their names alone: a module is
-replaced only if random rows come out of both alike.
+replaced only if random rows come out of both alike. What linear layers make goes into a kernel as
+it is, in the dtype of their weights, together with the low-rank parts of the rows' genomes: adding
+them costs no pass of its own there.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from es_cookbook.engines.torch.kernels.loops import rms_norm, silu_and_multiply
+from es_cookbook.engines.torch.kernels.loops import Row, rms_norm, silu_and_multiply
 
 _TOLERANCE = 1e-5
 
+KernelFactors: TypeAlias = tuple[
+    NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int
+]
+"""Low-rank parts as kernels take them, a_G_R_N to height; see `loops.add_low_rank`."""
+_NO_ROWS = np.zeros((1, 1, 1), np.float32)
+NO_FACTORS: KernelFactors = (
+    _NO_ROWS,
+    _NO_ROWS,
+    np.zeros((0, 2), np.int64),
+    np.zeros(0, np.int64),
+    1,
+)
+
+
+class Projection(Protocol):
+    """Linear layers that read the same input."""
+
+    def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What they read as rows, (rows, in), and what the shared weights make of it.
+
+        Both are in the dtype of the weights; the latter is (rows, sum of outputs).
+        """
+        ...
+
+    def kernel_factors(self, num_rows: int) -> KernelFactors:
+        """What the genomes of so many rows add to that."""
+        ...
+
+
+class LinearOutputs(NamedTuple):
+    """What attention begins with, as kernels take it; see `loops.attend_rotated`."""
+
+    y_T_N: torch.Tensor
+    x_T_K: torch.Tensor
+    factors: KernelFactors
+    rotary: tuple[torch.Tensor, torch.Tensor]
+    norms: tuple[Row, Row, float]
+
+
+def rows_of(tensor: torch.Tensor) -> Row:
+    """A tensor's memory as kernels read it."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
 
 def suits_kernels(tensor: torch.Tensor) -> bool:
-    """Whether kernels can read it."""
+    """Whether kernels can work on it in place."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32
 
 
@@ -39,7 +87,7 @@ class GatedLayers(nn.Module):
     """The gated layers of a Llama-like model, in the place of the module that they are of.
 
     Args:
-        gate_and_up: computes both side by side, (..., in) -> (..., 2 n).
+        gate_and_up: computes both side by side.
     """
 
     def __init__(
@@ -47,7 +95,7 @@ class GatedLayers(nn.Module):
         gate_proj: nn.Module,
         up_proj: nn.Module,
         down_proj: nn.Module,
-        gate_and_up: Callable[[torch.Tensor], torch.Tensor],
+        gate_and_up: Projection,
     ) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
@@ -55,11 +103,60 @@ class GatedLayers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """down(SiLU(gate(x)) · up(x))."""
-        both = self._gate_and_up(x)
-        rows = both.view(-1, both.shape[-1])
-        out = rows.new_empty(len(rows), rows.shape[-1] // 2)
-        silu_and_multiply(rows.numpy(), out.numpy())
-        return self.down_proj(out.view(*both.shape[:-1], -1))
+        rows, both = self._gate_and_up.product(x)
+        out = both.new_empty(len(both), both.shape[-1] // 2)
+        factors = self._gate_and_up.kernel_factors(len(both))
+        silu_and_multiply(rows_of(both), rows_of(rows), *factors, rows_of(out))
+        return self.down_proj(out.view(*x.shape[:-1], -1))
+
+
+class RotaryAttention(nn.Module):
+    """Attention of a Llama-like model, in the place and under the names of the module it replaces.
+
+    Args:
+        module: has q_proj, k_proj, v_proj and o_proj, and maybe q_norm and k_norm.
+        projection: computes the first three side by side.
+        heads: number of kv heads, and d.
+        attention: how the rows of the batch under way attend in this layer.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        projection: Projection,
+        heads: tuple[int, int],
+        attention: Callable[[LinearOutputs, tuple[int, int]], torch.Tensor],
+    ) -> None:
+        super().__init__()
+        for name, child in module.named_children():
+            setattr(self, name, child)
+        self._projection = projection
+        self._heads = heads
+        self._attention = attention
+        children = dict(module.named_children())
+        self._o_proj = children["o_proj"]
+        self._norms = [children[name] for name in ("q_norm", "k_norm") if name in children]
+
+    @property
+    def _norm_weights(self) -> tuple[Row, Row, float]:
+        if not self._norms:
+            return _NO_ROWS[0, 0, :0], _NO_ROWS[0, 0, :0], 0.0
+        q, k = (norm.weight.detach().numpy() for norm in self._norms if isinstance(norm, Norm))
+        return q, k, float(getattr(self._norms[0], "variance_epsilon", 0.0))
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **options: object,
+    ) -> tuple[torch.Tensor, None]:
+        """As transformers calls it: (1, T, n), and cosines and sines (1, T, rotary d)."""
+        del options
+        x_T_K, y_T_N = self._projection.product(hidden_states)
+        factors = self._projection.kernel_factors(len(y_T_N))
+        linear = LinearOutputs(y_T_N, x_T_K, factors, position_embeddings, self._norm_weights)
+        out_T_N = self._attention(linear, self._heads)
+        return self._o_proj(out_T_N.unsqueeze(0)), None
 
 
 def norm_like(module: nn.Module) -> Norm | None:
@@ -79,12 +176,17 @@ def alike(
     module: Callable[[torch.Tensor], torch.Tensor],
     other: Callable[[torch.Tensor], torch.Tensor],
     size: int,
+    rounded: torch.dtype = torch.float32,
 ) -> bool:
-    """Whether both make the same of rows of so many random numbers, but for rounding."""
+    """Whether both make the same of rows of so many random numbers, but for rounding.
+
+    `rounded` is the dtype of what is in between, a number of which may be rounded up or down.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 5, size, generator=generator)
+    tolerance = max(_TOLERANCE, 2 * torch.finfo(rounded).eps)
     with torch.inference_mode():
         try:
-            return torch.allclose(module(x), other(x), rtol=_TOLERANCE, atol=_TOLERANCE)
+            return torch.allclose(module(x), other(x), rtol=tolerance, atol=tolerance)
         except Exception:  # it wants something else than rows
             return False
