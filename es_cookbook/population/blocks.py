@@ -6,6 +6,10 @@ end, and then everybody at the speed that it last had. An engine that kept to it
 takes its whole share at once, which batches best. One whose speed is not known, or was not as
 expected, takes half, and what it leaves goes to whoever is free first.
 
+Where generations overlap nobody has to end together, since whoever is free begins the next one. All
+shares are whole then: a block lasts at least as long as its longest answer, so many small blocks
+would be many tails.
+
 Which genomes an engine runs changes no rollout, so none of this is in a run's history.
 """
 
@@ -49,16 +53,18 @@ class Shares:
         self._busy: dict[Block, None] = {}
         self._num_genomes = 0
         self._next = 0
+        self._is_whole = False
 
     @property
     def num_left(self) -> int:
         """Genomes that nobody has taken."""
         return self._num_genomes - self._next
 
-    def begin(self, num_genomes: int) -> None:
-        """Another generation; blocks of the one before it may still be running."""
+    def begin(self, num_genomes: int, *, overlapping: bool = False) -> None:
+        """Another generation; if they overlap, blocks of the one before may still be running."""
         self._num_genomes = num_genomes
         self._next = 0
+        self._is_whole = overlapping
 
     def take(self, label: str, num_engines: int, capacity: int) -> Block:
         """Genomes for an engine that is free.
@@ -71,8 +77,10 @@ class Shares:
         now = self._clock()
         share = self._share(label, num_engines, now)
         engine = self._engines.get(label)
-        is_steady = num_engines == 1 or (engine is not None and engine.is_steady)
-        count = min(math.ceil(share if is_steady else share / 2), capacity, self.num_left)
+        is_whole = self._is_whole or num_engines == 1
+        if not is_whole and (engine is None or not engine.is_steady):
+            share /= 2
+        count = min(math.ceil(share), capacity, self.num_left)
         expected = None if engine is None else count / engine.speed
         block = Block(range(self._next, self._next + count), label, now, expected)
         self._next += count

@@ -139,7 +139,7 @@ class PopulationSampler:
         population = _Population(genomes_G, asks_genomes, overlap)
 
         async def run(state: _Running) -> None:
-            self._shares.begin(len(genomes_G))
+            self._shares.begin(len(genomes_G), overlapping=overlap is not None)
             async with anyio.create_task_group() as state.tasks:
                 state.tasks.start_soon(self._run_next_block, population, state)
 

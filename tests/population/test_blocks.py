@@ -80,3 +80,20 @@ def test_blocks_fit_on_an_engine_and_one_alone_takes_all() -> None:
     blocks, _ = Simulation({"a": 1.0, "b": 2.0}, capacity=5).generation(64)
     assert max(size for _, size in blocks) == 5
     assert Simulation({"a": 1.0}).generation(64)[0] == [("a", 64)]
+
+
+def test_where_generations_overlap_every_share_is_whole_and_knows_of_blocks_that_go_on() -> None:
+    now = 0.0
+    shares = Shares(lambda: now)
+    shares.begin(8, overlapping=True)
+    first = shares.take("one", 2, 1000)
+    other = shares.take("two", 2, 1000)
+    assert [len(first.range_G), len(other.range_G)] == [4, 4], "of unknown speed, and not halved"
+    now = 4.0
+    shares.end(first)
+    shares.begin(8, overlapping=True)  # "two" still runs, as quick as "one" as far as is known.
+    assert len(shares.take("one", 2, 1000).range_G) == 4
+    now = 6.0
+    shares.end(other)  # Of the four that are left "one" can do one, from second 8 on.
+    assert len(shares.take("two", 2, 1000).range_G) == 3
+    assert shares.num_left == 1
