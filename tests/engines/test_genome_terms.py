@@ -1,6 +1,6 @@
-"""Low-rank genomes' factors as an engine holds them; in Triton's interpreter, on a GPU's path too.
+"""Genomes' factors as an engine holds them; in Triton's interpreter, on a GPU's path too.
 
-`tests/evolution/test_triton_kernels.py` runs this file in the interpreter.
+`tests/evolution/noise/triton/test_kernels.py` runs this file in the interpreter.
 """
 
 import math
@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.engines.genome_terms import GenomeTerms
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms
+from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.devices import on_gpu
-from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import NoiseKind
+from es_cookbook.evolution.spaces.adapter import Adapter, Perturb
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 from tests.evolution.spaces.test_low_rank import factors_of
@@ -58,6 +60,7 @@ def test_factors_are_written_scaled_and_cast(
     for which in ((rows, columns), places):
         found = slots(rank, dtype, 25, 59)
         terms.write("w", *found, *which)
+        terms.finish()
         for tensor, expected in zip(found, (expected_a, expected_b), strict=True):
             bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
             assert torch.equal(tensor.cpu().view(bits), expected.view(bits))
@@ -82,6 +85,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
     for i, factor in enumerate((1.0, 0.1, 3.0, 1.0)):
         name, (a_slots, b_slots) = f"{i}.weight", slots(rank, torch.float32, OUT, IN)
         terms.write(name, a_slots, b_slots)
+        terms.finish()
         for g, genome in enumerate(genomes_G):
             for t in range(2):
                 ranks = slice(t * rank, (t + 1) * rank)
@@ -104,7 +108,35 @@ def test_genomes_without_terms_write_nothing() -> None:
         assert terms.num_ranks == 0
         found = slots(1, torch.float32, OUT, IN)
         terms.write("w", *found)
+        terms.finish()
         assert all((tensor == 9.0).all() for tensor in found)
+
+
+@pytest.mark.parametrize(("perturb", "density"), [("both", 1.0), ("alternating", 0.5)])
+def test_adapters_are_the_centre_and_the_genomes_terms(perturb: Perturb, density: float) -> None:
+    rank = 4
+    parameters = [ParameterInfo(f"{i}.weight", (OUT, IN), "linear") for i in range(2)]
+    builder = Adapter(rank=rank, init="orthogonal", perturb=perturb, density=density, alpha=3.0)
+    space = builder(parameters)
+    assert space.adapter is not None
+    centre = Centre({}, space, 1, device=DEVICE)
+    centre.apply(Step((Term(8, 0.5), Term(9, -0.5))))
+    places, rows, columns = [3, 0, 1, 4], slice(5, 30), slice(11, 70)
+    adapters = GenomeAdapters(GENOMES, places, space, space.adapter, centre, DEVICE)
+    assert (adapters.num_genomes, adapters.num_ranks) == (4, rank)
+    found = {name: slots(2, torch.bfloat16, 25, 59) for name in space.adapter.targets}
+    expected = {name: [t.cpu() for t in tensors] for name, tensors in found.items()}
+    for name, (a, b) in found.items():
+        adapters.write(name, a, b, rows, columns)
+    adapters.finish()
+    for name, (expected_a, expected_b) in expected.items():
+        of_a, of_b = space.adapter.targets[name]
+        for genome, place in zip(GENOMES, places, strict=True):
+            a, b = (centre.perturbed(genome, factor).cpu() for factor in (of_a, of_b))
+            expected_a[place, :rank] = a[:, columns].bfloat16()
+            expected_b[place, :, :rank] = (b[rows] * space.adapter.lora.scale).bfloat16()
+        for tensor, wanted in zip(found[name], (expected_a, expected_b), strict=True):
+            assert torch.equal(tensor.cpu().view(torch.int16), wanted.view(torch.int16))
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="not in the interpreter")

@@ -8,7 +8,6 @@ adapters are slots beside the base's weights, which nobody touches, so these may
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -19,7 +18,7 @@ from es_cookbook.checkpoints.models import AsStored
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.engines.genome_terms import GenomeTerms
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms
 from es_cookbook.engines.vllm.answers import FingerprintPiece
 from es_cookbook.engines.vllm.layout import Placement, Slots, find_placements, find_slots
 from es_cookbook.evolution.centre import Centre
@@ -142,31 +141,35 @@ class LowRankGenomes(DenseGenomes):
                 terms.write(name, slots.b.mT, slots.a.mT, slots.columns, slots.rows)
             else:
                 terms.write(name, slots.a, slots.b, slots.rows, slots.columns)
+        terms.finish()
 
 
 class AdapterGenomes(RankGenomes):
     """Adapters in LoRA slots beside the base's weights; the last two: the centre's, and none's."""
 
     def __init__(self, model: torch.nn.Module, space: SearchSpace, adapter: AdapterFactors) -> None:
-        device = _noise_device(model)
-        centre = Centre({}, space, torch.get_num_threads(), device=device)
+        self._device = _noise_device(model)
+        centre = Centre({}, space, torch.get_num_threads(), device=self._device)
         super().__init__(centre)
-        self._adapter = adapter
+        self._space, self._adapter = space, adapter
         self._slots = _slots_for(model, adapter.targets)
 
     @override
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """The centre's slot is written too."""
         _check_room(self._slots, len(genomes_G), 2, self._adapter.lora.rank)
-        values_G = [partial(self.centre.perturbed, genome) for genome in [*genomes_G, Genome()]]
+        num_slots = next(iter(self._slots.values())).a.shape[0]
+        factors = GenomeAdapters(
+            [*genomes_G, Genome()],
+            [*range(len(genomes_G)), num_slots - 2],
+            self._space,
+            self._adapter,
+            self.centre,
+            self._device,
+        )
         for name, slots in self._slots.items():
-            centres = slots.a.shape[0] - 2
-            ranks = slice(0, self._adapter.lora.rank)
-            factors_G = self._adapter.factors(name, values_G)
-            slots_G = [*range(len(genomes_G)), centres]
-            for slot, (of_a, of_b) in zip(slots_G, factors_G, strict=True):
-                slots.a[slot, ranks] = of_a[:, slots.columns].to(slots.a)
-                slots.b[slot, :, ranks] = (of_b[slots.rows] * self._adapter.lora.scale).to(slots.b)
+            factors.write(name, slots.a, slots.b, slots.rows, slots.columns)
+        factors.finish()
 
     @override
     def use(self, weights: int | Literal["centre", "base"]) -> None:

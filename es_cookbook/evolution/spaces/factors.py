@@ -93,6 +93,11 @@ class AdapterFactors:
     lora: LoRA
     transposed: frozenset[str] = dataclasses.field(default=frozenset(), kw_only=True)
 
+    @property
+    def are_parameters(self) -> bool:
+        """Whether A and B are parameters themselves, and not made of them."""
+        return True
+
     def factors(
         self, name: str, values_G: Sequence[Values]
     ) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":

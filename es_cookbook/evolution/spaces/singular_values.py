@@ -103,6 +103,11 @@ class DecomposedFactors(AdapterFactors):
     start: StoredAdapter
     num_values: Mapping[str, int]
 
+    @property
+    @override
+    def are_parameters(self) -> bool:
+        return False
+
     @override
     def factors(
         self, name: str, values_G: Sequence[Values]

@@ -1,11 +1,11 @@
 """The noise in Triton: generated on the GPU, where the weights are, bit for bit the same.
 
 Noise is a pure function of (seed, name, element), so only seeds are sent to a GPU, and a shard of a
-tensor generates just its part. There are five uses:
+tensor generates just its part. There are four uses, and one more in `slots`: the factors of all
+genomes, in the LoRA slots or tables that sample with them.
 
 - `noise_into`: the noise itself;
 - `perturbed_into`: cast(centre + Σ scale · noise), a full-rank genome's own weights;
-- `factors_into`: low-rank genomes' factors, in the LoRA slots that sample with them;
 - `add_dense_`, `add_low_rank_`: a step of the centre, as `FullRankSpace` and `LowRankSpace` move
   it: term after term in exact arithmetic, a weight read and written once for many terms.
 
@@ -67,20 +67,6 @@ class DeviceTerms(NamedTuple):
     rank: int | None
 
 
-class SlotTerms(NamedTuple):
-    """Low-rank terms on a device, each with its LoRA slot, as `slot_terms` makes them.
-
-    Attributes:
-        terms: the terms, including those whose scale is 0.
-        slots_S: int64.
-        num_slots: one more than the highest.
-    """
-
-    terms: DeviceTerms
-    slots_S: torch.Tensor
-    num_slots: int
-
-
 def dense_terms(terms: Sequence[Term], device: torch.device) -> DeviceTerms:
     """Terms of dense noise, with scale float32(coefficient).
 
@@ -92,23 +78,6 @@ def dense_terms(terms: Sequence[Term], device: torch.device) -> DeviceTerms:
 def low_rank_terms(terms: Sequence[Term], rank: int, device: torch.device) -> DeviceTerms:
     """Terms of low-rank noise, with scale float32(coefficient / √rank), 0 left out too."""
     return _on_device(terms, rank, device)
-
-
-def slot_terms(
-    terms: Sequence[Term], slots: Sequence[int], rank: int, device: torch.device
-) -> SlotTerms:
-    """Low-rank terms and the slot of each; a scale of 0 makes a slot of zeros.
-
-    Raises:
-        ValueError: A term has no slot, a negative one, or another's.
-    """
-    if len(slots) != len(terms) or len(set(slots)) != len(slots) or min(slots, default=0) < 0:
-        raise ValueError(
-            f"each of {len(terms)} terms needs a slot of its own, 0 or higher, found {list(slots)}"
-        )
-    slots_S = torch.tensor(list(slots), dtype=torch.int64, device=device)
-    on_device = _on_device(terms, rank, device, with_zeros=True)
-    return SlotTerms(on_device, slots_S, num_slots=max(slots, default=-1) + 1)
 
 
 def noise_into(
@@ -244,56 +213,6 @@ def add_low_rank_(
         )
 
 
-def factors_into(
-    lora_a: torch.Tensor,
-    lora_b: torch.Tensor,
-    name: str,
-    terms: SlotTerms,
-    kind: NoiseKind = "gaussian",
-    part: Part | None = None,
-) -> None:
-    """Write the factors of many low-rank terms into LoRA slots: two launches for all of them.
-
-    A LoRA layer computes y += (x lora_aᵀ) lora_bᵀ, so a slot's `lora_a` is Bᵀ and its `lora_b` is
-    scale * A, rounded to float32 before it is cast. Slots without a term stay as they are. With one
-    slice of a layer's stacked tensors in vLLM:
-
-        factors_into(lora_a_stacked[i][:, 0, :rank], lora_b_stacked[i][:, 0, :, :rank], ...)
-
-    Where genomes have several terms, the next ones take the next ranks of the slot.
-
-    Args:
-        lora_a: (slots, rank, in), any strides.
-        lora_b: (slots, out, rank), any strides.
-        name: the weight's; its factors are noise of `name` + ".A" and ".B".
-        terms: of `slot_terms`.
-        kind: distribution of the elements of A and B.
-        part: of the weight (out, in), these outputs and inputs.
-
-    Raises:
-        ValueError: Terms, a kind, a part or tensors that do not fit.
-    """
-    rank = _rank(terms.terms)
-    check_tensors(lora_a, terms.slots_S)
-    check_tensors(lora_b, terms.slots_S)
-    shapes = tuple(lora_a.shape), tuple(lora_b.shape)
-    if lora_a.ndim != 3 or lora_b.ndim != 3 or (shapes[0][1], shapes[1][2]) != (rank, rank):
-        raise ValueError(
-            f"lora_a must be (slots, {rank}, in) and lora_b (slots, out, {rank}), found {shapes}"
-        )
-    if terms.num_slots > min(len(lora_a), len(lora_b), MAX_GRID):
-        raise ValueError(
-            f"a term has slot {terms.num_slots - 1}, which tensors of shape {shapes} lack"
-        )
-    num_rows, num_columns = lora_b.shape[1], lora_a.shape[2]
-    part = part or Part.whole((num_rows, num_columns))
-    if part.shape != (num_rows, num_columns):
-        raise ValueError(f"slots of {num_rows} outputs and {num_columns} inputs do not hold {part}")
-    seeds_S, scales_S = terms.terms.seeds_S, terms.terms.scales_S
-    _factor_into(lora_b, part.rows[0], f"{name}.A", kind, seeds_S, scales_S, terms.slots_S)
-    _factor_into(lora_a.mT, part.columns[0], f"{name}.B", kind, seeds_S, slots_S=terms.slots_S)
-
-
 def _factor_into(
     out: torch.Tensor,
     first: int,
@@ -301,22 +220,19 @@ def _factor_into(
     kind: NoiseKind,
     seeds_S: torch.Tensor,
     scales_S: torch.Tensor | None = None,
-    slots_S: torch.Tensor | None = None,
 ) -> None:
-    """Write rows `first` ... of every seed's factor to its slot of `out`: (slots, rows, rank)."""
+    """Write rows `first` ... of every seed's factor into `out`: (seeds, rows, rank)."""
     num_rows, rank = out.shape[1:]
     if num_rows > 0 and len(seeds_S) > 0:
         runs = Runs(start=first * rank, pitch=0, num_runs=1, length=num_rows * rank)
         strides = (out.stride(0), 0, out.stride(1), out.stride(2))
-        launch_noise(out, strides, runs, name, kind, seeds_S, scales_S, slots_S, width=rank)
+        launch_noise(out, strides, runs, name, kind, seeds_S, scales_S, width=rank)
 
 
-def _on_device(
-    terms: Sequence[Term], rank: int | None, device: torch.device, with_zeros: bool = False
-) -> DeviceTerms:
+def _on_device(terms: Sequence[Term], rank: int | None, device: torch.device) -> DeviceTerms:
     divisor = 1.0 if rank is None else math.sqrt(rank)
     scaled = [(term.seed, float(np.float32(term.coefficient / divisor))) for term in terms]
-    kept = [(seed, scale) for seed, scale in scaled if scale or with_zeros]
+    kept = [(seed, scale) for seed, scale in scaled if scale]
     seeds_S = torch.tensor([seed for seed, _ in kept], dtype=torch.int64, device=device)
     scales_S = torch.tensor([scale for _, scale in kept], dtype=torch.float32, device=device)
     return DeviceTerms(seeds_S, scales_S, rank)

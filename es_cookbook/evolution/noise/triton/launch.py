@@ -61,14 +61,24 @@ def runs_of(part: Part | None, *tensors: torch.Tensor) -> tuple[Runs, list[torch
     part, rows = as_rows(part, *tensors)
     if any(tensor.stride(1) > _MAX_STRIDE for tensor in rows):
         raise ValueError(f"neighbours in a row may be at most {_MAX_STRIDE} elements apart")
+    runs = part_runs(part)
+    if runs.num_runs == 1 and all(tensor.is_contiguous() for tensor in tensors):
+        return runs, [tensor.view(1, -1) for tensor in rows]
+    return Runs(runs.start, part.width, *part.shape), rows
+
+
+def part_runs(part: Part) -> Runs:
+    """A part's elements, in as few runs as can be."""
     start = part.rows[0] * part.width + part.columns[0]
-    if part.shape[1] == part.width and all(tensor.is_contiguous() for tensor in tensors):
-        return Runs(start, 0, 1, part.num_elements), [tensor.view(1, -1) for tensor in rows]
-    return Runs(start, part.width, *part.shape), rows
+    if part.shape[1] == part.width:
+        return Runs(start, 0, 1, part.num_elements)
+    return Runs(start, part.width, *part.shape)
 
 
-def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, tuple[int, ...], dict[str, int]]:
-    """How runs are tiled.
+def tiles_of(
+    runs: Runs, kind: NoiseKind, blocks: int | None = None
+) -> tuple[int, tuple[int, int, int, int], dict[str, object]]:
+    """How runs are tiled, in tiles of so many blocks, or as many as suit them if None.
 
     Returns:
         The number of programs, their arguments `start` ... `tiles_across`, and their settings.
@@ -82,9 +92,9 @@ def tiles_of(runs: Runs, kind: NoiseKind) -> tuple[int, tuple[int, ...], dict[st
     all_begin_alike = runs.num_runs == 1 or runs.pitch % lanes == 0
     skipped = runs.start % lanes if all_begin_alike else lanes - 1
     run_blocks = -(-(skipped + runs.length) // lanes)
-    blocks = min(_TILE_BLOCKS[kind], 1 << (run_blocks - 1).bit_length())
+    blocks = blocks or min(_TILE_BLOCKS[kind], 1 << (run_blocks - 1).bit_length())
     tiles_across = -(-run_blocks // blocks)
-    settings = {
+    settings: dict[str, object] = {
         "GAUSSIAN": kind == "gaussian",
         "LANES": lanes,
         "BLOCKS": blocks,
@@ -102,13 +112,12 @@ def launch_noise(
     kind: NoiseKind,
     seeds_S: torch.Tensor,
     scales_S: torch.Tensor | None = None,
-    slots_S: torch.Tensor | None = None,
     width: int = 0,
 ) -> None:
-    """Start `noise_program`: every seed's noise, times its scale if there are any, into its slot.
+    """Start `noise_program`: every seed's noise, times its scale if there are any.
 
-    `strides` are those of slots (0, 1, ... if `slots_S` is None), of runs, of elements, and within
-    an element's `width`: that of a row where a run is a matrix, 0 where it is not.
+    `strides` are those of seeds, of runs, of elements, and within an element's `width`: that of a
+    row where a run is a matrix, 0 where it is not.
     """
     num_programs, tiling, settings = tiles_of(runs, kind)
     launch(
@@ -118,7 +127,6 @@ def launch_noise(
         table(out.device),
         seeds_S,
         scales_S,
-        slots_S,
         key_of(name),
         *tiling,
         *strides,
@@ -128,7 +136,11 @@ def launch_noise(
 
 
 def launch(
-    program: object, grid: tuple[int, ...], out: torch.Tensor, *arguments: object, **settings: int
+    program: object,
+    grid: tuple[int, ...],
+    out: torch.Tensor,
+    *arguments: object,
+    **settings: object,
 ) -> None:
     """Start a program on `out`'s device, on its current stream."""
     launcher = cast("dict[tuple[int, ...], Callable[..., object]]", program)[grid]

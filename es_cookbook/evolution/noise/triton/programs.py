@@ -43,7 +43,7 @@ elif HAVE_TRITON:
 _F = TypeVar("_F", bound=Callable[..., object])
 
 _ANY_VALUE = (
-    *("key", "num_terms", "num_updates", "tiles_across"),
+    *("key", "num_terms", "num_updates", "num_entries", "tiles_across"),
     *("mask_seed", "mask_key", "mask_threshold"),
 )
 """Arguments that are not worth another compilation when they are 1 or a multiple of 16."""
@@ -101,6 +101,7 @@ def _lanes(block: tensor, seed: tensor, key: tensor, LANES: constexpr) -> tensor
 
 @_jit
 def _tile(
+    tile: tensor,
     start: tensor,
     pitch: tensor,
     length: tensor,
@@ -108,13 +109,12 @@ def _tile(
     LANES: constexpr,
     BLOCKS: constexpr,
 ) -> tuple[tensor, tensor, tensor, tensor]:
-    """What is this program's: BLOCKS blocks of one run.
+    """What is this tile's: BLOCKS blocks of one run.
 
     Returns:
         The numbers of its blocks; its run; the position in that run of its first element, not
         positive in a run's first tile; and which of its elements are asked for.
     """
-    tile = tl.program_id(0)
     run = (tile // tiles_across).to(tl.int64)
     run_start = start + run * pitch
     first_block = run_start // LANES + tile % tiles_across * BLOCKS
@@ -124,6 +124,21 @@ def _tile(
     stop = tl.minimum(length - position, BLOCKS * LANES).to(tl.int32)
     asked = (element >= tl.maximum(-position, 0).to(tl.int32)) & (element < stop)
     return first_block + tl.arange(0, BLOCKS), run, position, asked
+
+
+@_jit
+def _inside(
+    first: tensor,
+    mask_seed: tensor,
+    mask_key: tensor,
+    mask_threshold: tensor,
+    LANES: constexpr,
+    BLOCKS: constexpr,
+) -> tensor:
+    """Which elements of a tile that begins at element `first` are in the mask."""
+    # A mask has 16 lanes a block, whatever the noise.
+    block = first // 16 + tl.arange(0, BLOCKS * LANES // 16)
+    return _lanes(block, mask_seed, mask_key, 16) < mask_threshold
 
 
 @_jit
@@ -171,19 +186,23 @@ def _rounded(value: tensor, dtype: constexpr) -> tensor:
     return result
 
 
+def type_named(name: str) -> object:
+    """Triton's type of that name, such as "bfloat16"."""
+    return getattr(tl, name)
+
+
 @_jit
 def noise_program(
     out: tensor,
     table: tensor,
     seeds: tensor,
     scales: tensor,
-    slots: tensor,
     key: tensor,
     start: tensor,
     pitch: tensor,
     length: tensor,
     tiles_across: tensor,
-    slot_stride: tensor,
+    term_stride: tensor,
     run_stride: tensor,
     outer_stride: tensor,
     inner_stride: tensor,
@@ -192,20 +211,19 @@ def noise_program(
     LANES: constexpr,
     BLOCKS: constexpr,
 ) -> None:
-    """out[slot, run, position] = scale * noise, for the term that the grid's second axis names.
+    """out[term, run, position] = scale * noise, for the term that the grid's second axis names.
 
     With a WIDTH, position p is split into two axes, p // WIDTH and p % WIDTH. Without `scales` the
-    noise is left as it is; without `slots`, term t has slot t.
+    noise is left as it is.
     """
     t = tl.program_id(1)
-    block, run, position, asked = _tile(start, pitch, length, tiles_across, LANES, BLOCKS)
+    block, run, position, asked = _tile(
+        tl.program_id(0), start, pitch, length, tiles_across, LANES, BLOCKS
+    )
     values = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
     if scales is not None:
         values = _times(values, tl.load(scales + t))
-    slot = t.to(tl.int64)
-    if slots is not None:
-        slot = tl.load(slots + t)
-    out += slot * slot_stride + run * run_stride
+    out += t.to(tl.int64) * term_stride + run * run_stride
     element = tl.arange(0, BLOCKS * LANES)
     if WIDTH == 0:
         at = out + position * outer_stride + element * outer_stride
@@ -244,7 +262,9 @@ def dense_program(
 
     Where it is MASKED, elements whose lane of the mask is not below the threshold get the centre.
     """
-    block, run, position, asked = _tile(start, pitch, length, tiles_across, LANES, BLOCKS)
+    block, run, position, asked = _tile(
+        tl.program_id(0), start, pitch, length, tiles_across, LANES, BLOCKS
+    )
     element = tl.arange(0, BLOCKS * LANES)
     source = centre + run * centre_run_stride + position * centre_stride
     values = tl.load(source + element * centre_stride, mask=asked, other=0.0)
@@ -253,13 +273,91 @@ def dense_program(
         noise = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
         values = _plus(values, _times(noise, tl.load(scales + t)))
     if MASKED:
-        # A mask has 16 lanes a block, whatever the noise.
-        first = (start + run * pitch + position) // 16
-        mask_block = first + tl.arange(0, BLOCKS * LANES // 16)
-        inside = _lanes(mask_block, mask_seed, mask_key, 16) < mask_threshold
+        first = start + run * pitch + position
+        inside = _inside(first, mask_seed, mask_key, mask_threshold, LANES, BLOCKS)
         values = tl.where(inside, values, before)
     target = out + run * out_run_stride + position * out_stride
     tl.store(target + element * out_stride, _rounded(values, out.dtype.element_ty), mask=asked)
+
+
+@_jit
+def slots_program(
+    jobs: tensor,
+    job_of_tile: tensor,
+    factors: tensor,
+    table: tensor,
+    places: tensor,
+    shifts: tensor,
+    seeds: tensor,
+    scales: tensor,
+    num_entries: tensor,
+    num_terms: tensor,
+    mask_seed: tensor,
+    mask_threshold: tensor,
+    SIZE: constexpr,
+    DTYPE: constexpr,
+    DENSE: constexpr,
+    MASKED: constexpr,
+    GAUSSIAN: constexpr,
+    LANES: constexpr,
+    BLOCKS: constexpr,
+) -> None:
+    """Many tensors' noise for many genomes: the grid's axes are tiles of all jobs, and entries.
+
+    A job is a tensor (places, rows, columns), given by its address and strides, that holds part of
+    a parameter: SIZE numbers, whose order is in `slots`. An entry writes to its own place,
+    with columns shifted by so many; `seeds` and `scales` are (kinds, entries, terms).
+
+    DENSE: factor * (centre + Σ scale * noise); terms whose scale is 0 leave every bit. Otherwise
+    there is one term, and a job's scale * noise, or its noise alone.
+    """
+    tile = tl.program_id(0)
+    entry = tl.program_id(1)
+    number = tl.load(job_of_tile + tile)
+    job = jobs + number * SIZE
+    out = tl.load(job).to(tl.pointer_type(DTYPE))
+    key = tl.load(job + 9)
+    start = tl.load(job + 10)
+    pitch = tl.load(job + 11)
+    width = tl.load(job + 14)
+    block, run, position, asked = _tile(
+        tile - tl.load(job + 8).to(tl.int32),
+        start,
+        pitch,
+        tl.load(job + 12),
+        tl.load(job + 13).to(tl.int32),
+        LANES,
+        BLOCKS,
+    )
+    # Where a run is many rows, its elements' rows and columns; the division is in 32 bits.
+    begin = tl.maximum(position, 0)
+    beside = tl.arange(0, BLOCKS * LANES) + (begin % width + position - begin).to(tl.int32)
+    row = run + begin // width + beside // width.to(tl.int32)
+    column = beside % width.to(tl.int32)
+    term = (tl.load(job + 15) * num_entries + entry) * num_terms
+    if DENSE:
+        centre = tl.load(job + 4).to(tl.pointer_type(tl.float32))
+        source = centre + row * tl.load(job + 5) + column * tl.load(job + 6)
+        values = tl.load(source, mask=asked, other=0.0)
+        before = values
+        for t in range(num_terms):
+            scale = tl.load(scales + term + t)
+            noise = _noise(block, tl.load(seeds + term + t), key, table, GAUSSIAN, LANES)
+            values = tl.where(scale == 0, values, _plus(values, _times(noise, scale)))
+        if MASKED:
+            first = start + run * pitch + position
+            mask_key = tl.load(job + 16)
+            inside = _inside(first, mask_seed, mask_key, mask_threshold, LANES, BLOCKS)
+            values = tl.where(inside, values, before)
+        values = _times(values, tl.load(factors + number))
+    else:
+        values = _noise(block, tl.load(seeds + term), key, table, GAUSSIAN, LANES)
+        scale = tl.where(tl.load(job + 7) == 0, 1.0, tl.load(scales + term))
+        values = _times(values, scale)
+    column += tl.load(shifts + entry)
+    place = tl.load(places + entry) * tl.load(job + 1)
+    target = out + place + row * tl.load(job + 2) + column * tl.load(job + 3)
+    tl.store(target, _rounded(values, DTYPE), mask=asked)
 
 
 @_jit
