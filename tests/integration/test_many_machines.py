@@ -1,37 +1,34 @@
 """A run over a Ray cluster of several nodes has the history of one engine, whatever befalls nodes.
 
-Nodes are raylets of Ray's own test cluster, all on this machine and on 127.0.0.1.
+Nodes are raylets on this machine: of Ray's own test cluster, all on 127.0.0.1; or in two network
+namespaces with a link between them that is cut and heals.
 """
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
-import chz
 import psutil
 import pytest
 
-from es_cookbook import train
-from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
-from es_cookbook.evolution.genome import Step
+from tests.links import refusal
 from tests.ray_fakes import LightEngineBuilder
-from tests.tiny_run import TinyConfig
+from tests.ray_nodes import LOCAL_ONLY, PoolBuilder, history, num_recorded
 
-# As the pool sets it for a Ray of its own, before Ray is imported: listen on 127.0.0.1 only.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+# As the pool sets it for a Ray of its own, before Ray is imported.
+os.environ.setdefault(LOCAL_ONLY, "0")
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("ray")]
 ROOT = Path(__file__).parents[2]
-BASE = ROOT / "tests/data/base"
 NODE: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
 QUICK_CHECKS = {
     "health_check_initial_delay_ms": 0,
@@ -71,41 +68,6 @@ def agents_of(cluster: Any) -> list[psutil.Process]:
     ]
 
 
-@chz.chz
-class PoolBuilder(RayPoolBuilder):
-    """Remembers its pool, which after its fourth step waits until it has three engines again."""
-
-    made: ClassVar[list[RayPool]] = []
-
-    async def __call__(self, **where: Any) -> RayPool:
-        pool = await super().__call__(**where)
-        self.made.append(pool)
-        apply, steps = pool.apply, list[Step]()
-
-        async def apply_and_wait(step: Step) -> int:
-            steps.append(step)
-            fingerprint = await apply(step)
-            while len(steps) == 4 and len(pool.members) < 3:
-                await asyncio.sleep(0.01)
-            return fingerprint
-
-        pool.apply = apply_and_wait  # pyright: ignore[reportAttributeAccessIssue]
-        return pool
-
-
-async def history(log_path: Path, engine: EngineBuilder, num_generations: int = 6) -> bytes:
-    config = TinyConfig(
-        model_name=str(BASE),
-        log_path=str(log_path),
-        engine=engine,
-        num_generations=num_generations,
-        eval_every=0,
-        behavior_if_log_dir_exists="resume",
-    )
-    await train.main(config)
-    return (log_path / "history.jsonl").read_bytes()
-
-
 def run_and_lose_the_head(log_path: str, address: str, gcs: str) -> None:
     """In a process of its own: Ray ends whoever has lost the head."""
 
@@ -113,16 +75,11 @@ def run_and_lose_the_head(log_path: str, address: str, gcs: str) -> None:
         pool = PoolBuilder(num_engines=3, engine=LightEngineBuilder(), address=address)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(history, Path(log_path), pool, 100_000)
-            while _generations(Path(log_path)) < 3:
+            while num_recorded(Path(log_path)) < 3:
                 await asyncio.sleep(0.001)
             os.kill(int(gcs), signal.SIGKILL)
 
     asyncio.run(run())
-
-
-def _generations(log_path: Path) -> int:
-    recorded = log_path / "history.jsonl"
-    return recorded.read_bytes().count(b"\n") - 1 if recorded.exists() else 0
 
 
 async def test_a_run_over_nodes_that_die_and_join_is_the_run_on_one_engine(
@@ -135,7 +92,7 @@ async def test_a_run_over_nodes_that_die_and_join_is_the_run_on_one_engine(
 
     async def kill_a_node() -> None:
         """In the middle of the third generation; another joins in its place."""
-        while _generations(tmp_path / "many") != 2:
+        while num_recorded(tmp_path / "many") != 2:
             await asyncio.sleep(0.001)
         members = PoolBuilder.made[-1].members
         where = [psutil.Process(member.built.pid).ppid() for member in members]
@@ -168,7 +125,31 @@ async def test_a_run_over_nodes_that_die_and_join_is_the_run_on_one_engine(
         capture_output=True,
     )
     assert ended.returncode != 0
-    recorded = _generations(tmp_path / "lost")
+    recorded = num_recorded(tmp_path / "lost")
     assert recorded >= 3
     longer = await history(tmp_path / "longer", LightEngineBuilder(), recorded + 3)
     assert await history(tmp_path / "lost", LightEngineBuilder(), recorded + 3) == longer
+
+
+async def test_a_link_that_is_cut_and_heals_leaves_the_history_of_one_engine(
+    tmp_path: Path,
+) -> None:
+    """First for less than Ray's health checks notice, then until they give the node up.
+
+    Then some hundred generations leave nothing behind in that cluster: in the object store, in the
+    driver, or in Ray's head, which would keep each call (4 KB) if it were to report them.
+    """
+    if reason := refusal():
+        pytest.skip(f"network namespaces and links cannot be made here: {reason}")
+    alone = await history(tmp_path / "alone", LightEngineBuilder())
+    command = [sys.executable, "-m", "tests.ray_nodes", str(tmp_path / "many")]
+    ended = subprocess.run(command, cwd=ROOT, timeout=180, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "many/history.jsonl").read_bytes() == alone
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["engines"] == [2, 1, 2]
+    before, after = found["before"], found["after"]
+    assert after["stored"] == before["stored"] and after["bytes stored"] == 0
+    assert after["references"] <= 2
+    assert after["driver"] - before["driver"] < 8
+    assert after["head"] - before["head"] < 4
