@@ -16,7 +16,8 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -104,7 +105,7 @@ class Profile(Tracker):
         if not self._events:
             self._tell_process(generations - 1)
         self._tell(_GENERATIONS, Span(f"generation {generations - 1}", began, ended))
-        found = self._spans.taken()
+        found = self._spans.taken(ended)
         for track in dict.fromkeys((*self._told_until, *found)):
             if track != _GENERATIONS:
                 self._tell_track(track, found.get(track, []), began, ended)
@@ -179,6 +180,20 @@ class _Collected(Spans):
         self.num_left_out = 0
         self._by_track: dict[str, list[Span]] = {}
         self._room = _MOST_SPANS
+        self._under_way: dict[object, tuple[str, Span]] = {}
+
+    @override
+    @contextmanager
+    def span(self, track: str, name: str) -> Generator[None]:
+        """One that does not end within its generation counts in each for its part."""
+        began = time.perf_counter()
+        own = object()
+        self._under_way[own] = track, Span(name, began, began)
+        try:
+            yield
+        finally:
+            _, span = self._under_way.pop(own)
+            self.add(track, name, span.began, time.perf_counter())
 
     @override
     def add(self, track: str, name: str, began: float, ended: float) -> None:
@@ -193,8 +208,11 @@ class _Collected(Spans):
         else:
             self.num_left_out += 1
 
-    def taken(self) -> dict[str, list[Span]]:
-        """All of them, by track; a new generation begins."""
+    def taken(self, until: float) -> dict[str, list[Span]]:
+        """All of them until then, by track; a new generation begins."""
+        for own, (track, span) in self._under_way.items():
+            self.add(track, span.name, span.began, until)
+            self._under_way[own] = track, span._replace(began=until)
         spans, self._by_track, self._room = self._by_track, {}, _MOST_SPANS
         return spans
 

@@ -128,8 +128,16 @@ async def test_an_engine_that_is_done_begins_the_next_generation(
     plain_load, plain_sample = LightEngine.load, LightEngine.sample
     monkeypatch.setattr(LightEngine, "load", load)
     monkeypatch.setattr(LightEngine, "sample", sample)
-    assert await history(tmp_path / "many", NearPoolBuilder(), num_generations=4) == alone
+    fields: dict[str, Any] = {"num_generations": 4, "profile": True}
+    assert await history(tmp_path / "many", NearPoolBuilder(), **fields) == alone
     assert len(set(held)) == 2
+    # The block that was held went on from one generation to the next, and is idle in neither.
+    events = json.loads((tmp_path / "many/profile.json").read_text())["traceEvents"]
+    spans = {e["name"]: e["ts"] + e["dur"] for e in events if e["name"].startswith("generation ")}
+    samples = [e for e in events if e["name"] == "sample"]
+    until = [e for e in samples if e["ts"] + e["dur"] == pytest.approx(spans["generation 0"])]
+    after = [e for e in samples if e["ts"] == pytest.approx(spans["generation 0"])]
+    assert {e["tid"] for e in until} & {e["tid"] for e in after}
 
 
 @pytest.mark.parametrize("recorded", [1, 2, 4, 5, 6, 11])
