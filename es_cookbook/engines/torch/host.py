@@ -5,7 +5,7 @@ Its builder is in a module of its own (`engine`): a Config is made, shown and ch
 
 import asyncio
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -164,7 +164,7 @@ class TorchEngine(Engine):
                 bytes_of_request=cache_size.of,
                 prefill_tokens=prefill_tokens,
                 eos_token_ids=end_of_sequence_ids(model, tokenizer),
-                decode=partial(tokenizer.batch_decode, skip_special_tokens=True),
+                decode=partial(_texts, tokenizer),
                 deliver=self._deliver,
                 served=partial(self._served, f"{self.label}, lane {i}"),
             )
@@ -276,6 +276,14 @@ class TorchEngine(Engine):
         waiting = [(future, result) for future, result in futures if future is not None]
         if waiting and not (loop := waiting[0][0].get_loop()).is_closed():
             loop.call_soon_threadsafe(_settle, waiting)
+
+
+def _texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[list[int]]) -> list[str]:
+    """Texts of answers, as the tokenizer's `batch_decode`, without its look at every number."""
+    if type(tokenizer).decode is not PreTrainedTokenizerBase.decode:
+        return tokenizer.batch_decode(list(tokens), skip_special_tokens=True)
+    decode = cast("Callable[..., str]", tokenizer._decode)  # pyright: ignore[reportPrivateUsage]
+    return [decode(each, skip_special_tokens=True) for each in tokens]
 
 
 def _settle(waiting: "list[tuple[asyncio.Future[Answer], Answer | BaseException]]") -> None:

@@ -171,10 +171,13 @@ class WorkQueue:
             for row, free in free_of_row.items():
                 if row in by_row:
                     taken += pop(row, min(free, share - len(taken)))
-            other_rows: set[int] = set()
-            while empty_blocks > 0 and len(taken) < share and (rows := by_row.keys() - other_rows):
-                row = max(rows, key=lambda r: len(by_row[r]))
+            waiting = {row: len(works) for row, works in by_row.items()}
+            while empty_blocks > 0 and len(taken) < share and waiting:
+                row = max(waiting, key=waiting.__getitem__)
                 works = pop(row, ROWS_PER_BLOCK)
+                waiting[row] = len(by_row.get(row, ()))
+                if not waiting[row]:
+                    del waiting[row]
                 if works:
                     empty_blocks -= 1
                     taken += works
@@ -182,7 +185,7 @@ class WorkQueue:
                 elif row in by_row and _too_long(by_row[row][0], max_length):
                     break  # or shorter requests could hold it up for ever
                 else:
-                    other_rows.add(row)
+                    waiting.pop(row, None)
             if not by_row:
                 del self._sample[model]
             if taken and not admission.joins:

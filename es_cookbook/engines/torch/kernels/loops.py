@@ -606,6 +606,89 @@ def _widen(y: Row, at: int, size: int, out: Row, to: int) -> None:
         out[to + i] = read(y, at + i)
 
 
+_ROWS = 4
+"""Rows that a genome's factor is multiplied with together."""
+
+
+@compiled()
+def _rank_factors(
+    x_T_K: Row,
+    b_G_R_K: NDArray[np.float32],
+    ranks: int,
+    genome_of_block: NDArray[np.int64],
+    height: int,
+) -> Row:
+    """What each row multiplies each of its genome's ranks with, x Bᵀ: (rows · ranks,)."""
+    rows, inputs = x_T_K.shape
+    x, b = x_T_K.reshape(-1), b_G_R_K.reshape(-1)
+    out = np.empty(max(1, rows * ranks), np.float32)
+    whole = inputs // LANES * LANES
+    for block in range(len(genome_of_block)):
+        genome = genome_of_block[block] * b_G_R_K.shape[1]
+        last = (block + 1) * height - 1
+        for r in range(ranks):
+            of_b = (genome + r) * inputs
+            for t in range(block * height, last + 1, _ROWS):
+                # Beyond the block's last row, that row again.
+                t1, t2, t3 = min(t + 1, last), min(t + 2, last), min(t + 3, last)
+                x0, x1, x2, x3 = t * inputs, t1 * inputs, t2 * inputs, t3 * inputs
+                a = c = d = e = spread(_ZERO)
+                for i in range(0, whole, LANES):
+                    factor = load(b, of_b + i)
+                    a, c = fma(load(x, x0 + i), factor, a), fma(load(x, x1 + i), factor, c)
+                    d, e = fma(load(x, x2 + i), factor, d), fma(load(x, x3 + i), factor, e)
+                s0, s1, s2, s3 = sum_of(a), sum_of(c), sum_of(d), sum_of(e)
+                for i in range(whole, inputs):
+                    rest = read(b, of_b + i)
+                    s0 += read(x, x0 + i) * rest
+                    s1 += read(x, x1 + i) * rest
+                    s2 += read(x, x2 + i) * rest
+                    s3 += read(x, x3 + i) * rest
+                write(out, t * ranks + r, s0)
+                write(out, t1 * ranks + r, s1)
+                write(out, t2 * ranks + r, s2)
+                write(out, t3 * ranks + r, s3)
+    return out
+
+
+@compiled()
+def _tiles(columns_R: NDArray[np.int64], outputs: int) -> bool:
+    """Whether every output is of one rank, in their order."""
+    end = 0
+    for r in range(len(columns_R)):
+        if columns_R[r, 0] != end:
+            return False
+        end = columns_R[r, 1]
+    return end == outputs
+
+
+@compiled()
+def _add_ranks(
+    y: Row,
+    at: int,
+    outputs: int,
+    factors: Row,
+    first_factor: int,
+    a: Row,
+    of_a: int,
+    stride: int,
+    columns_R: NDArray[np.int64],
+    tiled: bool,
+    out: Row,
+    to: int,
+) -> None:
+    """Out = y + a row's low-rank part: its factors times ranks that lie `stride` apart in `a`."""
+    if not tiled:
+        _widen(y, at, outputs, out, to)
+    for r in range(len(columns_R)):
+        first, end = columns_R[r, 0], columns_R[r, 1]
+        factor, rank = read(factors, first_factor + r), of_a + r * stride + first
+        if tiled:
+            _with_multiple(y, at + first, factor, a, rank, end - first, out, to + first)
+        else:
+            _with_multiple(out, to + first, factor, a, rank, end - first, out, to + first)
+
+
 _FACTORS = "float32[:,:,::1], float32[:,:,::1], int64[:,::1], int64[::1], int64"
 """Of the arguments a_G_R_N to height, see `add_low_rank`."""
 
@@ -638,24 +721,14 @@ def add_low_rank(
         height: rows of a block.
         out_T_N: written; it may be y.
     """
-    outputs, inputs = y_T_N.shape[1], x_T_K.shape[1]
-    ranks, stride = a_G_R_N.shape[1:]
-    y, x, out = y_T_N.reshape(-1), x_T_K.reshape(-1), out_T_N.reshape(-1)
-    a, b = a_G_R_N.reshape(-1), b_G_R_K.reshape(-1)
-    of_all = len(columns_R) == 1 and columns_R[0, 1] - columns_R[0, 0] == outputs
+    outputs, ranks = y_T_N.shape[1], len(columns_R)
+    of_genome, stride = a_G_R_N.shape[1] * a_G_R_N.shape[2], a_G_R_N.shape[2]
+    y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
+    factors = _rank_factors(x_T_K, b_G_R_K, ranks, genome_of_block, height)
+    tiled = _tiles(columns_R, outputs)
     for t in range(len(y_T_N)):
-        genome = genome_of_block[t // height] * ranks
-        if of_all:
-            factor = _product(x, t * inputs, b, genome * inputs, inputs)
-            of_a = genome * stride
-            _with_multiple(y, t * outputs, factor, a, of_a, outputs, out, t * outputs)
-            continue
-        _widen(y, t * outputs, outputs, out, t * outputs)
-        for r in range(len(columns_R)):
-            first, end = columns_R[r, 0], columns_R[r, 1]
-            factor = _product(x, t * inputs, b, (genome + r) * inputs, inputs)
-            of_a, to = (genome + r) * stride + first, t * outputs + first
-            _with_multiple(out, to, factor, a, of_a, end - first, out, to)
+        at, of_a = t * outputs, genome_of_block[t // height] * of_genome
+        _add_ranks(y, at, outputs, factors, t * ranks, a, of_a, stride, columns_R, tiled, out, at)
 
 
 @compiled()
@@ -681,31 +754,37 @@ def silu_and_multiply(
     A rank adds to the one half or to the other, those of the first before those of the second.
     Without genomes, `genome_of_block` is empty.
     """
-    size, inputs = out_T_N.shape[1], x_T_K.shape[1]
-    all_ranks, stride = a_G_R_N.shape[1:]
+    size, stride = out_T_N.shape[1], a_G_R_N.shape[2]
     ranks = len(columns_R) if len(genome_of_block) else 0
     of_gate = 0
     for r in range(ranks):
         of_gate += columns_R[r, 0] < size
-    factors = np.empty(max(1, ranks), np.float32)
-    x, y, out = x_T_K.reshape(-1), y_T_2N.reshape(-1), out_T_N.reshape(-1)
-    a, b = a_G_R_N.reshape(-1), b_G_R_K.reshape(-1)
+    factors = _rank_factors(x_T_K, b_G_R_K, ranks, genome_of_block, height)
+    y, a, out = y_T_2N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
     of_a = 0
     for t in range(len(out_T_N)):
         if ranks:
-            genome = genome_of_block[t // height] * all_ranks
-            of_a = genome * stride
-            for r in range(ranks):
-                factors[r] = _product(x, t * inputs, b, (genome + r) * inputs, inputs)
-        of_y = t * 2 * size
+            of_a = genome_of_block[t // height] * a_G_R_N.shape[1] * stride
+        of_y, of_out = t * 2 * size, t * size
+        if ranks == 2 and of_gate == 1:  # as below, without loops of one round
+            f, g = spread(read(factors, 2 * t)), spread(read(factors, 2 * t + 1))
+            of_up = of_a + stride + size
+            for step in range(0, size, LANES):
+                i = min(step, size - LANES)
+                gate = fma(f, load(a, of_a + i), load(y, of_y + i))
+                up = fma(g, load(a, of_up + i), load(y, of_y + size + i))
+                store(out, of_out + i, _gated(gate, up))
+            continue
         for step in range(0, size, LANES):
             i = min(step, size - LANES)  # the last ones with some of those before them
             gate, up = load(y, of_y + i), load(y, of_y + size + i)
             for r in range(of_gate):
-                gate = fma(spread(factors[r]), load(a, of_a + r * stride + i), gate)
+                factor = spread(read(factors, t * ranks + r))
+                gate = fma(factor, load(a, of_a + r * stride + i), gate)
             for r in range(of_gate, ranks):
-                up = fma(spread(factors[r]), load(a, of_a + r * stride + size + i), up)
-            store(out, t * size + i, _gated(gate, up))
+                factor = spread(read(factors, t * ranks + r))
+                up = fma(factor, load(a, of_a + r * stride + size + i), up)
+            store(out, of_out + i, _gated(gate, up))
 
 
 @compiled()
@@ -789,10 +868,12 @@ def attend_rotated(
     kv_heads, depth = keys.shape[1], keys.shape[3]
     heads = out_T_N.shape[1] // depth
     length, columns = keys.shape[2] * STEP, values.shape[4]
-    outputs, inputs, rotary = y_T_N.shape[1], x_T_K.shape[1], cos_T_D.shape[1]
-    ranks, stride = a_G_R_N.shape[1:]
-    y, x, out = y_T_N.reshape(-1), x_T_K.reshape(-1), out_T_N.reshape(-1)
-    a, b = a_G_R_N.reshape(-1), b_G_R_K.reshape(-1)
+    outputs, rotary = y_T_N.shape[1], cos_T_D.shape[1]
+    ranks = len(columns_R) if len(genome_of_block) else 0
+    of_genome, stride = a_G_R_N.shape[1] * a_G_R_N.shape[2], a_G_R_N.shape[2]
+    factors = _rank_factors(x_T_K, b_G_R_K, ranks, genome_of_block, height)
+    tiled = _tiles(columns_R, outputs)
+    y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
     cos, sin = cos_T_D.reshape(-1), sin_T_D.reshape(-1)
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     scores = np.empty(2 * length, np.float32)
@@ -803,20 +884,20 @@ def attend_rotated(
             for i in range(heads * depth):
                 write(out, t * heads * depth + i, _ZERO)
             continue
-        _widen(y, t * outputs, outputs, row, 0)
-        if len(genome_of_block):
-            genome = genome_of_block[t // height] * ranks
-            for r in range(len(columns_R)):
-                first, end = columns_R[r, 0], columns_R[r, 1]
-                factor = _product(x, t * inputs, b, (genome + r) * inputs, inputs)
-                of_a = (genome + r) * stride + first
-                _with_multiple(row, first, factor, a, of_a, end - first, row, first)
+        at = t * outputs
+        if ranks:
+            of_a = genome_of_block[t // height] * of_genome
+            _add_ranks(
+                y, at, outputs, factors, t * ranks, a, of_a, stride, columns_R, tiled, row, 0
+            )
+        else:
+            _widen(y, at, outputs, row, 0)
         for head in range(heads + kv_heads):
-            at = head * depth
+            of_head = head * depth
             if len(q_norm_D):
                 weight = q_norm_D if head < heads else k_norm_D
-                _normed(row, at, depth, weight, epsilon, row, at)
-            _rotate(row, at, cos, sin, t * rotary, rotary)
+                _normed(row, of_head, depth, weight, epsilon, row, of_head)
+            _rotate(row, of_head, cos, sin, t * rotary, rotary)
         _attend_token(
             row,
             heads,
