@@ -147,14 +147,18 @@ async def test_a_run_on_a_pool_is_the_run_on_one_engine_even_if_one_is_killed(
     assert metric(tmp_path / "pool", "engines/restarted") == [0, 0, 1, 0]
 
 
-async def test_a_run_that_began_on_one_engine_goes_on_over_a_pool(tmp_path: Path) -> None:
+async def test_a_run_that_began_on_one_engine_goes_on_over_a_pool_whose_generations_overlap(
+    tmp_path: Path,
+) -> None:
     model = write_tiny_model(tmp_path / "model")
     torch_engine = TorchEngineBuilder(num_lanes=1)
-    unbroken = await history(tmp_path / "unbroken", model, torch_engine)
-    begun = await history(tmp_path / "run", model, torch_engine, num_generations=2)
+    fields: dict[str, Any] = {"max_staleness": 1, "num_generations": 6}
+    unbroken = await history(tmp_path / "unbroken", model, torch_engine, **fields)
+    begun = await history(tmp_path / "run", model, torch_engine, **fields | {"num_generations": 2})
     assert unbroken.startswith(begun) and begun.count(b"\n") == 1 + 2
     pool = PoolBuilder(num_engines=2, engine=torch_engine)
-    assert await history(tmp_path / "run", model, pool) == unbroken
+    assert await history(tmp_path / "run", model, pool, **fields) == unbroken
+    assert unbroken.count(b'"centre":') == 4
     for key in ("test/env/all/correct", "reward/mean", "progress/tokens"):
         assert metric(tmp_path / "run", key) == metric(tmp_path / "unbroken", key)
 
