@@ -223,7 +223,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_hex(value: object) -> bool:
-    return isinstance(value, str) and value != "" and set(value) <= set("0123456789abcdef")
+    return isinstance(value, str) and value != "" and not value.strip("0123456789abcdef")
 
 
 def _or_null(is_one: Callable[[object], bool]) -> Callable[[object], bool]:

@@ -194,9 +194,9 @@ class HistoryStore:
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         self._version = FORMAT_VERSION
-        self.next_generation = 0
         self.header: Header | None = None
         self.warning: str | None = None
+        self._opened_with: list[Record] | None = []
         good_bytes = 0
         for version, entry, line_bytes in _read(path):
             self._version = version
@@ -204,8 +204,9 @@ class HistoryStore:
                 check_same_base(path, entry, header)
                 self.header = entry
             else:
-                self.next_generation += 1
+                self._opened_with.append(entry)
             good_bytes += line_bytes
+        self.next_generation = len(self._opened_with)
         self._file = LineFile(path)
         self._good_bytes = good_bytes
         self._has_begun = False
@@ -255,10 +256,11 @@ class HistoryStore:
         self.begin()
         self._file.append(encode(record, self._version))
         self.next_generation += 1
+        self._opened_with = None  # A run that goes on for long does not carry its past around.
 
     def records(self) -> Iterator[Record]:
-        """What is recorded, in order, read from the disk."""
-        return read_history(self.path)
+        """What is recorded, in order; after the first `append` read from the disk again."""
+        return read_history(self.path) if self._opened_with is None else iter(self._opened_with)
 
     def steps(self) -> Iterator[Step]:
         """The steps alone: what an engine needs to restore the centre."""

@@ -47,6 +47,26 @@ def test_reads_back_what_was_appended_also_after_reopening(tmp_path: Path) -> No
     assert list(store.steps()) == [record.step for record in store.records()]
 
 
+def test_what_opening_has_read_is_not_read_again_until_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "history.jsonl"
+    records = write_history(path, 3)
+    read: list[bytes] = []
+
+    def watched(line: bytes) -> tuple[int, Header | Record]:
+        read.append(line)
+        return decode(line)
+
+    monkeypatch.setattr("es_cookbook.runs.history.store.decode", watched)
+    store = HistoryStore(path, HEADER)
+    assert list(store.records()) == list(store.records()) == records
+    assert [record.step for record in records] == list(store.steps())
+    assert b"".join(read) == path.read_bytes()
+    store.append(make_record(3))
+    assert len(list(store.records())) == 4
+
+
 finite = st.floats(-MAX_COEFFICIENT, MAX_COEFFICIENT)
 
 
