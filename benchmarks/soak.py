@@ -11,7 +11,9 @@ after a garbage collection: resident memory, objects that Python's collector kno
 file handles, child processes, files under the temporary directory, processor time. *Grown by* is
 the most of the last quarter less the most of the second one; the first quarter is for what is made
 once. The directory that it leaves is then read by the functions and commands that users have, and
-gone on with: `resume` is timed from calling `train.main` to the end of the next generation.
+gone on with: *resume* is from calling `train.main` to the next generation's line in the history, in
+seconds and in processor time, which other programs on the machine do not change; beside it a run
+that begins, to its first line.
 
 The runs one after the other, each with a new engine, are a second process, sampled after each run.
 """
@@ -48,6 +50,8 @@ SNAPSHOT_EVERY = 1_500
 """So that a resumed run of 20,000 has 500 steps to take after the last one."""
 SAMPLE_EVERY = 250
 RUN_GENERATIONS = 3
+RESUMED = 3
+"""Times that a run is gone on with, and another begun."""
 MEGABYTE = 2**20
 _T = TypeVar("_T")
 
@@ -82,6 +86,10 @@ def sample(at: int) -> Sample:
     )
 
 
+_first_recorded: list[tuple[float, float]] = []
+"""When this process's first generation was in the history, by the clock and of the processor."""
+
+
 class _Nowhere(io.StringIO):
     """Keeps nothing of what is written."""
 
@@ -100,6 +108,8 @@ class _Sampler(Tracker):
         pass
 
     def recorded(self, generations: int) -> None:
+        if not _first_recorded:
+            _first_recorded.append((time.perf_counter(), time.process_time()))
         if generations % self._every == self._every // 2:
             with self._path.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(sample(generations))) + "\n")
@@ -123,19 +133,38 @@ class SampledTrackersBuilder(TrackerBuilder):
         )
 
 
-def one_run(directory: Path, generations: int, snapshot_every: int, every: int) -> None:
-    """The long run, begun or gone on with, in this process."""
-    trackers = SampledTrackersBuilder(samples=str(directory / "samples.jsonl"), every=every)
-    config = TinyConfig(
+def one_run(directory: Path, name: str, generations: int, how: Mapping[str, int]) -> None:
+    """A run, begun or gone on with, in this process."""
+    asyncio.run(train.main(_config(directory, name, generations, how)))
+
+
+def _config(directory: Path, name: str, generations: int, how: Mapping[str, int]) -> TinyConfig:
+    samples = str(directory / f"{name}.samples.jsonl")
+    return TinyConfig(
         model_name=str(directory / "model"),
-        log_path=str(directory / "run"),
+        log_path=str(directory / name),
         num_generations=generations,
-        eval_every=generations // 10,
-        snapshot_every=snapshot_every,
-        trackers=trackers,
+        eval_every=how["eval_every"],
+        snapshot_every=how["snapshot_every"],
+        trackers=SampledTrackersBuilder(samples=samples, every=how["sample_every"]),
         behavior_if_log_dir_exists="resume",
     )
-    asyncio.run(train.main(config))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """From calling `train.main` to the next generation's line in the history."""
+
+    seconds: float
+    processor: float
+
+
+def start(directory: Path, name: str, generations: int, how: Mapping[str, int]) -> Start:
+    """Begin a run or go on with one, in this process, which must be new."""
+    began, used = time.perf_counter(), time.process_time()
+    one_run(directory, name, generations, how)
+    seconds, processor = _first_recorded[0]
+    return Start(seconds - began, processor - used)
 
 
 def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
@@ -216,15 +245,17 @@ def slower(samples: Sequence[Sample]) -> float:
 
 def long_run_rows(directory: Path, generations: int) -> list[Row]:
     """The long run, what it held, and what it left."""
-    every = min(SAMPLE_EVERY, max(2, generations // 20))
-    snapshot_every = min(SNAPSHOT_EVERY, generations // 4)
+    how = {
+        "eval_every": max(1, generations // 10),
+        "snapshot_every": min(SNAPSHOT_EVERY, generations // 4),
+        "sample_every": min(SAMPLE_EVERY, max(2, generations // 20)),
+    }
     name = f"{generations:,} generations"
-    arguments = (snapshot_every, every)
-    _, seconds = alone(directory, one_run, directory, generations, *arguments)
-    lines = (directory / "samples.jsonl").read_text().splitlines()
+    _, seconds = alone(directory, one_run, directory, "run", generations, how)
+    lines = (directory / "run.samples.jsonl").read_text().splitlines()
     samples = [Sample(**json.loads(line)) for line in lines]
     run = directory / "run"
-    (_, resumed), readings = alone(directory, one_run, directory, generations + 1, *arguments), {}
+    readings: dict[str, float] = {}
     for what, reading in {
         "read_history": lambda: sum(1 for _ in read_history(run / HISTORY)),
         "read_metrics": lambda: len(read_metrics(run / METRICS)),
@@ -234,13 +265,21 @@ def long_run_rows(directory: Path, generations: int) -> list[Row]:
         ),
     }.items():
         _, readings[what] = _timed(reading)
+    resumed = [
+        alone(directory, start, directory, "run", generations + i, how)[0]
+        for i in range(1, RESUMED + 1)
+    ]
+    began = [alone(directory, start, directory, f"new {i}", 1, how)[0] for i in range(RESUMED)]
     return [
         row(f"{name}: all of it", [seconds], "s"),
         *growth_rows(name, samples),
         row(f"{name}: processor time of a generation, end / beginning", [slower(samples)], "x"),
         row(f"{name}: the history", [(run / HISTORY).stat().st_size / MEGABYTE], "MB"),
         *(row(f"{name}: {what}", [took], "s") for what, took in readings.items()),
-        row(f"{name}: resume, to the end of the next one", [resumed], "s", at_most=5),
+        row(f"{name}: resume", [start.seconds for start in resumed], "s"),
+        row(f"{name}: resume, processor time", [s.processor for s in resumed], "s", at_most=5),
+        row("a new run, to its first generation", [start.seconds for start in began], "s"),
+        row("a new run, processor time", [start.processor for start in began], "s"),
     ]
 
 
