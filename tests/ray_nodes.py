@@ -50,12 +50,12 @@ LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """The variable that tells Ray to listen on 127.0.0.1 only, if it is 0."""
 
 
-def start_head(**system: object) -> None:
-    """The head, on the host HERE, with room for one engine; `system` is Ray's configuration."""
+def start_head(num_engines: int = 1, **system: object) -> None:
+    """The head, on the host HERE, with room for engines; `system` is Ray's configuration."""
     os.environ.pop(LOCAL_ONLY, None)
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     options = ["--head", f"--node-ip-address={HERE}", "--port=6379", "--include-dashboard=false"]
-    _start([*options, f"--system-config={json.dumps(system)}"])
+    _start(num_engines, [*options, f"--system-config={json.dumps(system)}"])
     for _ in range(1200):
         with suppress(OSError):
             socket.create_connection((HERE, 6379)).close()
@@ -66,12 +66,14 @@ def start_head(**system: object) -> None:
 
 def start_there(link: Link) -> "subprocess.Popen[bytes]":
     """A node on the host THERE, with room for one engine; the process ends with the node."""
-    return _start([f"--address={ADDRESS}", f"--node-ip-address={THERE}"], link.there())
+    return _start(1, [f"--address={ADDRESS}", f"--node-ip-address={THERE}"], link.there())
 
 
-def _start(options: Sequence[str], where: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+def _start(
+    num_cpus: int, options: Sequence[str], where: Sequence[str] = ()
+) -> "subprocess.Popen[bytes]":
     start = [sys.executable, "-m", "ray.scripts.scripts", "start"]  # As `ray start`.
-    ours = ["--block", "--disable-usage-stats", "--num-cpus=1"]
+    ours = ["--block", "--disable-usage-stats", f"--num-cpus={num_cpus}"]
     return subprocess.Popen(
         [*where, *start, *ours, f"--object-store-memory={80 << 20}", *options],
         stdout=subprocess.DEVNULL,
