@@ -10,7 +10,9 @@ end-of-sequence token, greedy. Speed, all by turns in one run:
 - the vLLM engine's low-rank generation: 64 slots filled, sampled, a step applied;
 - the same vLLM with full weights perturbed, one genome after the other (16 of the 64, to save
   time; a generation's step is applied once);
-- the torch engine's low-rank generation. What a Ray pool costs beside it: `benchmarks.ray_pool`.
+- plain vLLM as a plain loop perturbs it, likewise 16 of them (`benchmarks.plain_loop`);
+- the torch engine's low-rank generation, in float32 and in bfloat16. What a Ray pool costs beside
+  it: `benchmarks.ray_pool`.
 
 Parity, from one history of three steps: the torch engine, the vLLM engine in three search spaces
 and a Ray pool of two have the same fingerprint; greedy tokens and the centre's log-probabilities
@@ -23,6 +25,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,6 +52,9 @@ if TYPE_CHECKING:
 
 GENOMES, PROBLEMS, TOKENS = 64, 32, 24
 GENOMES_ONE_BY_ONE = 16
+SIGMA = 0.005
+MOST_OF_THE_WEIGHTS = 800_000
+"""Parameters of which norms and embeddings are a small part, for the bundled model."""
 REPEATS = 5
 PARAMS = SamplingParams(max_tokens=TOKENS, logprobs=False)
 STEP = Step(tuple(Term(1000 + i, 1e-4) for i in range(GENOMES // 2)))
@@ -57,15 +63,21 @@ GENOMES_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOM
 
 
 async def sample(
-    engine: Engine, targets: Sequence[Target], prompts_P: Sequence[tuple[int, ...]]
+    engine: Engine,
+    targets: Sequence[Target],
+    prompts_P: Sequence[tuple[int, ...]],
+    params: SamplingParams = PARAMS,
 ) -> list[Action]:
     """Every target's greedy answer to every prompt."""
-    requests = [SampleRequest(t, Observation(p), PARAMS) for t in targets for p in prompts_P]
+    requests = [SampleRequest(t, Observation(p), params) for t in targets for p in prompts_P]
     return list(await asyncio.gather(*map(engine.sample, requests)))
 
 
 async def generation(
-    engine: Engine, blocks: Sequence[Sequence[Genome]], prompts_P: Sequence[tuple[int, ...]]
+    engine: Engine,
+    blocks: Sequence[Sequence[Genome]],
+    prompts_P: Sequence[tuple[int, ...]],
+    params: SamplingParams = PARAMS,
 ) -> dict[str, float]:
     """Seconds of loading, sampling and stepping, for genomes hosted block after block."""
     seconds = {"load": 0.0, "sample": 0.0, "apply": 0.0}
@@ -78,13 +90,20 @@ async def generation(
     for block in blocks:
         async with engine.lend() as host:
             await timed("load", host.load(block))
-            await timed("sample", sample(host, range(len(block)), prompts_P))
+            await timed("sample", sample(host, range(len(block)), prompts_P, params))
     await timed("apply", engine.apply(STEP))
     return seconds | {"total": sum(seconds.values())}
 
 
-def start_plain(path: str) -> "AsyncLLM":
-    """VLLM without worker extension and adapters, with its own packed weights."""
+def start_plain(
+    path: str,
+    dtype: str = "float32",
+    kv_cache_bytes: int = 1 << 30,
+    *,
+    eager: bool = True,
+    extension: str = "",
+) -> "AsyncLLM":
+    """VLLM without adapters, with its own packed weights unless a worker extension sees to them."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -92,13 +111,14 @@ def start_plain(path: str) -> "AsyncLLM":
 
     arguments = AsyncEngineArgs(
         model=path,
-        dtype="float32",
-        enforce_eager=True,
+        dtype=cast("Any", dtype),
+        enforce_eager=eager,
         max_model_len=512,
         max_num_seqs=1024,
-        kv_cache_memory_bytes=1 << 30,
+        kv_cache_memory_bytes=kv_cache_bytes,
         disable_log_stats=True,
         use_tqdm_on_load=False,
+        worker_extension_cls=extension,
         distributed_executor_backend=UniProcExecutor if current_platform.is_cpu() else None,
     )
     # As many threads as the engine gives vLLM, which leaves this process a core.
@@ -107,8 +127,18 @@ def start_plain(path: str) -> "AsyncLLM":
         return AsyncLLM.from_engine_args(arguments)
 
 
+def shut_down(llm: "AsyncLLM") -> None:
+    """End it once: its destructor's own attempt fails as Python ends."""
+    llm.shutdown()
+    vars(llm)["shutdown"] = lambda: None
+
+
 async def plain_generation(
-    llm: "AsyncLLM", ids: "itertools.count[int]", prompts_P: Sequence[tuple[int, ...]]
+    llm: "AsyncLLM",
+    ids: "itertools.count[int]",
+    prompts_P: Sequence[tuple[int, ...]],
+    genomes: int = GENOMES,
+    tokens: int = TOKENS,
 ) -> dict[str, float]:
     """Seconds of the same requests on plain vLLM; a new salt, as a step would bring."""
     from vllm import SamplingParams as VLLMParams
@@ -116,7 +146,7 @@ async def plain_generation(
 
     params = VLLMParams(
         temperature=0.0,
-        max_tokens=TOKENS,
+        max_tokens=tokens,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -131,18 +161,37 @@ async def plain_generation(
             pass
 
     began = time.perf_counter()
-    await asyncio.gather(*(one(g, p) for g in range(GENOMES) for p in prompts_P))
+    await asyncio.gather(*(one(g, p) for g in range(genomes) for p in prompts_P))
+    return {"total": time.perf_counter() - began}
+
+
+async def plain_loop(
+    llm: "AsyncLLM", ids: "itertools.count[int]", prompts_P: Sequence[tuple[int, ...]]
+) -> dict[str, float]:
+    """Seconds of one genome after the other: add noise, answer every prompt, subtract it."""
+    began = time.perf_counter()
+    for seed in range(GENOMES_ONE_BY_ONE):
+        await llm.collective_rpc("add_noise", args=(seed, SIGMA))
+        await plain_generation(llm, ids, prompts_P, genomes=1)
+        await llm.collective_rpc("add_noise", args=(seed, -SIGMA))
     return {"total": time.perf_counter() - began}
 
 
 async def speed(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
     """Generations of every engine, by turns."""
     plain = await asyncio.to_thread(start_plain, path)
+    noisy = "benchmarks.plain_loop.NoisyWorker"
+    looped = await asyncio.to_thread(partial(start_plain, path, extension=noisy))
+    (elements,) = await looped.collective_rpc("num_elements")
+    assert elements > MOST_OF_THE_WEIGHTS, "vLLM packed the weights that noise is to be added to"
     vllm = VLLMEngineBuilder(kv_cache_gib=1.0, max_genomes=GENOMES)
     engines = {
         "vllm": await vllm(model_name=path, search_space=LowRank()),
         "one by one": await vllm(model_name=path, search_space=FullRank()),
         "torch": await TorchEngineBuilder()(model_name=path, search_space=LowRank()),
+        "bfloat16": await TorchEngineBuilder(dtype="bfloat16")(
+            model_name=path, search_space=LowRank()
+        ),
     }
     ids = itertools.count()
     whole = [GENOMES_G]
@@ -151,7 +200,9 @@ async def speed(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
         "plain": lambda: plain_generation(plain, ids, prompts_P),
         "vllm": lambda: generation(engines["vllm"], whole, prompts_P),
         "one by one": lambda: generation(engines["one by one"], single, prompts_P),
+        "plain loop": lambda: plain_loop(looped, ids, prompts_P),
         "torch": lambda: generation(engines["torch"], whole, prompts_P),
+        "bfloat16": lambda: generation(engines["bfloat16"], whole, prompts_P),
     }
     times: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
     for repeat in range(-1, REPEATS):
@@ -161,26 +212,30 @@ async def speed(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
                 times[name].append(seconds)
     for engine in engines.values():
         await engine.close()
-    await asyncio.to_thread(plain.shutdown)
-    vars(plain)["shutdown"] = lambda: None  # its destructor's, which fails as Python ends
+    for llm in (plain, looped):
+        await asyncio.to_thread(shut_down, llm)
 
     def rate(name: str) -> list[float]:
-        genomes = GENOMES_ONE_BY_ONE if name == "one by one" else GENOMES
+        genomes = GENOMES_ONE_BY_ONE if name in ("one by one", "plain loop") else GENOMES
         return [genomes * PROBLEMS * TOKENS / seconds["total"] for seconds in times[name]]
 
     def share(name: str, what: str) -> list[float]:
         return [seconds[what] / seconds["total"] for seconds in times[name]]
 
-    ours = rate("vllm")
+    ours, on_torch, loop = rate("vllm"), rate("torch"), rate("plain loop")
     return [
         row("plain vLLM, no adapters", rate("plain"), "tokens/s"),
         row("vLLM engine, 64 rank-1 genomes, slots and step included", ours, "tokens/s"),
         row(
             "vLLM engine, full weights, one genome after the other", rate("one by one"), "tokens/s"
         ),
-        row("torch engine, 64 rank-1 genomes, tables and step included", rate("torch"), "tokens/s"),
+        row("plain vLLM, noise added and subtracted, one genome after the other", loop, "tokens/s"),
+        row("torch engine, 64 rank-1 genomes, tables and step included", on_torch, "tokens/s"),
+        row("torch engine in bfloat16, the same", rate("bfloat16"), "tokens/s"),
         row("population / plain vLLM", ratios(ours, rate("plain")), "x", at_least=0.8),
         row("population / one by one", ratios(ours, rate("one by one")), "x", at_least=1.7),
+        row("population / plain loop", ratios(ours, loop), "x", at_least=2),
+        row("population on torch / plain loop on vLLM", ratios(on_torch, loop), "x", at_least=6),
         row("filling 64 slots", share("vllm", "load"), "of a generation", at_most=0.05),
         row("a step of 32 terms", share("vllm", "apply"), "of a generation", at_most=0.05),
     ]

@@ -1,43 +1,88 @@
-"""How fast a population samples, against plain inference and against its own floor.
+"""How fast a population samples, against plain inference and against what the machine can do.
 
     python -m benchmarks.sampling
 
-64 rank-1 genomes × 32 Countdown problems × 24 tokens, float32, the bundled model, greedy. The
-model's end-of-sequence token is taken away, so that every request samples exactly 24 tokens for
-everybody:
+Rank-1 genomes answer Countdown problems, greedy. The end-of-sequence token is taken away, so that
+every request samples the same number of tokens for everybody. Models: the bundled one, in float32
+and in bfloat16; random ones of 20 M parameters (float32) and of Qwen2.5-0.5B's shape (bfloat16; few
+tokens, to save time); and a random hybrid of 6 M, which runs by its own forward. Each is sampled by
 
-- transformers' `generate` on the unperturbed model, all 2,048 requests as one batch;
+- transformers' `generate` on the unperturbed model, all requests as one batch, in the same dtype;
 - the torch engine without perturbation (all requests go to the centre);
 - the torch engine with the population resident;
-- the same engine with one genome resident after the other (16 of the 64, to save time);
-- `generate` and the population again for a random hybrid of 6 M parameters, which runs by its own
-  forward;
-- the floor: the matmuls of the linear layers alone, for as many token rows, on as many threads.
+- the bundled model also with one genome resident after the other (16 of the 64, to save time).
+
+The floor is what must be done at the least, on as many threads: the products of all linear layers
+for as many rows as have to be run, the output head's for sampled tokens alone, by the fastest
+kernel of that dtype that torch has here (MKL or oneDNN, with weights as they are or packed, each
+reported); and the keys and values that decoding reads, at the bandwidth at which memory is copied.
+Nothing is counted for norms, activations, sampling and Python.
+
+vLLM beside all of this: `benchmarks.engines`.
 """
 
 import asyncio
+import dataclasses
 import json
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Lfm2Config, Lfm2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-from benchmarks.harness import interleaved, ratios, report, row
+from benchmarks.harness import Row, interleaved, ratios, report, row
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams
 
+if TYPE_CHECKING:  # its kernels are nothing that vLLM wants to find in `benchmarks.engines`
+    from es_cookbook.engines.torch.host import TorchEngine
+
 GENOMES, PROBLEMS, TOKENS = 64, 32, 24
 GENOMES_ONE_BY_ONE = 16
 REPEATS = 5
+_ROWS = 1024
+"""Rows of the floor's products: more are no faster."""
+_COPIED = 1 << 26
+"""Numbers that a thread copies to measure bandwidth, far more than any cache holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, its requests, and what is expected of it.
+
+    Attributes:
+        make: writes the model to a directory.
+        generate: `population / generate` at least; `share`, of the floor.
+    """
+
+    name: str
+    make: Callable[[Path], Path]
+    dtype: str
+    genomes: int = GENOMES
+    problems: int = PROBLEMS
+    tokens: int = TOKENS
+    repeats: int = REPEATS
+    generate: float | None = None
+    unperturbed: float | None = None
+    share: float | None = None
 
 
 def endless_model(directory: Path) -> Path:
@@ -53,36 +98,196 @@ def endless_model(directory: Path) -> Path:
     return directory
 
 
+def _save_random(
+    directory: Path,
+    kind: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """A random model with the bundled tokenizer, without end-of-sequence tokens."""
+    endless_model(directory)
+    torch.manual_seed(0)
+    with torch.device("cpu"):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            kind(config).save_pretrained(directory)
+        finally:
+            torch.set_default_dtype(before)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        path = directory / name  # where nothing is said, the class has a token of its own
+        nothing = {"eos_token_id": None, "eos_token": None}
+        path.write_text(json.dumps(json.loads(path.read_text()) | nothing))
+    return directory
+
+
+def hybrid_model(directory: Path) -> Path:
+    """A random model of convolutions and attention, 6 M parameters."""
+    endless_model(directory)
+    config = Lfm2Config(
+        vocab_size=len(AutoTokenizer.from_pretrained(directory)),
+        hidden_size=256,
+        intermediate_size=1024,
+        block_auto_adjust_ff_dim=False,
+        num_hidden_layers=6,
+        layer_types=["conv", "full_attention"] * 3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+    )
+    return _save_random(directory, Lfm2ForCausalLM, config)
+
+
+def model_of_20m(directory: Path) -> Path:
+    """A random Qwen2 of 20 M parameters."""
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
+    return _save_random(directory, Qwen2ForCausalLM, config)
+
+
+def model_of_half_a_billion(directory: Path) -> Path:
+    """A random model of Qwen2.5-0.5B's shape, in bfloat16."""
+    config = Qwen2Config(
+        vocab_size=151_936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
+    return _save_random(directory, Qwen2ForCausalLM, config, torch.bfloat16)
+
+
+CASES = (
+    Case("bundled", endless_model, "float32", generate=2.5, unperturbed=0.95, share=0.4),
+    Case("bundled, bfloat16", endless_model, "bfloat16", generate=3, unperturbed=0.95, share=0.4),
+    Case("20 M", model_of_20m, "float32", tokens=8, genomes=32, repeats=3, share=0.6),
+    Case(
+        "0.5 B, bfloat16",
+        model_of_half_a_billion,
+        "bfloat16",
+        genomes=32,
+        problems=4,
+        tokens=6,
+        repeats=3,
+        share=0.85,
+    ),
+)
+HYBRID = Case("hybrid (its own forward)", hybrid_model, "float32", generate=0.7)
+
+
 class Floor:
-    """The linear layers' matmuls alone, in chunks of `rows` token rows, one thread a core."""
+    """The products of linear layers by several kernels, and reading a cache, one thread a core."""
 
-    def __init__(self, model: torch.nn.Module, token_rows: int, rows: int = 512) -> None:
+    def __init__(self, contest: "Contest") -> None:
         self.threads = torch.get_num_threads()
-        self.calls = token_rows // rows // self.threads
-        linears = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
-        self.pairs = [(torch.randn(rows, weight.shape[1]), weight) for weight in linears]
+        case, model = contest.case, contest.model
+        requests = case.genomes * case.problems
+        prompts = sum(map(len, contest.prompts)) * case.genomes
+        head = model.get_output_embeddings()
+        assert isinstance(head, torch.nn.Linear)
+        layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        rows = prompts + requests * (case.tokens - 1)
+        chunks = [(layer.weight, rows) for layer in layers]
+        chunks.append((head.weight, requests * case.tokens))
+        # As whole runs of `_ROWS` and a part of one, for each thread.
+        self._chunks = [(weight.detach(), n / self.threads / _ROWS) for weight, n in chunks]
+        text = model.config.get_text_config()
+        of_token = 2 * text.num_key_value_heads * (text.hidden_size // text.num_attention_heads)
+        of_token *= text.num_hidden_layers * getattr(torch, case.dtype).itemsize
+        positions = sum(
+            len(prompt) + step + 1 for prompt in contest.prompts for step in range(case.tokens - 1)
+        )
+        self._cache_bytes = of_token * positions * case.genomes
+        self._buffers = [torch.ones(2, _COPIED // 2) for _ in range(self.threads)]
 
-    def __call__(self) -> None:
-        """Run them once."""
-        threads = [threading.Thread(target=self._work) for _ in range(self.threads)]
+    def kernels(self) -> dict[str, Callable[[], None]]:
+        """Every kernel for products in the model's dtype, as functions that run all of them."""
+        dtype = self._chunks[0][0].dtype
+        plain = "MKL" if dtype == torch.float32 else "oneDNN"
+        linear = torch.nn.functional.linear
+        found = {plain: [(weight, linear) for weight, _ in self._chunks]}
+        try:
+            ops = torch.ops.mkldnn
+            reordered = [ops._reorder_linear_weight(weight) for weight, _ in self._chunks]
+            found["oneDNN packed"] = [
+                (weight, lambda x, w: ops._linear_pointwise(x, w, None, "none", [], ""))
+                for weight in reordered
+            ]
+            torch.ops.mkldnn._linear_pointwise(
+                torch.ones(2, self._chunks[0][0].shape[1], dtype=dtype),
+                reordered[0],
+                None,
+                "none",
+                [],
+                "",
+            )
+        except (RuntimeError, AttributeError):
+            found.pop("oneDNN packed", None)
+        return {name: self._on_all(products) for name, products in found.items()}
+
+    def _on_all(
+        self, products: list[tuple[torch.Tensor, Callable[..., torch.Tensor]]]
+    ) -> Callable[[], None]:
+        dtype = self._chunks[0][0].dtype
+        inputs = {w.shape[1]: torch.randn(_ROWS, w.shape[1]).to(dtype) for w, _ in self._chunks}
+
+        def work() -> None:
+            for (weight, product), (plain, times) in zip(products, self._chunks, strict=True):
+                x = inputs[plain.shape[1]]
+                for _ in range(int(times)):
+                    product(x, weight)
+                if rest := round((times - int(times)) * _ROWS):
+                    product(x[:rest], weight)
+
+        return lambda: self._in_threads(work)
+
+    def read(self) -> None:
+        """Move as many bytes as decoding reads of keys and values, half of them by writing."""
+        share = self._cache_bytes / 2 / 4 / self.threads
+        own = list(self._buffers)
+
+        def work() -> None:
+            source, target = own.pop()
+            left = int(share)
+            while left > 0:
+                size = min(left, len(source))
+                target[:size].copy_(source[:size])
+                left -= size
+
+        self._in_threads(work)
+
+    def _in_threads(self, work: Callable[[], None]) -> None:
+        def alone() -> None:
+            torch.set_num_threads(1)
+            with torch.inference_mode():
+                work()
+
+        threads = [threading.Thread(target=alone) for _ in range(self.threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _work(self) -> None:
-        torch.set_num_threads(1)
-        with torch.inference_mode():
-            for _ in range(self.calls):
-                for x, weight in self.pairs:
-                    torch.nn.functional.linear(x, weight)
-
 
 async def sample(
-    engine: TorchEngine, targets: list[int | str], prompts: list[tuple[int, ...]]
+    engine: "TorchEngine", targets: list[int | str], prompts: list[tuple[int, ...]], tokens: int
 ) -> None:
-    """Every target samples `TOKENS` tokens for every prompt."""
-    params = SamplingParams(max_tokens=TOKENS)
+    """Every target samples so many tokens for every prompt."""
+    params = SamplingParams(max_tokens=tokens)
     actions = await asyncio.gather(
         *(
             engine.sample(SampleRequest(target, Observation(prompt, is_last=True), params))
@@ -90,7 +295,7 @@ async def sample(
             for prompt in prompts
         )
     )
-    assert all(len(action.tokens_T) == TOKENS for action in actions)
+    assert all(len(action.tokens_T) == tokens for action in actions)
 
 
 async def first_prompt(builder: EnvGroupBuilder) -> tuple[int, ...]:
@@ -104,22 +309,25 @@ async def first_prompt(builder: EnvGroupBuilder) -> tuple[int, ...]:
 class Contest:
     """A model in transformers and in the torch engine, and the same requests for both."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, path: str) -> None:
-        self.loop = loop
-        self.model = AutoModelForCausalLM.from_pretrained(path).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        builder = TorchEngineBuilder()
-        self.engine = loop.run_until_complete(
-            builder(model_name=path, search_space=LowRank(rank=1))
-        )
-        problems = CountdownDatasetBuilder(problems_per_generation=PROBLEMS)(tokenizer)
+    def __init__(self, loop: asyncio.AbstractEventLoop, case: Case) -> None:
+        self.loop, self.case = loop, case
+        with tempfile.TemporaryDirectory() as directory:
+            path = str(case.make(Path(directory)))
+            dtype = getattr(torch, case.dtype)
+            self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            builder = TorchEngineBuilder(dtype=case.dtype)
+            self.engine = loop.run_until_complete(
+                builder(model_name=path, search_space=LowRank(rank=1))
+            )
+        problems = CountdownDatasetBuilder(problems_per_generation=case.problems)(tokenizer)
         batch = loop.run_until_complete(problems).train.get_batch(0)
         self.prompts = [loop.run_until_complete(first_prompt(problem)) for problem in batch]
-        self.genomes = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]
+        self.genomes = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(case.genomes)]
         self._pad = tokenizer.pad_token_id
         self._longest = max(map(len, self.prompts))
         pads = [self._longest - len(p) for p in self.prompts]
-        rows = list(zip(pads, self.prompts, strict=True)) * GENOMES
+        rows = list(zip(pads, self.prompts, strict=True)) * case.genomes
         self._input_ids = torch.tensor([[self._pad] * n + list(p) for n, p in rows])
         self._mask = torch.tensor([[0] * n + [1] * len(p) for n, p in rows])
 
@@ -129,103 +337,112 @@ class Contest:
             out = self.model.generate(
                 self._input_ids,
                 attention_mask=self._mask,
-                max_new_tokens=TOKENS,
+                max_new_tokens=self.case.tokens,
                 do_sample=False,
                 pad_token_id=self._pad,
             )
-        assert out.shape == (GENOMES * PROBLEMS, self._longest + TOKENS)
+        assert out.shape == (len(self._input_ids), self._longest + self.case.tokens)
 
     def answer(self, resident: list[Genome], targets: list[int | str]) -> None:
         """Load genomes, and let targets sample for every prompt."""
         self.loop.run_until_complete(self.engine.load(resident))
-        self.loop.run_until_complete(sample(self.engine, targets, self.prompts))
+        self.loop.run_until_complete(sample(self.engine, targets, self.prompts, self.case.tokens))
+
+    def unperturbed(self) -> None:
+        """All requests, of the centre."""
+        self.answer([], ["centre"] * self.case.genomes)
 
     def population(self) -> None:
         """The same requests, of every genome."""
-        self.answer(self.genomes, list(range(GENOMES)))
+        self.answer(self.genomes, list(range(self.case.genomes)))
+
+    def one_by_one(self) -> None:
+        """Those of some genomes, each alone."""
+        for genome in self.genomes[:GENOMES_ONE_BY_ONE]:
+            self.answer([genome], [0])
+
+    def rates(self, seconds: list[float], genomes: int | None = None) -> list[float]:
+        """Tokens per second, of all genomes or of so many."""
+        tokens = (genomes or self.case.genomes) * self.case.problems * self.case.tokens
+        return [tokens / each for each in seconds]
+
+    def close(self) -> None:
+        """End the engine."""
+        self.loop.run_until_complete(self.engine.close())
 
 
-def hybrid_model(directory: Path) -> Path:
-    """A random model of convolutions and attention, 6 M parameters, with the bundled tokenizer."""
-    endless_model(directory)
-    vocabulary = len(AutoTokenizer.from_pretrained(directory))
-    config = Lfm2Config(
-        vocab_size=vocabulary,
-        hidden_size=256,
-        intermediate_size=1024,
-        block_auto_adjust_ff_dim=False,
-        num_hidden_layers=6,
-        layer_types=["conv", "full_attention"] * 3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    Lfm2ForCausalLM(config).save_pretrained(directory)
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        path = directory / name  # where nothing is said, the class has a token of its own
-        nothing = {"eos_token_id": None, "eos_token": None}
-        path.write_text(json.dumps(json.loads(path.read_text()) | nothing))
-    return directory
+def rows_of(contest: Contest) -> list[Row]:
+    """Measure one model against `generate` and the floor."""
+    case, floor = contest.case, Floor(contest)
+    functions: dict[str, Callable[[], object]] = {
+        "generate": contest.generate,
+        "unperturbed": contest.unperturbed,
+        "population": contest.population,
+    }
+    if case.make is endless_model and case.dtype == "float32":
+        functions["one by one"] = contest.one_by_one
+    kernels = floor.kernels()
+    times = interleaved(functions | kernels | {"read": floor.read}, repeats=case.repeats)
+    rate = contest.rates
+    ours = rate(times["population"])
+
+    def floor_of(kernel: str) -> list[float]:
+        return [sum(pair) for pair in zip(times[kernel], times["read"], strict=True)]
+
+    best = min(kernels, key=lambda kernel: sorted(times[kernel])[case.repeats // 2])
+    shares = ratios(floor_of(best), times["population"])
+    to_generate = ratios(ours, rate(times["generate"]))
+    to_unperturbed = ratios(ours, rate(times["unperturbed"]))
+    found = [
+        row(
+            f"{case.name}: transformers generate, unperturbed", rate(times["generate"]), "tokens/s"
+        ),
+        row(f"{case.name}: engine, unperturbed", rate(times["unperturbed"]), "tokens/s"),
+        row(
+            f"{case.name}: engine, {case.genomes} rank-1 genomes, loading included",
+            ours,
+            "tokens/s",
+        ),
+    ]
+    for kernel in kernels:
+        name = f"{case.name}: products by {kernel}, and reading keys and values"
+        found.append(row(name, rate(floor_of(kernel)), "tokens/s"))
+    found += [
+        row(f"{case.name}: population / generate", to_generate, "x", at_least=case.generate),
+        row(
+            f"{case.name}: population / unperturbed", to_unperturbed, "x", at_least=case.unperturbed
+        ),
+        row(f"{case.name}: share of the floor, by {best}", shares, "x", at_least=case.share),
+    ]
+    if "one by one" in times:
+        alone = rate(times["one by one"], GENOMES_ONE_BY_ONE)
+        found += [
+            row(f"{case.name}: engine, one genome after the other", alone, "tokens/s"),
+            row(f"{case.name}: population / one by one", ratios(ours, alone), "x", at_least=4),
+        ]
+    return found
+
+
+def rows_of_hybrid(contest: Contest) -> list[Row]:
+    """Against `generate` alone: whatever the model keeps is its own affair."""
+    functions = {"generate": contest.generate, "population": contest.population}
+    times = interleaved(functions, repeats=contest.case.repeats)
+    to_generate = ratios(times["generate"], times["population"])
+    name = f"{contest.case.name}: population / generate"
+    return [row(name, to_generate, "x", at_least=contest.case.generate)]
 
 
 def main() -> None:
     """Measure and report."""
     loop = asyncio.new_event_loop()
-    with tempfile.TemporaryDirectory() as directory:
-        contest = Contest(loop, str(endless_model(Path(directory))))
-    with tempfile.TemporaryDirectory() as directory:
-        hybrid = Contest(loop, str(hybrid_model(Path(directory))))
-
-    def one_by_one() -> None:
-        for genome in contest.genomes[:GENOMES_ONE_BY_ONE]:
-            contest.answer([genome], [0])
-
-    prompt_length = sum(map(len, contest.prompts)) // PROBLEMS
-    token_rows = GENOMES * PROBLEMS * (prompt_length + TOKENS - 1)
-    times = interleaved(
-        {
-            "generate": contest.generate,
-            "centre": lambda: contest.answer([], ["centre"] * GENOMES),
-            "population": contest.population,
-            "one_by_one": one_by_one,
-            "floor": Floor(contest.model, token_rows),
-        },
-        repeats=REPEATS,
-    )
-    times |= interleaved(
-        {"hybrid_generate": hybrid.generate, "hybrid": hybrid.population}, repeats=REPEATS
-    )
-    for each in (contest, hybrid):
-        loop.run_until_complete(each.engine.close())
+    rows: list[Row] = []
+    for case in (*CASES, HYBRID):
+        contest = Contest(loop, case)
+        rows += rows_of_hybrid(contest) if case is HYBRID else rows_of(contest)
+        contest.close()
+        del contest
     loop.close()
-
-    def rate(name: str) -> list[float]:
-        genomes_run = GENOMES_ONE_BY_ONE if name == "one_by_one" else GENOMES
-        return [genomes_run * PROBLEMS * TOKENS / seconds for seconds in times[name]]
-
-    ours = rate("population")
-    report(
-        "sampling",
-        [
-            row("transformers generate, unperturbed", rate("generate"), "tokens/s"),
-            row("engine, unperturbed", rate("centre"), "tokens/s"),
-            row("engine, 64 rank-1 genomes, loading included", rate("population"), "tokens/s"),
-            row("engine, one genome after the other", rate("one_by_one"), "tokens/s"),
-            row("floor: the linear layers' matmuls alone", rate("floor"), "tokens/s"),
-            row("population / generate", ratios(ours, rate("generate")), "x", at_least=1.5),
-            row("population / unperturbed", ratios(ours, rate("centre")), "x", at_least=0.8),
-            row("population / one by one", ratios(ours, rate("one_by_one")), "x", at_least=4),
-            row(
-                "hybrid (its own forward): population / generate",
-                ratios(rate("hybrid"), rate("hybrid_generate")),
-                "x",
-                at_least=0.7,
-            ),
-            row("share of the floor reached", ratios(ours, rate("floor")), "x"),
-        ],
-    )
+    report("sampling", rows)
 
 
 if __name__ == "__main__":
