@@ -23,10 +23,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import chz
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.harness import Row, ratios, report, row
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
@@ -53,7 +53,7 @@ from tests.ray_nodes import ADDRESS, start_head, start_there
 
 GENOMES, PROBLEMS, TOKENS = 64, 32, 24
 BITS_PER_SECOND, ROUND_TRIP = 10e6, 0.1
-REPEATS = 9
+WARM_UP, REPEATS = 1, 9
 IDLE_SECONDS = 10.0
 SECONDS = 1.0
 """In which the patient engine answers a generation."""
@@ -71,7 +71,7 @@ class PatientEngineBuilder(EngineBuilder):
 class PatientEngine(FakeEngine):
     """Answers one request after the other, all of a generation in `SECONDS`."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
         self.traits = dataclasses.replace(self.traits, context_length=256)
         self.tokenizer = tokenizer
@@ -126,29 +126,26 @@ class Generations:
         return len(encode_answers(enumerate(actions)))
 
 
-async def by_turns(engine: EngineBuilder, link: Link) -> tuple[RayPool, Generations]:
+async def started(engine: EngineBuilder, link: Link) -> tuple[RayPool, Generations]:
     """A pool of one such engine, and what runs its generations."""
     pool = await RayPoolBuilder(num_engines=1, num_cpus=1, address=ADDRESS, engine=engine)(
         model_name=str(BUNDLED_MODEL), search_space=LowRank(rank=1)
     )
     datasets = await CountdownDatasetBuilder(problems_per_generation=PROBLEMS)(pool.tokenizer)
-    generations = Generations(pool, link, datasets.train)
-    for _ in range(2):
-        await generations.run()
-    return pool, generations
+    return pool, Generations(pool, link, datasets.train)
 
 
 async def quick_and_slow(generations: Generations, link: Link) -> tuple[list[Took], list[Took]]:
     """Generations over the quick link and over the slow one, by turns."""
     quick: list[Took] = []
     slow: list[Took] = []
-    for _ in range(REPEATS):
+    for _ in range(WARM_UP + REPEATS):
         link.set()
         quick.append(await generations.run())
         link.set(BITS_PER_SECOND, ROUND_TRIP)
         slow.append(await generations.run())
     link.set()
-    return quick, slow
+    return quick[WARM_UP:], slow[WARM_UP:]
 
 
 def seconds(took: Sequence[Took]) -> list[float]:
@@ -158,25 +155,23 @@ def seconds(took: Sequence[Took]) -> list[float]:
 
 async def bytes_rows(link: Link) -> list[Row]:
     """With a model: what crosses the link, and what the messages have."""
-    pool, generations = await by_turns(TorchEngineBuilder(num_lanes=1), link)
+    pool, generations = await started(TorchEngineBuilder(num_lanes=1), link)
     before, stats = link.sent, pool.stats()
     await asyncio.sleep(IDLE_SECONDS)
     idle = [(now - then) / IDLE_SECONDS for now, then in zip(link.sent, before, strict=True)]
     quick, slow = await quick_and_slow(generations, link)
     sent, questions = (
-        (pool.stats()[key] - stats[key]) / (2 * REPEATS) for key in ("sent_bytes", "question_bytes")
+        (pool.stats()[key] - stats[key]) / (2 * (WARM_UP + REPEATS))
+        for key in ("sent_bytes", "question_bytes")
     )
     answers = generations.answer_bytes()
     await pool.close()
     there = [there - idle[0] * took for took, there, _ in (*quick, *slow)]
     back = [back - idle[1] * took for took, _, back in (*quick, *slow)]
+    slowdowns = ratios(seconds(slow), seconds(quick))
     over = [(t + b) / (sent + answers) for t, b in zip(there, back, strict=True)]
     return [
-        row(
-            "torch: time at 10 Mbit/s and 100 ms / quick",
-            ratios(seconds(slow), seconds(quick)),
-            "x",
-        ),
+        row("torch: time, 10 Mbit/s and 100 ms / quick", slowdowns, "x"),
         row("to the engine, a generation", there, "bytes"),
         row("of which messages", [sent], "bytes"),
         row("of which genomes and step, a genome", [(sent - questions) / GENOMES], "bytes"),
@@ -190,7 +185,7 @@ async def bytes_rows(link: Link) -> list[Row]:
 
 async def time_rows(link: Link) -> list[Row]:
     """Without: what the slow link costs in time."""
-    pool, generations = await by_turns(PatientEngineBuilder(), link)
+    pool, generations = await started(PatientEngineBuilder(), link)
     quick, slow = await quick_and_slow(generations, link)
     await pool.close()
     more = [s - q for s, q in zip(seconds(slow), seconds(quick), strict=True)]
