@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from es_cookbook.engines.torch import resident_weights
+from es_cookbook.engines.torch.forward import population_layers
 from es_cookbook.engines.torch.kernels.products import PackedWeight, packing_pays
 from es_cookbook.engines.torch.memory import weight_bytes
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -61,6 +62,36 @@ async def test_what_a_step_moved_is_packed_again(
             for target, genome in (("centre", Genome()), *enumerate(GENOMES_G)):
                 pairs = zip(requests, actions, strict=True)
                 reference.check_greedy(genome, [p for p in pairs if p[0].target == target])
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize(
+    ("space", "packed_again"),
+    [(LowRank(include=("*.o_proj.weight",)), 2), (Adapter(rank=2), 0)],
+    ids=["two layers of many", "adapter"],
+)
+async def test_only_what_a_step_moved_is_packed_again(
+    tiny_model: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    space: SearchSpaceBuilder,
+    packed_again: int,
+) -> None:
+    packs: list[torch.Size] = []
+
+    class Counted(PackedWeight):
+        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+            packs.append(weight.shape)
+            super().__init__(weight, bias)
+
+    monkeypatch.setattr(population_layers, "PackedWeight", Counted)
+    async with running_engine(tiny_model("qwen2"), space) as engine:
+        assert len(packs) > 2
+        packs.clear()
+        await engine.load(GENOMES_G)
+        assert not packs
+        await engine.apply(Step((Term(1, 0.1),)))
+        assert len(packs) == packed_again
 
 
 def test_it_is_decided_once_and_packed_copies_count(tiny_model: Callable[[str], Path]) -> None:

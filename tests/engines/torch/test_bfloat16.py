@@ -1,0 +1,134 @@
+"""Sampling in bfloat16 over the float32 centre: near what float32 says of the same weights."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.torch.forward import self_check
+from es_cookbook.engines.torch.forward.cache_size import CacheSize
+from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.wide import widen
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.torch.reference import Reference, request, running_engine, score_all
+from tests.tiny_models import CONTEXT, EOS, PAD, VOCABULARY, save_with_tokenizer
+
+GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
+STEPS = [Step((Term(1, 0.05),)), Step((Term(2, -0.05), Term(3, 1e-6)))]
+CONTINUATION = (5, 9, 7, 8, 6, 11)
+CLOSE = 0.06
+"""Rounding of activations; a genome of the wrong sign or scale is off by far more."""
+
+
+def rounded_reference(path: Path, space: SearchSpaceBuilder) -> Reference:
+    """In float32, of the weights as bfloat16 holds them."""
+    reference = Reference(path, space)
+    reference.base = {n: w.to(torch.bfloat16).float() for n, w in reference.base.items()}
+    reference.centre = Centre(reference.base, reference.space)
+    return reference
+
+
+async def check(path: Path, space: SearchSpaceBuilder) -> None:
+    reference = rounded_reference(path, space)
+    prompts = [(5, 6, 7), (8,), (9,) * 20]
+    targets = ("centre", "base", 0, 1)
+    requests = [LogprobsRequest(t, p, CONTINUATION) for t in targets for p in prompts]
+    async with running_engine(path, space, dtype="bfloat16") as engine:
+        assert engine.traits.base_dtype == "bfloat16"
+        for step in STEPS:  # the centre is exact, however little of a step bfloat16 can see
+            assert await engine.apply(step) == reference.centre.apply(step)
+        await engine.load(GENOMES_G)
+        found = await score_all(engine, requests)
+        sampled = await asyncio.gather(*(engine.sample(request(0, p)) for p in prompts))
+        for action, prompt in zip(sampled, prompts, strict=True):  # what is cached says the same
+            again = await engine.logprobs(LogprobsRequest(0, prompt, action.tokens_T))
+            assert tuple(again) == action.logprobs_T
+    for asked, logprobs_T in zip(requests, found, strict=True):
+        who = {"centre": Genome(), "base": "base", 0: GENOMES_G[0], 1: GENOMES_G[1]}[asked.target]
+        reference.become(who)
+        (logits,) = reference.logits([asked.prompt_T + CONTINUATION])
+        expected = logits[len(asked.prompt_T) - 1 : -1].log_softmax(-1)
+        expected = expected.gather(1, torch.tensor(CONTINUATION)[:, None]).flatten()
+        torch.testing.assert_close(torch.tensor(logprobs_T), expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("family", "space"),
+    [("qwen2", LowRank()), ("gemma3", LowRank(rank=2)), ("gpt_neox", LowRank())],
+)
+async def test_answers_are_those_of_float32_up_to_rounding(
+    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+) -> None:
+    await check(tiny_model(family), space)
+
+
+@pytest.mark.anyio
+async def test_so_are_those_of_experts(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": VOCABULARY}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
+    of_experts = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
+    config = Qwen3MoeConfig(**sizes, **heads, **of_experts, pad_token_id=PAD, eos_token_id=EOS)
+    torch.manual_seed(0)
+    save_with_tokenizer(Qwen3MoeForCausalLM(config), tmp_path / "model")
+    await check(tmp_path / "model", LowRank())
+
+
+@pytest.mark.anyio
+async def test_dense_genomes_have_weights_that_are_rounded(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    path, space = tiny_model("qwen2"), FullRank()
+    reference = rounded_reference(path, space)
+    asked = [LogprobsRequest(0, (5, 6), CONTINUATION)]
+    async with running_engine(path, space, dtype="bfloat16") as engine:
+        await engine.load([Genome((Term(5, 0.1),))])
+        (found,) = await score_all(engine, asked)
+    reference.become(Genome((Term(5, 0.1),)))
+    with torch.no_grad():
+        for parameter in reference.model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    (logits,) = reference.logits([(5, 6, *CONTINUATION)])
+    expected = logits[1:-1].log_softmax(-1).gather(1, torch.tensor(CONTINUATION)[:, None])
+    torch.testing.assert_close(torch.tensor(found), expected.flatten(), rtol=0, atol=CLOSE)
+
+
+def path_of(reference: Reference) -> tuple[RowPath, CacheSize]:
+    model = reference.model.to(torch.bfloat16)
+    return self_check.right_path(model, reference.space, CONTEXT)
+
+
+def test_keys_and_values_take_half_of_what_they_take_in_float32(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    reference = Reference(tiny_model("qwen2"), LowRank())
+    _, in_float32 = self_check.right_path(reference.model, reference.space, CONTEXT)
+    path, size = path_of(reference)
+    assert path.wide and path.kept == torch.bfloat16
+    assert size.per_token == in_float32.per_token // 2
+
+
+def test_a_model_that_float32_around_products_breaks_stays_in_bfloat16(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = Reference(tiny_model("qwen2"), LowRank())
+
+    def widen_and_break(model: torch.nn.Module) -> None:
+        widen(model)
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.mul_(-2)
+
+    monkeypatch.setattr(
+        "es_cookbook.engines.torch.forward.population_layers.widen", widen_and_break
+    )
+    path, _ = path_of(reference)
+    assert path.flat and not path.wide
