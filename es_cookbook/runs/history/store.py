@@ -192,21 +192,16 @@ class HistoryStore:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
+        opened = read_beginning(path, None)
+        if opened.header is not None:
+            check_same_base(path, opened.header, header)
         self.path = path
-        self._version = FORMAT_VERSION
-        self.header: Header | None = None
+        self.header = opened.header
+        self.next_generation = len(opened.records)
         self.warning: str | None = None
-        self._opened_with: list[Record] | None = []
-        good_bytes = 0
-        for version, entry, line_bytes in _read(path):
-            self._version = version
-            if isinstance(entry, Header):
-                check_same_base(path, entry, header)
-                self.header = entry
-            else:
-                self._opened_with.append(entry)
-            good_bytes += line_bytes
-        self.next_generation = len(self._opened_with)
+        self._version = opened.version
+        self._opened: Beginning | None = opened
+        good_bytes = opened.end.num_bytes
         self._file = LineFile(path)
         self._good_bytes = good_bytes
         self._has_begun = False
@@ -256,11 +251,11 @@ class HistoryStore:
         self.begin()
         self._file.append(encode(record, self._version))
         self.next_generation += 1
-        self._opened_with = None  # A run that goes on for long does not carry its past around.
+        self._opened = None  # A run that goes on for long does not carry its past around.
 
     def records(self) -> Iterator[Record]:
         """What is recorded, in order; after the first `append` read from the disk again."""
-        return read_history(self.path) if self._opened_with is None else iter(self._opened_with)
+        return read_history(self.path) if self._opened is None else iter(self._opened.records)
 
     def steps(self) -> Iterator[Step]:
         """The steps alone: what an engine needs to restore the centre."""
