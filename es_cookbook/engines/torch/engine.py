@@ -7,9 +7,9 @@ The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`)
 sample are always derived from it, never undone. Of a quantised checkpoint the weights are held as
 what they stand for (`checkpoints.quantised`), so it takes the memory of a plain one.
 
-On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32: not
-of the batch, the number of lanes or cores. On CUDA and MPS matmuls of other heights may round
-otherwise, and a rare near-tie may flip.
+On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32 and
+in bfloat16: not of the batch, the number of lanes or cores. On CUDA and MPS matmuls of other
+heights may round otherwise, and a rare near-tie may flip.
 """
 
 import asyncio

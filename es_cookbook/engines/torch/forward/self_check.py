@@ -76,7 +76,7 @@ PATHS = (FLAT, *_OWN, *(dataclasses.replace(path, eager=True) for path in _OWN))
 """From the fastest to the one that asks the least of a model."""
 TOLERANCE = 1e-3
 """Greatest difference of log-probabilities in float32 that still is rounding."""
-ROUNDED = 0.25
+ROUNDED = 0.5
 """The same where products are rounded to 16 bits."""
 
 LARGE = 1 << 28
