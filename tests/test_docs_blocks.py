@@ -61,7 +61,9 @@ DIRECTIVES = ("{toctree}", "{options}", "{about}", "{parts}")
 """What `make docs` runs."""
 COMMANDS = r"es-cookbook|python -m es_cookbook|python -m benchmarks|make"
 RUN = {(page, line) for page, line in lines(COMMANDS)}
-OF_OTHERS = re.compile(r"pip install .*|ray (start|status)\b.*|inspect view .*")
+OF_OTHERS = re.compile(
+    r"pip install .*|(RAY_AUTH_MODE=token )?ray (start|status|get-auth-token)\b.*|inspect view .*"
+)
 """Commands of other programs."""
 SET_UP = {
     "CONTRIBUTING.md": "import chz\n"
