@@ -213,7 +213,7 @@ def test_an_adapter_learns_and_is_what_the_evaluation_measures(rows: str, tmp_pa
     main(config(BUNDLED_MODEL, rows, tmp_path / "out", max_length=16, **changes))
     assert losses(tmp_path / "out")[-1] < losses(tmp_path / "out")[0] - 0.3
     rewards = losses(tmp_path / "out", "test/reward/mean")
-    assert len(rewards) == 2
+    assert len(rewards) == 2 and rewards[0] != rewards[1]
     adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     merged = sft_run.merged_weights(adapted)
     assert {name.split(".")[-2] for name in merged} == {"q_proj", "k_proj", "v_proj", "o_proj"}
