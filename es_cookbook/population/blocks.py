@@ -2,9 +2,11 @@
 
 No genome belongs to an engine before the engine takes it. A free engine takes the genomes that it
 could finish by the time at which all could end: busy engines until their blocks are expected to
-end, and then everybody at the speed that it last had. An engine that kept to its expected time
-takes its whole share at once, which batches best. One whose speed is not known, or was not as
-expected, takes half, and what it leaves goes to whoever is free first.
+end, and then everybody at the speed that it had. A block takes some seconds however small it is
+(its longest answer, with little to batch), and so many more a genome; both are taken from the
+blocks that the engine last ran. An engine that kept to its expected time takes its whole share at
+once, which batches best. One whose speed is not known, or was not as expected, takes half, and what
+it leaves goes to whoever is free first; but not if half would take less than a block does anyway.
 
 Where generations overlap nobody has to end together, since whoever is free begins the next one. All
 shares are whole then: a block lasts at least as long as its longest answer, so many small blocks
@@ -20,24 +22,50 @@ from collections.abc import Callable
 
 _TRUSTED = 0.25
 """An engine is as expected if its block took at most as much more or less, as a share."""
+_MOST_FIXED = 0.8
+"""Share of a block's time that is put down to no genome, at most: times are noisy."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Engine:
-    """What was seen of one engine: genomes a second, and whether that could be relied on."""
+    """What was seen of one engine.
 
-    speed: float
+    Attributes:
+        each: seconds that a genome adds to a block.
+        fixed: seconds of a block besides.
+        size: genomes of its last block.
+        took: seconds of that.
+        is_steady: it was as expected.
+    """
+
+    each: float
+    fixed: float
+    size: int
+    took: float
     is_steady: bool
+
+    def seconds(self, num_genomes: int) -> float:
+        """Of a block."""
+        return self.fixed + self.each * num_genomes
+
+    def ran(self, size: int, took: float) -> "_Engine":
+        """What is known after one more block."""
+        expected = self.seconds(size)
+        is_steady = abs(took - expected) <= _TRUSTED * expected
+        fixed = self.fixed
+        if size != self.size:  # Two points of a line; no part of it goes downwards.
+            each = (took - self.took) / (size - self.size)
+            fixed = min(max(took - each * size, 0.0), _MOST_FIXED * took)
+        return _Engine((took - fixed) / size, fixed, size, took, is_steady)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Block:
-    """Genomes that an engine has taken, when, and for how long (None if nobody knew)."""
+    """Genomes that an engine has taken, and when."""
 
     range_G: range
     label: str
     began: float
-    expected: float | None
 
 
 class Shares:
@@ -78,11 +106,12 @@ class Shares:
         share = self._share(label, num_engines, now)
         engine = self._engines.get(label)
         is_whole = self._is_whole or num_engines == 1
-        if not is_whole and (engine is None or not engine.is_steady):
+        if engine is not None:
+            is_whole |= engine.is_steady or engine.each * share / 2 < engine.fixed
+        if not is_whole:
             share /= 2
-        count = min(math.ceil(share), capacity, self.num_left)
-        expected = None if engine is None else count / engine.speed
-        block = Block(range(self._next, self._next + count), label, now, expected)
+        count = min(max(math.ceil(share), 1), capacity, self.num_left)
+        block = Block(range(self._next, self._next + count), label, now)
         self._next += count
         self._busy[block] = None
         return block
@@ -91,34 +120,37 @@ class Shares:
         """An engine has run a block, and is free."""
         self._busy.pop(block, None)
         now = self._clock()
-        took = max(now - block.began, 1e-9)
-        expected = block.expected
-        is_steady = expected is not None and abs(took - expected) <= _TRUSTED * expected
-        self._engines[block.label] = _Engine(len(block.range_G) / took, is_steady)
+        size, took = len(block.range_G), max(now - block.began, 1e-9)
+        engine = self._engines.get(block.label)
+        first = _Engine(took / size, 0.0, size, took, is_steady=False)
+        self._engines[block.label] = first if engine is None else engine.ran(size, took)
 
     def _share(self, label: str, num_engines: int, now: float) -> float:
         """How many of the genomes that are left an engine can finish until all could end."""
         known = self._engines
-        mean = sum(e.speed for e in known.values()) / len(known) if known else 1.0
+        count = max(len(known), 1)
+        each = sum(e.each for e in known.values()) / count or 1.0
+        typical = _Engine(each, sum(e.fixed for e in known.values()) / count, 1, 0.0, False)
 
-        def speed(of: str) -> float:
-            return known[of].speed if of in known else mean
+        def of(label: str) -> _Engine:
+            return known.get(label, typical)
 
         def ends(block: Block) -> float:
-            return max(now, block.began + len(block.range_G) / speed(block.label))
+            return max(now, block.began + of(block.label).seconds(len(block.range_G)))
 
-        busy = [(ends(block), speed(block.label)) for block in self._busy]
+        free = [(ends(block), of(block.label)) for block in self._busy]
         taken = {label, *(block.label for block in self._busy)}
-        idle = [e.speed for of, e in known.items() if of not in taken]
-        num_idle = max(num_engines - len(busy) - 1, 0)
-        idle = (idle + [mean] * num_idle)[:num_idle]
-        rate = speed(label) + sum(idle)
-        # All could end at `until`: free engines begin now, busy ones join as their blocks end.
-        until, work = now + self.num_left / rate, float(self.num_left)
-        for free_at, its_speed in sorted(busy):
-            if free_at >= until:
+        idle = [e for name, e in known.items() if name not in taken]
+        num_idle = max(num_engines - len(free) - 1, 0)
+        free += [(now, e) for e in (idle + [typical] * num_idle)[:num_idle]]
+        # All could end at `until`: each engine adds its genomes from when its block has begun.
+        own = of(label)
+        rate, work = 1 / own.each, self.num_left + own.fixed / own.each
+        until = now + work / rate
+        for begins, engine in sorted((at + e.fixed, e.each) for at, e in free):
+            if begins >= until:
                 break
-            work += (free_at - now) * its_speed
-            rate += its_speed
+            work += (begins - now) / engine
+            rate += 1 / engine
             until = now + work / rate
-        return (until - now) * speed(label)
+        return (until - now - own.fixed) / own.each

@@ -9,9 +9,12 @@ from es_cookbook.population.blocks import Block, Shares
 
 
 class Simulation:
-    """Engines that need so many seconds a genome, a block at a time."""
+    """Engines that need so many seconds a genome, and `fixed` a block, one block at a time."""
 
-    def __init__(self, seconds_E: Mapping[str, float], capacity: int = 1000) -> None:
+    def __init__(
+        self, seconds_E: Mapping[str, float], capacity: int = 1000, fixed: float = 0.0
+    ) -> None:
+        self.fixed = fixed
         self.now = 0.0
         self.seconds_E = dict(seconds_E)
         self.capacity = capacity
@@ -35,7 +38,7 @@ class Simulation:
                 continue
             block = self.shares.take(label, len(self.seconds_E), self.capacity)
             meanwhile()
-            seconds = len(block.range_G) * self.seconds_E[label]
+            seconds = self.fixed + len(block.range_G) * self.seconds_E[label]
             busy, number = busy + seconds, number + 1
             blocks.append((label, len(block.range_G)))
             runs_G += block.range_G
@@ -64,6 +67,16 @@ def test_engines_of_unknown_speed_leave_genomes_for_whoever_is_free_first() -> N
     blocks, busy = Simulation({"quick": 1.0, "slow": 4.0}).generation(64)
     of_quick = sum(size for label, size in blocks if label == "quick")
     assert of_quick > 40 and busy > 0.85
+
+
+def test_where_a_block_takes_long_however_small_engines_end_together_without_small_ones() -> None:
+    simulation = Simulation({"quick": 1.0, "slow": 3.0}, fixed=12.0)
+    for _ in range(3):
+        simulation.generation(64)
+    blocks, busy = simulation.generation(64)
+    assert blocks == [("quick", 48), ("slow", 16)] and busy == pytest.approx(1)
+    one_more, _ = simulation.generation(8)
+    assert one_more == [("quick", 6), ("slow", 2)]
 
 
 def test_an_engine_that_becomes_slow_keeps_only_what_it_has_begun() -> None:
