@@ -239,6 +239,8 @@ class KernelRows(AttentionRows):
         kv_heads, size = heads
         of_kv = y_T_N.view(len(y_T_N), -1, size)[:, :kv_heads]
         keys, values = self._layer(layer.index, of_kv, of_kv)
+        if rotary is None:  # of layers without positions
+            rotary = (torch.empty(1, len(y_T_N), 0),) * 2
         cos_T_D, sin_T_D = (each[0].numpy() for each in rotary)
         out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)
         attend_rotated(

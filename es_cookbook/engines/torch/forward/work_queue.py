@@ -77,6 +77,8 @@ class WorkQueue:
         self._score: dict[PopulationModel, deque[Work]] = {}
         self._lanes_on: dict[PopulationModel, int] = {}
         self._closed_lanes: set[int] = set()  # threads that take no more until they leave
+        # Threads that have their share of what waits for a model, until more comes.
+        self._served: dict[PopulationModel, set[int]] = {}
 
     def put(self, works: Sequence[Work]) -> None:
         """Add requests and wake the lanes."""
@@ -87,6 +89,7 @@ class WorkQueue:
                 else:
                     by_row = self._sample.setdefault(work.model, {})
                     by_row.setdefault(work.row, deque()).append(work)
+                    self._served[work.model] = set()
             self.changed.notify_all()
 
     def wait_for_model(self) -> PopulationModel | None:
@@ -149,7 +152,11 @@ class WorkQueue:
             by_row = self._sample.get(model)
             if not by_row:
                 return taken
+            lane, served = threading.get_ident(), self._served[model] - self._closed_lanes
             lanes = self._num_lanes - len(self._closed_lanes)
+            if lane not in served:  # or it has had its share, and others may have gone elsewhere
+                lanes = max(1, lanes - len(served))
+            self._served[model].add(lane)
             share = round_up(-(-sum(map(len, by_row.values())) // lanes), ROWS_PER_BLOCK)
 
             def pop(row: int, most: int) -> list[Work]:
@@ -187,7 +194,7 @@ class WorkQueue:
                 else:
                     waiting.pop(row, None)
             if not by_row:
-                del self._sample[model]
+                del self._sample[model], self._served[model]
             if taken and not admission.joins:
                 self._closed_lanes.add(threading.get_ident())
         return taken
@@ -196,6 +203,7 @@ class WorkQueue:
         """All requests that wait for a model."""
         with self.changed:
             by_row = self._sample.pop(model, {})
+            self._served.pop(model, None)
             queues = [self._score.pop(model, deque[Work]()), *by_row.values()]
             return [work for works in queues for work in works]
 

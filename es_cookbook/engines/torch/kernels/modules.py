@@ -53,7 +53,7 @@ class LinearOutputs(NamedTuple):
     y_T_N: torch.Tensor
     x_T_K: torch.Tensor
     factors: KernelFactors
-    rotary: tuple[torch.Tensor, torch.Tensor]
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
     norms: tuple[Row, Row, float]
 
 
@@ -147,10 +147,10 @@ class RotaryAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None,
         **options: object,
     ) -> tuple[torch.Tensor, None]:
-        """As transformers calls it: (1, T, n), and cosines and sines (1, T, rotary d)."""
+        """As transformers calls it: (1, T, n), and cosines and sines (1, T, rotary d) if any."""
         del options
         x_T_K, y_T_N = self._projection.product(hidden_states)
         factors = self._projection.kernel_factors(len(y_T_N))

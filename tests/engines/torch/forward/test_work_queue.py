@@ -170,3 +170,25 @@ def test_closing_wakes_waiting_lanes_and_gives_back_what_waited() -> None:
     waiting.put(works)
     assert set(map(id, waiting.close())) == set(map(id, works))
     assert waiting.wait_for_model() is None
+
+
+def test_lanes_share_what_came_together_equally_whichever_is_first() -> None:
+    model, queue = _model(), WorkQueue(3)
+    queue.put([_sample(model, row=row) for row in range(6) for _ in range(16)])
+    taken: list[int] = []
+
+    def take() -> None:
+        taken.append(len(queue.take_samples(model, {}, 100, 10, _any)))
+
+    for _ in range(3):
+        lane = threading.Thread(target=take)
+        lane.start()
+        lane.join()
+    assert taken == [32, 32, 32]
+
+
+def test_a_lane_that_had_its_share_takes_no_more_than_a_lanes_share_of_the_rest() -> None:
+    model, queue = _model(), WorkQueue(2)
+    queue.put([_sample(model) for _ in range(32)])
+    assert len(queue.take_samples(model, {}, 100, 10, _any)) == 16
+    assert len(queue.take_samples(model, {}, 100, 10, _any)) == 8
