@@ -1,0 +1,60 @@
+"""`benchmarks.gpu` before there is a GPU: it refuses, and its dry run executes every part but vLLM.
+
+Of vLLM's part a dry run takes a minute and a half where it is installed (`parts=vllm`), so it is
+run by hand.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu, harness
+from es_cookbook.common.cli import run_cli
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it measures")
+def test_it_refuses_in_one_sentence_without_a_gpu_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit) as refused:
+        run_cli(gpu.main, gpu.Config, [])
+    assert refused.value.code == 1
+    printed = capsys.readouterr().err.strip()
+    assert "benchmarks.gpu measures on an NVIDIA GPU" in printed and "\n" not in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_part_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_cli(gpu.main, gpu.Config, ["dry=true", "parts=slot"])
+    assert "unknown part 'slot': did you mean 'slots'?" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_a_dry_run_executes_every_program_and_writes_their_rows(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "dry=true", f"results={tmp_path}"]
+    done = subprocess.run(
+        [*command, "parts=noise,slots,step,torch"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert all(row["value"] > 0 for row in rows)
+    # Both kinds of noise, two rows for each of six programs, and a copy; slots; steps; the engine.
+    assert len(rows) == 1 + 2 * 2 * 6 + 5 + 2 * 4 + 6
+    exact = [row for row in rows if "fingerprint" in row["name"] or "bit for bit" in row["name"]]
+    assert len(exact) == 4 and all(row["met"] for row in exact)
