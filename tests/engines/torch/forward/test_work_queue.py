@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 
 from typing_extensions import override
 
@@ -175,16 +176,11 @@ def test_closing_wakes_waiting_lanes_and_gives_back_what_waited() -> None:
 def test_lanes_share_what_came_together_equally_whichever_is_first() -> None:
     model, queue = _model(), WorkQueue(3)
     queue.put([_sample(model, row=row) for row in range(6) for _ in range(16)])
-    taken: list[int] = []
-
-    def take() -> None:
-        taken.append(len(queue.take_samples(model, {}, 100, 10, _any)))
-
-    for _ in range(3):
-        lane = threading.Thread(target=take)
-        lane.start()
-        lane.join()
-    assert taken == [32, 32, 32]
+    lanes = [ThreadPoolExecutor(1) for _ in range(3)]  # threads that live on, as lanes do
+    taken = [lane.submit(queue.take_samples, model, {}, 100, 10, _any) for lane in lanes]
+    assert [len(works.result()) for works in taken] == [32, 32, 32]
+    for lane in lanes:
+        lane.shutdown()
 
 
 def test_a_lane_that_had_its_share_takes_no_more_than_a_lanes_share_of_the_rest() -> None:
