@@ -174,6 +174,7 @@ class LowRankRows:
     def __init__(self, table: LowRankTable, genome_of_block: torch.Tensor) -> None:
         self._table = table
         self._genome_of_block = genome_of_block
+        self._num_blocks = len(genome_of_block)
         self.gathered: tuple[torch.Tensor, torch.Tensor] | None = None
         if suits_kernels(table.a_G_R_N):
             a_G_R_N, b_G_R_K = table.a_G_R_N.numpy(), table.b_G_K_R.mT.numpy()
@@ -182,7 +183,7 @@ class LowRankRows:
             self.gathered = table.a_G_R_N[genome_of_block], table.b_G_K_R[genome_of_block]
 
     def __len__(self) -> int:
-        return len(self._genome_of_block)
+        return self._num_blocks
 
     def for_kernels(self, num_rows: int) -> KernelFactors:
         """The table, and whose the rows are: as many blocks of one height.
@@ -193,9 +194,9 @@ class LowRankRows:
         return *self._arrays, self._height(num_rows)
 
     def _height(self, num_rows: int) -> int:
-        height, rest = divmod(num_rows, len(self))
+        height, rest = divmod(num_rows, self._num_blocks)
         if rest or not height:
-            raise ValueError(f"{num_rows} rows cannot be {len(self)} blocks of one height")
+            raise ValueError(f"{num_rows} rows cannot be {self._num_blocks} blocks of one height")
         return height
 
     def added(self, y_T_N: torch.Tensor, x_T_K: torch.Tensor) -> torch.Tensor:
