@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.harness import RESULTS, Row, table
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "gpu", "harness", "problems"}
+NOT_BENCHMARKS = {"__init__", "__main__", "gpu", "harness", "plain_loop", "problems"}
 """Also what runs on a GPU alone, by itself: `python -m benchmarks.gpu`."""
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 

@@ -1,6 +1,7 @@
 """How fast a population samples, against plain inference and against what the machine can do.
 
-    python -m benchmarks.sampling
+    python -m benchmarks.sampling           # the bundled model, and the hybrid
+    python -m benchmarks.sampling large     # 20 million parameters, and half a billion
 
 Rank-1 genomes answer Countdown problems, greedy. The end-of-sequence token is taken away, so that
 every request samples the same number of tokens for everybody. Models: the bundled one, in float32
@@ -13,9 +14,10 @@ tokens, to save time); and a random hybrid of 6 M, which runs by its own forward
 - the bundled model also with one genome resident after the other (16 of the 64, to save time).
 
 The floor is what must be done at the least, on as many threads: the products of all linear layers
-for as many rows as have to be run, the output head's for sampled tokens alone, by the fastest
-kernel of that dtype that torch has here (MKL or oneDNN, with weights as they are or packed, each
-reported); and the keys and values that decoding reads, at the bandwidth at which memory is copied.
+for as many rows as have to be run, prompts together and sampled tokens a step at a time, the output
+head's for sampled tokens alone, by the fastest kernel of that dtype that torch has here (MKL or
+oneDNN, with weights as they are or packed, each reported); and the keys and values that decoding
+reads, at the bandwidth at which memory is copied.
 Nothing is counted for norms, activations, sampling and Python.
 
 Tokens per second are by the clock. Ratios are of processor time, so that other programs on the
@@ -30,6 +32,7 @@ import dataclasses
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -66,7 +69,7 @@ GENOMES, PROBLEMS, TOKENS = 64, 32, 24
 GENOMES_ONE_BY_ONE = 16
 REPEATS = 5
 _ROWS = 1024
-"""Rows of the floor's products: more are no faster."""
+"""Most rows of a product of the floor: more are no faster."""
 _COPIED = 1 << 26
 """Numbers that a thread copies to measure bandwidth, far more than any cache holds."""
 
@@ -186,8 +189,8 @@ CASES = (
         "0.5 B, bfloat16",
         model_of_half_a_billion,
         "bfloat16",
-        genomes=16,
-        problems=4,
+        genomes=8,
+        problems=8,
         tokens=6,
         repeats=3,
         share=0.85,
@@ -196,22 +199,27 @@ CASES = (
 HYBRID = Case("hybrid (its own forward)", hybrid_model, "float32", generate=0.7)
 
 
+def _heights(rows: int) -> list[int]:
+    """Rows in runs of at most `_ROWS`."""
+    return [min(_ROWS, rows - first) for first in range(0, rows, _ROWS)]
+
+
 class Floor:
     """The products of linear layers by several kernels, and reading a cache, one thread a core."""
 
     def __init__(self, contest: "Contest") -> None:
         self.threads = torch.get_num_threads()
         case, model = contest.case, contest.model
-        requests = case.genomes * case.problems
-        prompts = sum(map(len, contest.prompts)) * case.genomes
+        requests = case.genomes * case.problems // self.threads
+        prompts = sum(map(len, contest.prompts)) * case.genomes // self.threads
         head = model.get_output_embeddings()
         assert isinstance(head, torch.nn.Linear)
         layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-        rows = prompts + requests * (case.tokens - 1)
-        chunks = [(layer.weight, rows) for layer in layers]
-        chunks.append((head.weight, requests * case.tokens))
-        # As whole runs of `_ROWS` and a part of one, for each thread.
-        self._chunks = [(weight.detach(), n / self.threads / _ROWS) for weight, n in chunks]
+        step = _heights(requests)
+        of_layer = _heights(prompts) + step * (case.tokens - 1)
+        # Each weight, and the heights of its products on each thread.
+        self._chunks = [(layer.weight.detach(), of_layer) for layer in layers]
+        self._chunks.append((head.weight.detach(), step * case.tokens))
         text = model.config.get_text_config()
         of_token = 2 * text.num_key_value_heads * (text.hidden_size // text.num_attention_heads)
         of_token *= text.num_hidden_layers * getattr(torch, case.dtype).itemsize
@@ -253,12 +261,9 @@ class Floor:
         inputs = {w.shape[1]: torch.randn(_ROWS, w.shape[1]).to(dtype) for w, _ in self._chunks}
 
         def work() -> None:
-            for (weight, product), (plain, times) in zip(products, self._chunks, strict=True):
-                x = inputs[plain.shape[1]]
-                for _ in range(int(times)):
-                    product(x, weight)
-                if rest := round((times - int(times)) * _ROWS):
-                    product(x[:rest], weight)
+            for (weight, product), (plain, heights) in zip(products, self._chunks, strict=True):
+                for height in heights:
+                    product(inputs[plain.shape[1]][:height], weight)
 
         return lambda: self._in_threads(work)
 
@@ -467,18 +472,18 @@ def rows_of_hybrid(contest: Contest) -> list[Row]:
     return [row(name, to_generate, "x", at_least=contest.case.generate)]
 
 
-def main() -> None:
+def main(part: str) -> None:
     """Measure and report."""
     loop = asyncio.new_event_loop()
     rows: list[Row] = []
-    for case in (*CASES, HYBRID):
+    for case in CASES[2:] if part == "large" else (*CASES[:2], HYBRID):
         contest = Contest(loop, case)
         rows += rows_of_hybrid(contest) if case is HYBRID else rows_of(contest)
         contest.close()
         del contest
     loop.close()
-    report("sampling", rows)
+    report("sampling", rows, part)
 
 
 if __name__ == "__main__":
-    main()
+    main("large" if sys.argv[1:] == ["large"] else "")
