@@ -203,7 +203,7 @@ def time_rows(directory: Path) -> list[Row]:
             row(f"{name}, start included", [whole for _, whole in runs], "s"),
         ]
 
-    rows += measure("from the base", 60, GENERATIONS)
+    rows += measure("from the base", 8, GENERATIONS)
     took: list[float] = []
     writer = SnapshotWriter(log_path, SNAPSHOT_EVERY)
     for generation in range(SNAPSHOT_EVERY, GENERATIONS, SNAPSHOT_EVERY):
@@ -211,7 +211,7 @@ def time_rows(directory: Path) -> list[Row]:
         writer.recorded(generation)
         writer.finish()
         took.append(time.perf_counter() - began)
-    rows += measure(f"snapshots every {SNAPSHOT_EVERY}", 10, GENERATIONS - 1)
+    rows += measure(f"snapshots every {SNAPSHOT_EVERY}", 5, GENERATIONS - 1)
     rows.append(row("writing a snapshot, one thread", took, "s"))
     return rows
 
