@@ -4,9 +4,14 @@ BLAS arranges a weight anew for every product, and MKL takes its older kernels o
 are not Intel's: on an AMD EPYC with AVX-512 a packed product takes less than half the time, on one
 with AVX2 alone as long as a plain one. So it is measured, once a process. A row's bits depend
 neither on the number of rows nor on its place among them, which is tried as well.
+
+For each number of rows oneDNN compiles a program, which takes a fifth of a millisecond and half a
+megabyte or more. It and torch keep 1,024 of them each, which grew to gigabytes over a run; they are
+told to keep fewer.
 """
 
 import functools
+import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -19,6 +24,10 @@ _PAYS = {torch.float32: 1.3, torch.bfloat16: 0.8}
 
 Bfloat16 is oneDNN's with and without: measured 1.0 times as fast for many rows, 1.6 for few.
 """
+_PROGRAMS_KEPT = "64"
+"""A lane has one for each shape of weight while its batch is the same."""
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, _PROGRAMS_KEPT)  # read at the first product
 _ROWS, _IN, _OUT = 512, 256, 1024
 _REPEATS = 7
 

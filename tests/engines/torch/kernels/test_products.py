@@ -1,5 +1,7 @@
 """Packed products: the same answers, bit for bit alone or among others, and after every step."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +45,24 @@ def test_a_rows_bits_depend_neither_on_height_nor_on_place(
         for first in (0, 1, 600 - height):
             part = product(x[first : first + height])
             assert torch.equal(part, whole[first : first + height]), (height, first)
+
+
+def test_products_of_many_heights_do_not_stay_in_memory() -> None:
+    """A program for each of 400 heights is 240 MB, if all are kept."""
+    script = """
+import psutil, torch
+from es_cookbook.engines.torch.kernels.products import PackedWeight
+product = PackedWeight(torch.randn(448, 64), None)
+product(torch.randn(16, 64))
+before = psutil.Process().memory_info().rss
+for height in range(16, 400):
+    product(torch.randn(height, 64))
+print(psutil.Process().memory_info().rss - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 120 << 20
 
 
 @pytest.mark.anyio
