@@ -14,11 +14,11 @@ from pathlib import Path
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import as_program, command
+from es_cookbook.population.ahead import Attempted
 from es_cookbook.population.sampler import Overlap
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.scripts import trust_option
-from es_cookbook.train.ahead import Attempted
 from es_cookbook.train.beginning import begun
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import Run, opened

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
+from es_cookbook.population.ahead import Attempted
 from es_cookbook.population.sampler import Seconds
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
@@ -24,7 +25,6 @@ from es_cookbook.runs.directory import METRICS, RunDirectory
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.tracking.base import Decode, Tracker
-from es_cookbook.train.ahead import Attempted
 from es_cookbook.train.config import Config
 from es_cookbook.train.stopwatch import Stopwatch
 

@@ -19,6 +19,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.population.ahead import Attempted, InOrder
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import Overlap, PopulationSampler
 from es_cookbook.population.scoring import Scoring
@@ -32,7 +33,6 @@ from es_cookbook.runs.opening import Standing, open_run_directory
 from es_cookbook.runs.report.page.at_the_end import ReportWriter
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
-from es_cookbook.train.ahead import Attempted, InOrder
 from es_cookbook.train.beginning import forking
 from es_cookbook.train.config import Config
 from es_cookbook.train.garbage import rare_garbage_collection
