@@ -27,7 +27,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     PopulationModel,
 )
-from es_cookbook.engines.torch.kernels.loops import STEP
+from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.memory import CACHE_SHARE, GENOME_SHARE, Memory, weight_bytes
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, Shards

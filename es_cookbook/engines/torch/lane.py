@@ -26,7 +26,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
 )
 from es_cookbook.engines.torch.forward.slots import SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
-from es_cookbook.engines.torch.kernels.loops import STEP
+from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
 from es_cookbook.rl.types import Action
 

@@ -4,7 +4,7 @@ A lane keeps one key-value cache of fixed slots, a slot a request. A prefill bat
 of several prompts, ragged, and fills slots; a decode batch holds one row a slot and reads what the
 slots hold.
 
-On the CPU a kernel of our own takes token after token (`kernels.loops`). A token attends with
+On the CPU a kernel of our own takes token after token (`kernels.attention`). A token attends with
 the same bits whether it is prefilled or decoded, and whatever its neighbours are, because it reads
 its own positions alone. So keys and values may be kept from one turn to the next (see
 `prefix_cache`). Tests with random lengths and numbers of heads hold this to account. On other
@@ -14,17 +14,21 @@ beyond a row's own position is masked, whatever it is, and contributes exactly n
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 from typing_extensions import override
 
 from es_cookbook.engines.torch.forward.prefix_cache import LayerStates, States
-from es_cookbook.engines.torch.kernels.loops import STEP, Row, attend, attend_rotated
+from es_cookbook.engines.torch.kernels.attention import STEP, attend, attend_rotated
+from es_cookbook.engines.torch.kernels.lanes import Row
 from es_cookbook.engines.torch.kernels.modules import LinearOutputs, rows_of
 
+_IMPLIED_BY_ROWS = ("position_ids", "cache_position")
+"""Tensors that transformers hands on to attention and that say no more than the batch does."""
 LENGTH_STEP = 8
 """Tokens to which the new part of a prompt is padded, and cache views are lengthened."""
 _ALIGNMENT = 64
@@ -433,3 +437,36 @@ class PrefillRows(AttentionRows):
         hidden = _hidden(group.positions_N_M[part], group.length, layer.window)
         out = _attend(layer, q, keys, values, hidden)
         return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+class NotingRows(KernelRows):
+    """Rows of one prompt that note how layers attend."""
+
+    def __init__(self, positions_T: torch.Tensor, dtype: torch.dtype) -> None:
+        super().__init__(torch.zeros_like(positions_T), positions_T, dtype=dtype)
+        self.layers: list[AttentionLayer] = []
+
+    @override
+    def attend(
+        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
+    ) -> torch.Tensor:
+        self.layers.append(layer)
+        return super().attend(layer, q_T, k_T, v_T)
+
+
+def unknown_option(options: Mapping[str, object]) -> str | None:
+    """What attention is given beyond queries, keys, values and the batch, if anything."""
+    tensors = (name for name, option in options.items() if isinstance(option, torch.Tensor))
+    return next((name for name in tensors if name not in _IMPLIED_BY_ROWS), None)
+
+
+def attention_of(module: PreTrainedModel) -> str:
+    """The name of the attention function that a model uses, in transformers."""
+    name = module.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    return name or "eager"
+
+
+def set_attention(module: PreTrainedModel, name: str) -> None:
+    """Let a model use an attention function by its name in transformers, if it lets one choose."""
+    if module._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
+        module.set_attn_implementation(name)

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.attention import round_up, set_attention, unknown_option
 from es_cookbook.engines.torch.forward.own import Unfit, bytes_of_cache
-from es_cookbook.engines.torch.forward.population_layers import Path, set_attention, unknown_option
-from es_cookbook.engines.torch.kernels.loops import STEP
+from es_cookbook.engines.torch.forward.population_layers import Path
+from es_cookbook.engines.torch.kernels.attention import STEP
 
 _PROBE = "es_cookbook_probe"
 _SHORT, _LONG = 16, 32

@@ -46,6 +46,9 @@ from es_cookbook.engines.torch.forward.attention import (
     AttentionLayer,
     AttentionRows,
     KernelRows,
+    NotingRows,
+    set_attention,
+    unknown_option,
 )
 from es_cookbook.engines.torch.forward.experts import (
     ExpertFactors,
@@ -53,8 +56,7 @@ from es_cookbook.engines.torch.forward.experts import (
     PopulationExperts,
     expert_groups,
 )
-from es_cookbook.engines.torch.forward.wide import widen
-from es_cookbook.engines.torch.kernels.loops import LANES, add_low_rank
+from es_cookbook.engines.torch.kernels.lanes import LANES
 from es_cookbook.engines.torch.kernels.modules import (
     NO_FACTORS,
     GatedLayers,
@@ -68,6 +70,8 @@ from es_cookbook.engines.torch.kernels.modules import (
     suits_kernels,
 )
 from es_cookbook.engines.torch.kernels.products import PackedWeight
+from es_cookbook.engines.torch.kernels.rows import add_low_rank
+from es_cookbook.engines.torch.kernels.wide import widen
 
 ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""
@@ -78,8 +82,6 @@ _REGISTER = 4
 ATTENTION = "es_cookbook"
 """Name under which the attention function is registered with transformers."""
 
-_IMPLIED_BY_ROWS = ("position_ids", "cache_position")
-"""Tensors that transformers hands on to attention and that say no more than the batch does."""
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one parent that read the same input, in all Llama-like models."""
 
@@ -383,12 +385,6 @@ class PopulationLinear(nn.Module):
         return batch.shared[2].narrow(-1, self.start, self.out_features)
 
 
-def unknown_option(options: Mapping[str, object]) -> str | None:
-    """What attention is given beyond queries, keys, values and the batch, if anything."""
-    tensors = (name for name, option in options.items() if isinstance(option, torch.Tensor))
-    return next((name for name in tensors if name not in _IMPLIED_BY_ROWS), None)
-
-
 def _attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -421,18 +417,6 @@ def _attention(
 
 
 AttentionInterface.register(ATTENTION, _attention)
-
-
-def attention_of(module: PreTrainedModel) -> str:
-    """The name of the attention function that a model uses, in transformers."""
-    name = module.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    return name or "eager"
-
-
-def set_attention(module: PreTrainedModel, name: str) -> None:
-    """Let a model use an attention function by its name in transformers, if it lets one choose."""
-    if module._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
-        module.set_attn_implementation(name)
 
 
 class PopulationModel:
@@ -559,7 +543,7 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     is_norm = [isinstance(norm, Norm) and len(norm.weight) == size for norm in norms]
     if children or (any(norms) and not all(is_norm)):
         return None
-    found = _Heard(torch.arange(5), q.group.weight.dtype)
+    found = NotingRows(torch.arange(5), q.group.weight.dtype)
     heard = found.layers
 
     def attend(linear: LinearOutputs, heads: tuple[int, int]) -> torch.Tensor:
@@ -582,21 +566,6 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     finally:
         _current.batch = None
     return replacement if same and heard[0].softcap is None else None
-
-
-class _Heard(KernelRows):
-    """Rows of one prompt that note how layers attend."""
-
-    def __init__(self, positions_T: torch.Tensor, dtype: torch.dtype) -> None:
-        super().__init__(torch.zeros_like(positions_T), positions_T, dtype=dtype)
-        self.layers: list[AttentionLayer] = []
-
-    @override
-    def attend(
-        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
-    ) -> torch.Tensor:
-        self.layers.append(layer)
-        return super().attend(layer, q_T, k_T, v_T)
 
 
 def _feeds_kernels(group: LinearGroup) -> bool:

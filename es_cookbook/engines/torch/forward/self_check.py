@@ -31,6 +31,7 @@ from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch.forward.attention import attention_of, set_attention
 from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.cache_size import (
     CacheSize,
@@ -46,13 +47,11 @@ from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     Path,
     PopulationModel,
-    attention_of,
-    set_attention,
 )
 from es_cookbook.engines.torch.forward.slots import SlotTable
-from es_cookbook.engines.torch.forward.wide import NARROW
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.kernels.products import one_thread
+from es_cookbook.engines.torch.kernels.wide import NARROW
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace

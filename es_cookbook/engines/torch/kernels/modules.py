@@ -14,14 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from es_cookbook.engines.torch.kernels.loops import Row, rms_norm, silu_and_multiply
+from es_cookbook.engines.torch.kernels.lanes import Row
+from es_cookbook.engines.torch.kernels.rows import rms_norm, silu_and_multiply
 
 _TOLERANCE = 1e-5
 
 KernelFactors: TypeAlias = tuple[
     NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int
 ]
-"""Low-rank parts as kernels take them, a_G_R_N to height; see `loops.add_low_rank`."""
+"""Low-rank parts as kernels take them, a_G_R_N to height; see `rows.add_low_rank`."""
 _NO_ROWS = np.zeros((1, 1, 1), np.float32)
 NO_FACTORS: KernelFactors = (
     _NO_ROWS,
@@ -48,7 +49,7 @@ class Projection(Protocol):
 
 
 class LinearOutputs(NamedTuple):
-    """What attention begins with, as kernels take it; see `loops.attend_rotated`."""
+    """What attention begins with, as kernels take it; see `attention.attend_rotated`."""
 
     y_T_N: torch.Tensor
     x_T_K: torch.Tensor

@@ -2,7 +2,7 @@
 
 What takes the time of a model in bfloat16 are its products, which processors with the instructions
 for it make at twice the rate of float32. All between them moves little data, and is both more exact
-and faster in float32, which kernels compute in (`kernels.loops`). So linear layers keep their
+and faster in float32, which kernels compute in (`kernels`). So linear layers keep their
 weights in the model's dtype and round what they read (`population_layers.LinearGroup`); all else is
 widened: parameters, which keep the values that they have in the model's dtype, and what embeddings
 return. A genome's low-rank part is added in float32 as well, so that no rounding loses it. Kernels

@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.engines.torch.kernels.loops import (
-    STEP,
-    add_low_rank,
-    attend,
-    attend_rotated,
-    rms_norm,
-    silu_and_multiply,
-)
+from es_cookbook.engines.torch.kernels.attention import STEP, attend, attend_rotated
 from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, KernelFactors, rows_of
+from es_cookbook.engines.torch.kernels.rows import add_low_rank, rms_norm, silu_and_multiply
 
 SIZES = [16, 17, 31, 64, 100]
 DTYPES = [torch.float32, torch.bfloat16]

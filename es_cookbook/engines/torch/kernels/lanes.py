@@ -1,0 +1,282 @@
+"""Operations on sixteen numbers side by side, of which kernels are made, and how kernels compile.
+
+LLVM's vectoriser may add in another order wherever it likes, and leaves loops of a few dozen
+numbers scalar; with these a kernel says itself which numbers are added in which order, so a row's
+bits are the same on every processor and in every batch. They compute in float32, and read and write
+rows of float32 or of bfloat16, which NumPy knows as `uint16`. `load(row, i)` or `fma(a, b, c)` are
+for kernels alone: nobody else can call them.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models, register_default
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from es_cookbook.common.compiled import compiled
+
+LANES = 16
+"""Numbers that an operation works on: a register of AVX-512, two of AVX, four of NEON."""
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_INTS = ir.VectorType(ir.IntType(32), LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+_HALF_BITS = 16
+_MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
+
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+_SOURCES = hashlib.blake2b(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))),
+    digest_size=4,
+).hexdigest()
+"""Kernels are made of those of other modules here: none is the same when one of these changed."""
+
+
+def kernel(signature: str | list[str] | None = None) -> Callable[[_Kernel], _Kernel]:
+    """Make a kernel: machine code without the interpreter's lock, kept on disk.
+
+    Args:
+        signature: of a kernel's arguments in numba's words, or several, compiled when its module is
+            imported; None for what kernels call.
+    """
+    if signature is None:
+        return cast("Callable[[_Kernel], _Kernel]", numba.njit(error_model="numpy"))
+    return compiled(signature, version=_SOURCES)
+
+
+class Lanes:
+    """Sixteen numbers, for type checkers: a kernel's variable, never an object."""
+
+
+class _LanesType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="Lanes")
+
+
+_lanes = _LanesType()
+
+
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _FLOATS)
+
+
+register_default(_LanesType)(_LanesModel)
+
+
+_Emit = Callable[[Any, Any, Any, Sequence[Any]], Any]
+"""Adds an operation's code: (context, builder, signature, arguments) -> its value."""
+
+
+def _operation(arguments: int, emit: _Emit) -> Any:
+    """An operation on lanes alone."""
+
+    def of_three(_: Any, a: Any, b: Any, c: Any) -> tuple[Any, _Emit]:
+        return _lanes(a, b, c), emit
+
+    def of_two(_: Any, a: Any, b: Any) -> tuple[Any, _Emit]:
+        return _lanes(a, b), emit
+
+    def of_one(_: Any, a: Any) -> tuple[Any, _Emit]:
+        return _lanes(a), emit
+
+    return intrinsic([of_one, of_two, of_three][arguments - 1])
+
+
+def _llvm(name: str, arguments: int) -> Any:
+    """One of LLVM's own operations on vectors."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        del context, signature
+        kind = ir.FunctionType(_FLOATS, [_FLOATS] * arguments)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+    return _operation(arguments, emit)
+
+
+def _is_narrow(array: Any) -> bool:
+    return array.dtype == types.uint16
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any, what: Any) -> Any:
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), what.as_pointer())
+
+
+def _constant(kind: Any, number: int) -> Any:
+    """Of a kind of integers, or of vectors of them."""
+    return ir.Constant(kind, [number] * LANES if isinstance(kind, ir.VectorType) else number)
+
+
+def _widened(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
+    """Float32 from bfloat16."""
+    shifted = builder.shl(builder.zext(shorts, ints), _constant(ints, _HALF_BITS))
+    return builder.bitcast(shifted, floats)
+
+
+def _rounded(builder: Any, floats: Any, ints: Any, shorts: Any) -> Any:
+    """The nearest bfloat16, ties to even."""
+    bits = builder.bitcast(floats, ints)
+    odd = builder.and_(builder.lshr(bits, _constant(ints, _HALF_BITS)), _constant(ints, 1))
+    up = builder.add(builder.add(bits, _constant(ints, (1 << (_HALF_BITS - 1)) - 1)), odd)
+    return builder.trunc(builder.lshr(up, _constant(ints, _HALF_BITS)), shorts)
+
+
+def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
+    """An operation that reads an array of one axis from an index on; rows may begin anywhere."""
+    floats, ints, shorts = kinds
+
+    def read(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
+        narrow = _is_narrow(array)
+
+        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            what = shorts if narrow else floats
+            array, index = values
+            pointer = _pointer(context, builder, signature.args[0], array, index, what)
+            found = builder.load(pointer, align=2 if narrow else 4)
+            return _widened(builder, found, ints, floats) if narrow else found
+
+        return result(array, types.intp), emit
+
+    return intrinsic(read)
+
+
+def _writer(kinds: tuple[Any, Any, Any]) -> Any:
+    """An operation that writes to an array of one axis from an index on."""
+    floats, ints, shorts = kinds
+
+    def write(_: Any, array: Any, index: Any, value: Any) -> tuple[Any, _Emit]:
+        narrow = _is_narrow(array)
+
+        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            what = shorts if narrow else floats
+            array, index, value = values
+            pointer = _pointer(context, builder, signature.args[0], array, index, what)
+            written = _rounded(builder, value, ints, shorts) if narrow else value
+            builder.store(written, pointer, align=2 if narrow else 4)
+            return context.get_dummy_value()
+
+        return types.void(array, types.intp, value), emit
+
+    return intrinsic(write)
+
+
+def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
+    """One number in all lanes."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        del context, signature
+        nothing, index = ir.Constant(_FLOATS, ir.Undefined), ir.IntType(32)
+        first = builder.insert_element(nothing, values[0], ir.Constant(index, 0))
+        zeros = ir.Constant(ir.VectorType(index, LANES), [0] * LANES)
+        return builder.shuffle_vector(first, nothing, zeros)
+
+    return _lanes(types.float32), emit
+
+
+def _halved(combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """An operation that makes one number of all lanes: of halves, of halves of these, and so on."""
+
+    def reduce(_: Any, lanes: Any) -> tuple[Any, _Emit]:
+        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            del context, signature
+            index, left, width = ir.IntType(32), values[0], LANES
+            while width > 1:
+                width //= 2
+                nothing, kind = ir.Constant(left.type, ir.Undefined), ir.VectorType(index, width)
+                halves = [
+                    builder.shuffle_vector(
+                        left, nothing, ir.Constant(kind, list(range(first, first + width)))
+                    )
+                    for first in (0, width)
+                ]
+                left = combine(builder, *halves)
+            return builder.extract_element(left, ir.Constant(index, 0))
+
+        return types.float32(lanes), emit
+
+    return intrinsic(reduce)
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _power_of_two(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+    """2 to whole numbers from -126 to 127."""
+    del context, signature
+    whole = builder.fptosi(values[0], _INTS)
+    biased = builder.add(whole, ir.Constant(_INTS, [_EXPONENT_BIAS] * LANES))
+    shifted = builder.shl(biased, ir.Constant(_INTS, [_MANTISSA_BITS] * LANES))
+    return builder.bitcast(shifted, _FLOATS)
+
+
+def _choose(relation: str) -> _Emit:
+    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        del context, signature
+        return builder.select(builder.fcmp_ordered(relation, *values), *values)
+
+    return emit
+
+
+Row: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
+Number: TypeAlias = float | np.floating[Any]
+_OfOne: TypeAlias = Callable[[Lanes], Lanes]
+_OfTwo: TypeAlias = Callable[[Lanes, Lanes], Lanes]
+
+_VECTORS = _FLOATS, _INTS, _SHORTS
+_SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+load = cast("Callable[[Row, int], Lanes]", _reader(_lanes, _VECTORS))
+"""Neighbours of a contiguous array of one axis, from an index on."""
+store = cast("Callable[[Row, int, Lanes], None]", _writer(_VECTORS))
+read = cast("Callable[[Row, int], Number]", _reader(types.float32, _SCALARS))
+"""One number of it."""
+write = cast("Callable[[Row, int, Number], None]", _writer(_SCALARS))
+spread = cast("Callable[[Number], Lanes]", intrinsic(_spread))
+sum_of = cast("Callable[[Lanes], Number]", _halved(lambda builder, a, b: builder.fadd(a, b)))
+largest_of = cast("Callable[[Lanes], Number]", _halved(_larger))
+add: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fadd(*both))
+multiply: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fmul(*both))
+divide: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fdiv(*both))
+larger: _OfTwo = _operation(2, _choose(">"))
+smaller: _OfTwo = _operation(2, _choose("<"))
+floor: _OfOne = _llvm(f"llvm.floor.v{LANES}f32", 1)
+fma: Callable[[Lanes, Lanes, Lanes], Lanes] = _llvm(f"llvm.fma.v{LANES}f32", 3)
+"""a · b + c, rounded once."""
+_two_to: _OfOne = _operation(1, _power_of_two)
+
+ZERO, _HALF, ONE, TWO = np.float32(0), np.float32(0.5), np.float32(1), np.float32(2)
+_LOWEST, _HIGHEST = np.float32(-87), np.float32(88)
+_LOG2_E = np.float32(1.44269504088896341)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_C0, _C1, _C2 = (
+    np.float32(1.9875691500e-4),
+    np.float32(1.3981999507e-3),
+    np.float32(8.3334519073e-3),
+)
+_C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(0.50000001201)
+
+
+@kernel()
+def exponential(x: Lanes) -> Lanes:
+    """The natural exponential of each lane, to about one unit in the last place.
+
+    Below -87 it is that of -87, above 88 that of 88; NaN may become anything. The polynomial is
+    that of Cephes (S. Moshier, `expf`).
+    """
+    x = smaller(larger(x, spread(_LOWEST)), spread(_HIGHEST))
+    whole = floor(fma(x, spread(_LOG2_E), spread(_HALF)))
+    y = fma(whole, spread(-_LN2_LOW), fma(whole, spread(-_LN2_HIGH), x))
+    e = fma(spread(_C0), y, spread(_C1))
+    e = fma(e, y, spread(_C2))
+    e = fma(e, y, spread(_C3))
+    e = fma(e, y, spread(_C4))
+    e = fma(e, y, spread(_C5))
+    e = fma(multiply(e, y), y, add(y, spread(ONE)))
+    return multiply(e, _two_to(whole))

@@ -1,0 +1,35 @@
+"""Compiled loops are kept on disk, and made again when what they are made of has changed."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+
+def imported(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_loop_whose_version_is_another_is_compiled_again(tmp_path: Path) -> None:
+    called, loop = tmp_path / "es_called.py", tmp_path / "es_loop.py"
+    loop.write_text(
+        "import numba\n"
+        "from pathlib import Path\n"
+        "from es_cookbook.common.compiled import compiled\n"
+        "source = Path(__file__).with_name('es_called.py').read_text()\n"
+        "space = {}\n"
+        "exec(source, space)\n"
+        "number = numba.njit(space['number'])\n"
+        "@compiled('int64()', version=str(hash(source)))\n"
+        "def answer():\n"
+        "    return number()\n"
+    )
+    called.write_text("def number():\n    return 1\n")
+    assert imported(loop).answer() == 1
+    assert imported(loop).answer() == 1
+    assert len(list((tmp_path / "__pycache__").glob("es_loop.answer_*.nbi"))) == 1, "kept"
+    called.write_text("def number():\n    return 2\n")
+    assert imported(loop).answer() == 2
