@@ -91,7 +91,8 @@ async def _interrupted(main: Callable[[], Awaitable[None]], on_begin: _OnBegin |
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        loop.call_soon_threadsafe(scope.cancel)
+        with contextlib.suppress(RuntimeError):  # The run has just ended, and its loop is closed.
+            loop.call_soon_threadsafe(scope.cancel)
 
     with anyio.CancelScope() as scope, end_on_signals(stop):
         if on_begin:

@@ -63,11 +63,15 @@ async def test_adapters_evolve_over_a_quantised_base(tmp_path: Path) -> None:
     found = await answers(
         VLLMEngineBuilder(max_genomes=4, kv_cache_gib=0.05), tmp_path / "quantised"
     )
-    expected = await answers(TorchEngineBuilder(), tmp_path / "dequantised")
-    assert found[0] == expected[0], "the centre is the adapter's factors alone"
-    off = (found[1] - expected[1]).abs().mean(1)
-    apart = (expected[1][0] - expected[1][1:]).abs().mean(1)
-    assert off.max() < 0.15 and apart.min() > 1, (off, apart)  # 16-bit arithmetic, twice
+    narrow, exact = [
+        await answers(TorchEngineBuilder(dtype=dtype), tmp_path / "dequantised")
+        for dtype in ("auto", "float32")
+    ]
+    assert found[0] == narrow[0] == exact[0], "the centre is the adapter's factors alone"
+    off, torch_off = ((each[1] - exact[1]).abs().mean(1) for each in (found, narrow))
+    apart = (exact[1][0] - exact[1][1:]).abs().mean(1)
+    # vLLM computes in 16 bits throughout, and is up to 0.27 off; the torch engine up to 0.14.
+    assert off.max() < 0.35 and torch_off.max() < 0.2 and apart.min() > 1, (off, torch_off, apart)
 
 
 @needs_product

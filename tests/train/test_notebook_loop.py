@@ -5,6 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
+import anyio
 import chz
 import pytest
 
@@ -26,6 +27,7 @@ class InterruptingBuilder(RLDatasetBuilder):
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         assert threading.current_thread() is not threading.main_thread()
         os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep(20)  # The signal is handled in another thread, when that has its turn.
         return await SmallDatasetBuilder()(tokenizer)
 
 
