@@ -344,7 +344,10 @@ def step(sizes: Sizes, _: Path) -> list[Row]:
         here = centre_on_cpu(base, space)
         times = timed(
             device,
-            {"there": lambda: there.apply(move), "here": lambda: here.apply(move)},  # noqa: B023
+            {
+                "there": functools.partial(there.apply, move),
+                "here": functools.partial(here.apply, move),
+            },
             sizes,
         )
         same = float(there.fingerprint() == here.fingerprint())

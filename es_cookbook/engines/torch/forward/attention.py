@@ -238,7 +238,7 @@ class KernelRows(AttentionRows):
     def attend_rotated(
         self, layer: AttentionLayer, linear: LinearOutputs, heads: tuple[int, int]
     ) -> torch.Tensor:
-        """As `loops.attend_rotated`; heads are (number of kv heads, d)."""
+        """As the kernel `attend_rotated`; heads are (number of kv heads, d)."""
         y_T_N, x_T_K, factors, rotary, norms = linear
         kv_heads, size = heads
         of_kv = y_T_N.view(len(y_T_N), -1, size)[:, :kv_heads]
