@@ -17,6 +17,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
     Number,
     Row,
     add,
+    among,
     divide,
     exponential,
     fma,
@@ -25,6 +26,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
     largest_of,
     load,
     multiply,
+    prefetch,
     read,
     spread,
     store,
@@ -71,11 +73,13 @@ def _score(
     cap: Number,
     scores: Row,
     length: int,
+    ahead: int,
 ) -> None:
     """Scores of two queries, at `at` and `other`, with positions `first` to `end` of a slot's keys.
 
     The slot's blocks, (depth, STEP) each, lie in `keys` from `start` on; two are taken together.
-    Scores of the second query lie `length` behind those of the first.
+    Scores of the second query lie `length` behind those of the first. Keys that lie `ahead` of
+    these are fetched on the way: a token's that comes soon, whose slot no processor would guess.
     """
     for position in range(first, end, 2 * STEP):
         two = position + STEP < end
@@ -87,6 +91,8 @@ def _score(
             k0, k1 = load(keys, block + d * STEP), load(keys, next_block + d * STEP)
             a, b = fma(x, k0, a), fma(x, k1, b)
             c, e = fma(y, k0, c), fma(y, k1, e)
+            prefetch(keys, block + d * STEP + ahead)
+            prefetch(keys, next_block + d * STEP + ahead)
         a, b = multiply(a, scale), multiply(b, scale)
         c, e = multiply(c, scale), multiply(e, scale)
         if cap > ZERO:
@@ -102,13 +108,13 @@ def _score(
 @kernel()
 def _normalised(scores: Row, at: int, first: int, seen: int, n: int, end: int) -> Number:
     """Make exponentials of scores, of those not seen too small to count; gives 1 / their sum."""
-    for position in range(at + first, at + seen):
-        write(scores, position, _HIDDEN)
-    for position in range(at + n, at + end):
-        write(scores, position, _HIDDEN)
-    highest = load(scores, at + first)
-    for position in range(at + first + LANES, at + end, LANES):
-        highest = larger(highest, load(scores, position))
+    highest = spread(_HIDDEN)
+    for position in range(first, end, LANES):
+        score = load(scores, at + position)
+        if position < seen or position + LANES > n:
+            score = among(score, seen - position, n - position, _HIDDEN)
+            store(scores, at + position, score)
+        highest = larger(highest, score)
     minus_top, total = spread(-largest_of(highest)), spread(ZERO)
     for position in range(at + first, at + end, LANES):
         e = exponential(add(load(scores, position), minus_top))
@@ -128,12 +134,14 @@ def _weigh(
     width: int,
     second: int,
     out: Row,
+    ahead: int,
 ) -> None:
     """Sums of columns of values over positions `seen` to `n`, weighted by two queries' scores.
 
     A position's columns, `width` apart, lie in `values` from `start` on; the sums are of `STEP` of
     them, and of the `STEP` that are `second` columns behind. Every other position is summed apart.
-    The second query's sums lie 2 · STEP behind those of the first in `out`.
+    The second query's sums lie 2 · STEP behind those of the first in `out`. Values `ahead` of these
+    are fetched, as keys are.
     """
     a = b = c = e = spread(ZERO)
     f = g = h = k = spread(ZERO)
@@ -145,6 +153,8 @@ def _weigh(
         at = start + position * width
         v0, v1 = load(values, at), load(values, at + second)
         u0, u1 = load(values, at + width), load(values, at + width + second)
+        prefetch(values, at + ahead)
+        prefetch(values, at + width + ahead)
         a, b = fma(x, v0, a), fma(x, v1, b)
         c, e = fma(y, v0, c), fma(y, v1, e)
         f, g = fma(z, u0, f), fma(z, u1, g)
@@ -172,9 +182,17 @@ def _scaled(x: Row, first: int, size: int, factor: Number, out: Row, at: int) ->
         write(out, at + i, read(x, first + i) * factor)
 
 
+_TOGETHER = 8
+"""Tokens whose keys and values are written before the first of them attends.
+
+What was just written in small pieces cannot be read in a large one until it has left for the cache.
+"""
+
+
 @kernel()
-def _attend_token(
-    row: Row,
+def _keep(
+    rows: Row,
+    of_row: int,
     heads: int,
     kv_heads: int,
     depth: int,
@@ -185,60 +203,101 @@ def _attend_token(
     columns: int,
     slot: int,
     position: int,
+) -> None:
+    """Write a token's keys and values, of the row that begins at `of_row`, into its slot."""
+    for h in range(kv_heads):
+        of_keys = (slot * kv_heads + h) * length * depth
+        of_values = (slot * kv_heads + h) * length * columns
+        newest = of_keys + position // STEP * STEP * depth + position % STEP
+        k = of_row + (heads + h) * depth
+        for d in range(depth):
+            write(keys, newest + d * STEP, read(rows, k + d))
+        v = of_row + (heads + kv_heads) * depth + h * width
+        _scaled(rows, v, width, ONE, values, of_values + position * columns)
+
+
+@kernel()
+def _attend_tokens(
+    begin: int,
+    end: int,
+    rows: Row,
+    row_size: int,
+    heads: int,
+    kv_heads: int,
+    depth: int,
+    width: int,
+    keys: Row,
+    values: Row,
+    length: int,
+    columns: int,
+    slots_T: NDArray[np.int64],
+    positions_T: NDArray[np.int64],
     scale: Number,
     softcap: Number,
     window: int,
     scores: Row,
     part: Row,
     out: Row,
-    at: int,
 ) -> None:
-    """Write a token's keys and values into its slot, and attend.
+    """Attend for tokens `begin` to `end`, whose keys and values are in their slots.
 
-    A row is the token's queries, (heads, depth), keys, (kv heads, depth), and values, (kv heads,
-    width), one after the other. The caches `keys` and `values` have `length` positions a slot, as
-    in `attend`. `scores`, 2 · length, and `part`, 4 · STEP, are to work in, and `out` is written
-    from `at` on, (heads, width).
+    Of a token's row in `rows` queries are read, (heads, depth). The caches `keys` and `values` have
+    `length` positions a slot, as in `attend`. `scores`, 2 · length, and `part`, 4 · STEP, are to
+    work in, and `out` is written, (tokens, heads, width).
     """
     repeats = heads // kv_heads
-    n = position + 1
-    seen = max(0, n - window) if window > 0 else 0
-    first, end = seen // STEP * STEP, (n + STEP - 1) // STEP * STEP
     factor = spread(scale / softcap if softcap > 0 else scale)
-    for h in range(kv_heads):
-        of_keys = (slot * kv_heads + h) * length * depth
-        of_values = (slot * kv_heads + h) * length * columns
-        newest = of_keys + position // STEP * STEP * depth + position % STEP
-        k = (heads + h) * depth
-        for d in range(depth):
-            write(keys, newest + d * STEP, read(row, k + d))
-        v = (heads + kv_heads) * depth + h * width
-        _scaled(row, v, width, ONE, values, of_values + position * columns)
-        for r in range(0, repeats, 2):
-            head = h * repeats + r
-            other = min(head + 1, h * repeats + repeats - 1)
-            _score(
-                row,
-                head * depth,
-                other * depth,
-                depth,
-                keys,
-                of_keys,
-                first,
-                end,
-                factor,
-                softcap,
-                scores,
-                length,
-            )
-            share0 = _normalised(scores, 0, first, seen, n, end)
-            share1 = _normalised(scores, length, first, seen, n, end)
-            for d in range(0, columns, 2 * STEP):
-                second = STEP if d + STEP < columns else 0
-                _weigh(scores, length, seen, n, values, of_values + d, columns, second, part)
-                size = min(2 * STEP, width - d)
-                _scaled(part, 0, size, share0, out, at + head * width + d)
-                _scaled(part, 2 * STEP, size, share1, out, at + other * width + d)
+    for t in range(begin, end):
+        slot, at = slots_T[t], t * heads * width
+        if slot < 0:
+            for i in range(heads * width):
+                write(out, at + i, ZERO)
+            continue
+        of_row = (t - begin) * row_size
+        n = positions_T[t] + 1
+        seen = max(0, n - window) if window > 0 else 0
+        first, last = seen // STEP * STEP, (n + STEP - 1) // STEP * STEP
+        after = slots_T[min(t + _TOGETHER, len(slots_T) - 1)]
+        ahead = (after - slot) * kv_heads * length if after >= 0 else 0
+        for h in range(kv_heads):
+            of_keys = (slot * kv_heads + h) * length * depth
+            of_values = (slot * kv_heads + h) * length * columns
+            for r in range(0, repeats, 2):
+                head = h * repeats + r
+                other = min(head + 1, h * repeats + repeats - 1)
+                _score(
+                    rows,
+                    of_row + head * depth,
+                    of_row + other * depth,
+                    depth,
+                    keys,
+                    of_keys,
+                    first,
+                    last,
+                    factor,
+                    softcap,
+                    scores,
+                    length,
+                    ahead * depth,
+                )
+                share0 = _normalised(scores, 0, first, seen, n, last)
+                share1 = _normalised(scores, length, first, seen, n, last)
+                for d in range(0, columns, 2 * STEP):
+                    _weigh(
+                        scores,
+                        length,
+                        seen,
+                        n,
+                        values,
+                        of_values + d,
+                        columns,
+                        STEP if d + STEP < columns else 0,
+                        part,
+                        ahead * columns,
+                    )
+                    size = min(2 * STEP, width - d)
+                    _scaled(part, 0, size, share0, out, at + head * width + d)
+                    _scaled(part, 2 * STEP, size, share1, out, at + other * width + d)
 
 
 _ATTEND = (
@@ -286,21 +345,41 @@ def attend(
     flat_keys, flat_values, out = keys.reshape(-1), values.reshape(-1), out_T.reshape(-1)
     scores = np.empty(2 * length, np.float32)
     part = np.empty(4 * STEP, np.float32)
-    row = np.empty((heads + kv_heads) * depth + kv_heads * width, np.float32)
-    for t in range(len(q_T)):
-        if slots_T[t] < 0:
-            out_T[t] = ZERO
-            continue
-        for h in range(heads):
-            for d in range(depth):
-                row[h * depth + d] = q_T[t, h, d]
-        for h in range(kv_heads):
-            for d in range(depth):
-                row[(heads + h) * depth + d] = k_T[t, h, d]
-            for d in range(width):
-                row[(heads + kv_heads) * depth + h * width + d] = v_T[t, h, d]
-        _attend_token(
-            row,
+    size = (heads + kv_heads) * depth + kv_heads * width
+    rows = np.empty(_TOGETHER * size, np.float32)
+    for begin in range(0, len(q_T), _TOGETHER):
+        end = min(begin + _TOGETHER, len(q_T))
+        for t in range(begin, end):
+            if slots_T[t] < 0:
+                continue
+            at = (t - begin) * size
+            for h in range(heads):
+                for d in range(depth):
+                    rows[at + h * depth + d] = q_T[t, h, d]
+            for h in range(kv_heads):
+                for d in range(depth):
+                    rows[at + (heads + h) * depth + d] = k_T[t, h, d]
+                for d in range(width):
+                    rows[at + (heads + kv_heads) * depth + h * width + d] = v_T[t, h, d]
+            _keep(
+                rows,
+                at,
+                heads,
+                kv_heads,
+                depth,
+                width,
+                flat_keys,
+                flat_values,
+                length,
+                columns,
+                slots_T[t],
+                positions_T[t],
+            )
+        _attend_tokens(
+            begin,
+            end,
+            rows,
+            size,
             heads,
             kv_heads,
             depth,
@@ -309,15 +388,14 @@ def attend(
             flat_values,
             length,
             columns,
-            slots_T[t],
-            positions_T[t],
+            slots_T,
+            positions_T,
             scale,
             softcap,
             window,
             scores,
             part,
             out,
-            t * heads * width,
         )
 
 
@@ -387,26 +465,56 @@ def attend_rotated(
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     scores = np.empty(2 * length, np.float32)
     part = np.empty(4 * STEP, np.float32)
-    row = np.empty(outputs, np.float32)
-    for t in range(len(y_T_N)):
-        if slots_T[t] < 0:
-            for i in range(heads * depth):
-                write(out, t * heads * depth + i, ZERO)
-            continue
-        at = t * outputs
-        if ranks:
-            of_a = genome_of_block[t // height] * of_genome
-            add_ranks(y, at, outputs, factors, t * ranks, a, of_a, stride, columns_R, tiled, row, 0)
-        else:
-            widen_row(y, at, outputs, row, 0)
-        for head in range(heads + kv_heads):
-            of_head = head * depth
-            if len(q_norm_D):
-                weight = q_norm_D if head < heads else k_norm_D
-                norm_row(row, of_head, depth, weight, epsilon, row, of_head)
-            _rotate(row, of_head, cos, sin, t * rotary, rotary)
-        _attend_token(
-            row,
+    rows = np.empty(_TOGETHER * outputs, np.float32)
+    for begin in range(0, len(y_T_N), _TOGETHER):
+        end = min(begin + _TOGETHER, len(y_T_N))
+        for t in range(begin, end):
+            if slots_T[t] < 0:
+                continue
+            of_y, at = t * outputs, (t - begin) * outputs
+            if ranks:
+                of_a, of_factors = genome_of_block[t // height] * of_genome, t * ranks
+                add_ranks(
+                    y,
+                    of_y,
+                    outputs,
+                    factors,
+                    of_factors,
+                    a,
+                    of_a,
+                    stride,
+                    columns_R,
+                    tiled,
+                    rows,
+                    at,
+                )
+            else:
+                widen_row(y, of_y, outputs, rows, at)
+            for head in range(heads + kv_heads):
+                of_head = at + head * depth
+                if len(q_norm_D):
+                    weight = q_norm_D if head < heads else k_norm_D
+                    norm_row(rows, of_head, depth, weight, epsilon, rows, of_head)
+                _rotate(rows, of_head, cos, sin, t * rotary, rotary)
+            _keep(
+                rows,
+                at,
+                heads,
+                kv_heads,
+                depth,
+                depth,
+                flat_keys,
+                flat_values,
+                length,
+                columns,
+                slots_T[t],
+                positions_T[t],
+            )
+        _attend_tokens(
+            begin,
+            end,
+            rows,
+            outputs,
             heads,
             kv_heads,
             depth,
@@ -415,13 +523,12 @@ def attend_rotated(
             flat_values,
             length,
             columns,
-            slots_T[t],
-            positions_T[t],
+            slots_T,
+            positions_T,
             scale,
             ZERO,
             window,
             scores,
             part,
             out,
-            t * heads * depth,
         )

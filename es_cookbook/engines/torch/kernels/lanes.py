@@ -167,17 +167,53 @@ def _writer(kinds: tuple[Any, Any, Any]) -> Any:
     return intrinsic(write)
 
 
+def _prefetch(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
+    """Let the processor fetch what is at an index, without waiting for it."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        what, number = ir.IntType(8), ir.IntType(32)
+        array, index = values
+        pointer = _pointer(context, builder, signature.args[0], array, index, what)
+        kind = ir.FunctionType(ir.VoidType(), [what.as_pointer(), number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [pointer, *(ir.Constant(number, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), emit
+
+
+def _in_all(builder: Any, number: Any, kind: Any) -> Any:
+    nothing = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(_INTS, [0] * LANES))
+
+
 def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
     """One number in all lanes."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         del context, signature
-        nothing, index = ir.Constant(_FLOATS, ir.Undefined), ir.IntType(32)
-        first = builder.insert_element(nothing, values[0], ir.Constant(index, 0))
-        zeros = ir.Constant(ir.VectorType(index, LANES), [0] * LANES)
-        return builder.shuffle_vector(first, nothing, zeros)
+        return _in_all(builder, values[0], _FLOATS)
 
     return _lanes(types.float32), emit
+
+
+def _among(_: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> tuple[Any, _Emit]:
+    """Lanes from `first` to `end`, the others of one number."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        del context, signature
+        lanes, first, end, otherwise = values
+        index = ir.Constant(_INTS, list(range(LANES)))
+        low, high = (
+            _in_all(builder, builder.trunc(n, ir.IntType(32)), _INTS) for n in (first, end)
+        )
+        inside = builder.and_(
+            builder.icmp_signed(">=", index, low), builder.icmp_signed("<", index, high)
+        )
+        return builder.select(inside, lanes, _in_all(builder, otherwise, _FLOATS))
+
+    return _lanes(lanes, types.intp, types.intp, types.float32), emit
 
 
 def _halved(combine: Callable[[Any, Any, Any], Any]) -> Any:
@@ -238,7 +274,9 @@ store = cast("Callable[[Row, int, Lanes], None]", _writer(_VECTORS))
 read = cast("Callable[[Row, int], Number]", _reader(types.float32, _SCALARS))
 """One number of it."""
 write = cast("Callable[[Row, int, Number], None]", _writer(_SCALARS))
+prefetch = cast("Callable[[Row, int], None]", intrinsic(_prefetch))
 spread = cast("Callable[[Number], Lanes]", intrinsic(_spread))
+among = cast("Callable[[Lanes, int, int, Number], Lanes]", intrinsic(_among))
 sum_of = cast("Callable[[Lanes], Number]", _halved(lambda builder, a, b: builder.fadd(a, b)))
 largest_of = cast("Callable[[Lanes], Number]", _halved(_larger))
 add: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fadd(*both))
