@@ -61,13 +61,14 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams
+from es_cookbook.train.garbage import rare_garbage_collection
 
 if TYPE_CHECKING:  # its kernels are nothing that vLLM wants to find in `benchmarks.engines`
     from es_cookbook.engines.torch.host import TorchEngine
 
 GENOMES, PROBLEMS, TOKENS = 64, 32, 24
 GENOMES_ONE_BY_ONE = 16
-REPEATS = 5
+REPEATS = 9
 _ROWS = 1024
 """Most rows of a product of the floor: more are no faster."""
 _COPIED = 1 << 26
@@ -396,7 +397,7 @@ class Seconds:
 
 
 def measured(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Seconds]:
-    """Run functions by turns, after a round that does not count."""
+    """Run functions by turns, after a round that does not count, with the collector as in a run."""
     processor: dict[str, list[float]] = {name: [] for name in functions}
 
     def timed(name: str, function: Callable[[], object]) -> None:
@@ -405,7 +406,8 @@ def measured(functions: Mapping[str, Callable[[], object]], repeats: int) -> dic
         processor[name].append(time.process_time() - began)
 
     turns = {name: partial(timed, name, function) for name, function in functions.items()}
-    clock = interleaved(turns, repeats=repeats)
+    with rare_garbage_collection():
+        clock = interleaved(turns, repeats=repeats)
     return {name: Seconds(clock[name], processor[name][-repeats:]) for name in functions}
 
 
