@@ -111,7 +111,7 @@ def rows_of(seed: int, log_path: Path) -> list[Row]:
     minutes = [seconds / 60]
     right, rest = [gained["answers"]], [gained["rest"]]
     return [
-        row(f"{name} minutes, start and evaluations included", minutes, "min", at_most=5),
+        row(f"{name} minutes, start and evaluations included", minutes, "min", at_most=1.5),
         row(f"{name} held-out exact answers before", [gained["before"]], "%"),
         row(f"{name} held-out exact answers after", [gained["after"]], "%"),
         row(f"{name} gain", [gained["gain"]], "points", at_least=20),
