@@ -21,10 +21,8 @@ NO_DISTILABEL := "distilabel cannot be installed here (see above): its tests wil
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
 
-# One worker more than cores: a third of their time tests wait for processes that they start. What takes longest is said
-# at the end; how long every test took is left in build/, for comparison.
-WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
-PYTEST := $(PY) -m pytest --numprocesses $(WORKERS) --dist loadgroup \
+# What takes longest is said at the end; how long every test took is left in build/, for comparison.
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup \
 	--durations 15 --durations-min 1
 
 # Tests start hundreds of processes, each of which would compile the package again.
