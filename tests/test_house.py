@@ -339,6 +339,14 @@ def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, ast.unparse(node)) for _ in private)
 
 
+@pytest.mark.xdist_group("together")
+def test_tests_of_a_group_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """They share what is slow to start; pytest-xdist tells them by a suffix that it gives names."""
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("tests are not run in groups here")
+    assert request.node.nodeid.endswith("@together")
+
+
 def test_no_test_reaches_into_what_is_private() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {what}"
