@@ -5,6 +5,8 @@ else. `attend_rotated` begins with what a linear layer made of queries, keys and
 side.
 """
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -182,6 +184,8 @@ def _scaled(x: Row, first: int, size: int, factor: Number, out: Row, at: int) ->
         write(out, at + i, read(x, first + i) * factor)
 
 
+_Sizes: TypeAlias = tuple[int, int, int, int, int, int]
+"""Heads, kv heads, depth of queries and keys, width of values, and of caches length and columns."""
 _TOGETHER = 8
 """Tokens whose keys and values are written before the first of them attends.
 
@@ -191,20 +195,10 @@ What was just written in small pieces cannot be read in a large one until it has
 
 @kernel()
 def _keep(
-    rows: Row,
-    of_row: int,
-    heads: int,
-    kv_heads: int,
-    depth: int,
-    width: int,
-    keys: Row,
-    values: Row,
-    length: int,
-    columns: int,
-    slot: int,
-    position: int,
+    rows: Row, of_row: int, sizes: _Sizes, keys: Row, values: Row, slot: int, position: int
 ) -> None:
     """Write a token's keys and values, of the row that begins at `of_row`, into its slot."""
+    heads, kv_heads, depth, width, length, columns = sizes
     for h in range(kv_heads):
         of_keys = (slot * kv_heads + h) * length * depth
         of_values = (slot * kv_heads + h) * length * columns
@@ -222,14 +216,9 @@ def _attend_tokens(
     end: int,
     rows: Row,
     row_size: int,
-    heads: int,
-    kv_heads: int,
-    depth: int,
-    width: int,
+    sizes: _Sizes,
     keys: Row,
     values: Row,
-    length: int,
-    columns: int,
     slots_T: NDArray[np.int64],
     positions_T: NDArray[np.int64],
     scale: Number,
@@ -245,6 +234,7 @@ def _attend_tokens(
     `length` positions a slot, as in `attend`. `scores`, 2 · length, and `part`, 4 · STEP, are to
     work in, and `out` is written, (tokens, heads, width).
     """
+    heads, kv_heads, depth, width, length, columns = sizes
     repeats = heads // kv_heads
     factor = spread(scale / softcap if softcap > 0 else scale)
     for t in range(begin, end):
@@ -342,6 +332,7 @@ def attend(
     """
     heads, kv_heads, depth, width = q_T.shape[1], k_T.shape[1], q_T.shape[2], v_T.shape[2]
     length, columns = keys.shape[2] * STEP, values.shape[4]
+    sizes = heads, kv_heads, depth, width, length, columns
     flat_keys, flat_values, out = keys.reshape(-1), values.reshape(-1), out_T.reshape(-1)
     scores = np.empty(2 * length, np.float32)
     part = np.empty(4 * STEP, np.float32)
@@ -361,33 +352,15 @@ def attend(
                     rows[at + (heads + h) * depth + d] = k_T[t, h, d]
                 for d in range(width):
                     rows[at + (heads + kv_heads) * depth + h * width + d] = v_T[t, h, d]
-            _keep(
-                rows,
-                at,
-                heads,
-                kv_heads,
-                depth,
-                width,
-                flat_keys,
-                flat_values,
-                length,
-                columns,
-                slots_T[t],
-                positions_T[t],
-            )
+            _keep(rows, at, sizes, flat_keys, flat_values, slots_T[t], positions_T[t])
         _attend_tokens(
             begin,
             end,
             rows,
             size,
-            heads,
-            kv_heads,
-            depth,
-            width,
+            sizes,
             flat_keys,
             flat_values,
-            length,
-            columns,
             slots_T,
             positions_T,
             scale,
@@ -455,6 +428,7 @@ def attend_rotated(
     kv_heads, depth = keys.shape[1], keys.shape[3]
     heads = out_T_N.shape[1] // depth
     length, columns = keys.shape[2] * STEP, values.shape[4]
+    sizes = heads, kv_heads, depth, depth, length, columns
     outputs, rotary = y_T_N.shape[1], cos_T_D.shape[1]
     ranks = len(columns_R) if len(genome_of_block) else 0
     of_genome, stride = a_G_R_N.shape[1] * a_G_R_N.shape[2], a_G_R_N.shape[2]
@@ -496,33 +470,15 @@ def attend_rotated(
                     weight = q_norm_D if head < heads else k_norm_D
                     norm_row(rows, of_head, depth, weight, epsilon, rows, of_head)
                 _rotate(rows, of_head, cos, sin, t * rotary, rotary)
-            _keep(
-                rows,
-                at,
-                heads,
-                kv_heads,
-                depth,
-                depth,
-                flat_keys,
-                flat_values,
-                length,
-                columns,
-                slots_T[t],
-                positions_T[t],
-            )
+            _keep(rows, at, sizes, flat_keys, flat_values, slots_T[t], positions_T[t])
         _attend_tokens(
             begin,
             end,
             rows,
             outputs,
-            heads,
-            kv_heads,
-            depth,
-            depth,
+            sizes,
             flat_keys,
             flat_values,
-            length,
-            columns,
             slots_T,
             positions_T,
             scale,
