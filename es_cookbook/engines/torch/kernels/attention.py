@@ -190,6 +190,7 @@ _TOGETHER = 8
 """Tokens whose keys and values are written before the first of them attends.
 
 What was just written in small pieces cannot be read in a large one until it has left for the cache.
+While a token attends, what the one so many behind it will read is fetched.
 """
 
 
@@ -197,7 +198,11 @@ What was just written in small pieces cannot be read in a large one until it has
 def _keep(
     rows: Row, of_row: int, sizes: _Sizes, keys: Row, values: Row, slot: int, position: int
 ) -> None:
-    """Write a token's keys and values, of the row that begins at `of_row`, into its slot."""
+    """Write a token's keys and values into its slot.
+
+    Its row, from `of_row` on, is its queries, (heads, depth), keys, (kv heads, depth), and values,
+    (kv heads, width), one after the other.
+    """
     heads, kv_heads, depth, width, length, columns = sizes
     for h in range(kv_heads):
         of_keys = (slot * kv_heads + h) * length * depth
@@ -310,7 +315,7 @@ def attend(
     window: int,
     out_T: NDArray[np.float32],
 ) -> None:
-    """Write tokens' keys and values into their slots, one after the other, and attend.
+    """Write tokens' keys and values into their slots, some tokens at a time, and attend.
 
     A token sees its slot up to itself, and no more than `window` positions if that is not 0. Sums
     are over its own positions alone, each in one order, so its bits depend on nothing else.
