@@ -49,7 +49,13 @@ from es_cookbook.common.fields.chz_fields import (
     type_name,
 )
 from es_cookbook.common.references import refuse_while_imported
-from es_cookbook.common.terminal import as_program, printable, program, until_stdout_closes
+from es_cookbook.common.terminal import (
+    as_program,
+    printable,
+    program,
+    say_once,
+    until_stdout_closes,
+)
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -236,13 +242,25 @@ def _build(
     }
     blueprint = chz.Blueprint(config_class).apply(kept, layer_name="as it was")
     try:
-        return blueprint.apply(typed, layer_name="command line").make()
+        made = blueprint.apply(typed, layer_name="command line").make()
     except CHZ_ERRORS as error:
         raise _OptionError(" ".join(str(error).split())) from error
     except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
         sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
         kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
         raise kind(sentence) from error
+    _tell_of_parts(made, options, given)
+    return made
+
+
+def _tell_of_parts(made: object, options: Mapping[str, Option], given: Mapping[str, str]) -> None:
+    for path, text in given.items():
+        names = options[path].field.meta_factory if path in options else None
+        if isinstance(names, Names) and options[path].part:
+            part = functools.reduce(getattr, path.split("."), made)
+            inside = {other.removeprefix(f"{path}.") for other in given}
+            if note := names.note(part, inside):
+                say_once(f"{path}={text}: {note}")
 
 
 def _located(sentence: str, part: str, options: Iterable[str]) -> str:

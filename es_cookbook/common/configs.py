@@ -215,7 +215,7 @@ class Names(chz.factories.MetaFactory):
         accepted: name -> "module:Class".
         default: which of the names is meant when none is given, or None for none.
         settings: name -> fields in which that choice differs from its class's own defaults; they
-            hold on the command line and for `build_default` alike.
+            hold on the command line and for `build_default` alike. `settings_of` may have more.
         functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.
     """
 
@@ -261,12 +261,25 @@ class Names(chz.factories.MetaFactory):
             annotation=self.field_annotation, default_module=self.field_module
         )
         try:
-            return cast(Callable[..., object], standard.from_string(factory))
+            return self._with_settings(cast(Callable[..., object], standard.from_string(factory)))
         except chz.factories.MetaFromString as error:
             hint = str(error) if ":" in factory else nearest(factory, self.accepted)
             if self._functions:
                 hint += ", and functions as my_module:name or path/to/script.py:name"
             raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
+
+    def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
+        """Fields in which a choice differs from its class's own defaults.
+
+        `name` is the one by which it was chosen, None for a class that has none.
+        """
+        del part
+        return self._settings.get(name or "", {})
+
+    def note(self, part: object, given: Collection[str]) -> str:
+        """What to tell a user who chose a part and gave it these fields; nothing by default."""
+        del part, given
+        return ""
 
     def perform_cast(self, value: str) -> object:
         """None, where the field may be None, and a function are values rather than names."""
@@ -279,8 +292,12 @@ class Names(chz.factories.MetaFactory):
 
     def _load(self, name: str) -> Callable[..., object]:
         target = self.accepted[name]
-        loaded = resolve(target, trust=[target.partition(":")[0]])
-        settings = self._settings.get(name)
+        return self._with_settings(resolve(target, trust=[target.partition(":")[0]]), name)
+
+    def _with_settings(
+        self, loaded: Callable[..., object], name: str | None = None
+    ) -> Callable[..., object]:
+        settings = self.settings_of(loaded, name)
         return functools.partial(loaded, **settings) if settings else loaded
 
 

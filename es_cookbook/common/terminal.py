@@ -45,6 +45,8 @@ def command(name: str) -> str:
 
 _is_program = False
 _screen: TextIO | None = None
+_said: set[str] = set()
+"""What `say_once` has said in this command."""
 
 
 @contextlib.contextmanager
@@ -52,6 +54,7 @@ def as_program() -> Generator[None]:
     """Inside, this process is a command that somebody has started and looks at: `say` is heard."""
     global _is_program
     before, _is_program = _is_program, True
+    _said.clear()
     try:
         yield
     finally:
@@ -72,6 +75,13 @@ def say(sentence: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
             line = printable(sentence).replace("\n", r"\n")
             print(line, file=screen(), flush=True)
+
+
+def say_once(sentence: str) -> None:
+    """The same, but not again in this command."""
+    if sentence not in _said:
+        _said.add(sentence)
+        say(sentence)
 
 
 def screen() -> TextIO:

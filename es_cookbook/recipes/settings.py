@@ -5,10 +5,11 @@ own, as that of `dataclasses.field` is.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.configs import Names
 from es_cookbook.common.schedules import Cosine
@@ -46,9 +47,44 @@ def dataset_field(builder: Callable[..., _T], what: str = "problems") -> _T:
     return built_field(builder, f"{what} to train on, and held-out ones")
 
 
+class OptimizerNames(Names):
+    """Optimizers by name; whichever is chosen takes from the recipe's settings of `es` what it can.
+
+    Args:
+        settings: fields by an optimizer's name; those of `es` are the recipe's, others win for one.
+    """
+
+    def __init__(self, settings: Mapping[str, Mapping[str, object]]) -> None:
+        super().__init__(OPTIMIZER_NAMES, default="es", settings=settings)
+        self._es = settings["es"]
+
+    @override
+    def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
+        own = super().settings_of(part, name)
+        if isinstance(part, type) and issubclass(part, OptimizerBuilder):
+            return {**part.carried(self._es), **own}
+        return own
+
+    @override
+    def note(self, part: object, given: Collection[str]) -> str:
+        """Which of the recipe's settings of `es` it has otherwise, or not at all."""
+        assert isinstance(part, OptimizerBuilder)
+        carried = part.carried(self._es)
+        own = {name: value for name, value in self._es.items() if name not in given}
+        unused = [name for name in own if name not in carried]
+        changed = [
+            f"{name} is {found:.3g} in place of es's {own[name]}"
+            for name in own
+            if name in carried and (found := getattr(part, name)) != own[name]
+        ]
+        if unused:
+            changed.append(f"what the recipe sets of es is not used: {', '.join(unused)}")
+        return "; ".join(changed)
+
+
 def optimizer_field(settings: Mapping[str, Mapping[str, object]]) -> OptimizerBuilder:
-    """`optimizer`, `es` by default; `settings` are fields by an optimizer's name."""
-    names = Names(OPTIMIZER_NAMES, default="es", settings=settings)
+    """`optimizer`, `es` by default; see `OptimizerNames`."""
+    names = OptimizerNames(settings)
     return chz.field(
         meta_factory=names,
         default_factory=names.build_default,

@@ -143,7 +143,7 @@ def test_a_recipe_needs_nothing_but_a_cli_config(
         (["optimizers="], "optimizers must name at least one, found none"),
         (["optimizers=es", "seeds="], "seeds must name at least one, found none"),
         (["optimizers=es", "seeds=1,1"], "seeds must be different ones, found (1, 1)"),
-        (["optimizers=es,twin", "twin.num_generations=7"], "twin makes 30 genomes x 7 generations"),
+        (["optimizers=es,twin", "twin.num_generations=7"], "twin makes 64 genomes x 7 generations"),
         (["optimizers=es", "twin.num_generations=7"], "an optimizer that is not compared"),
         (["optimizers=es", "es.optimizer.sigmo=7"], "did you mean 'optimizer.sigma'?"),
         (["optimizers=es", "num_generation=7"], "did you mean 'num_generations'?"),

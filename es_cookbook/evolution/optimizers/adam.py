@@ -22,7 +22,7 @@ parameter for each thread while it moves. Of "block": as momentum; with beta1 = 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import chz
@@ -31,6 +31,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
     AverageES,
     Gradient,
@@ -51,6 +52,12 @@ class Adam(AverageES):
     moments: Literal["element", "block"] = chz.field(
         default="element", doc="squared gradients of every element, or one number a tensor"
     )
+
+    @classmethod
+    @override
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """The learning rate is a length: that of plain ES's step."""
+        return {**super().carried(es), "learning_rate": step_length(es)}
 
     @chz.validate
     def _moments(self) -> None:

@@ -113,6 +113,11 @@ class OptimizerBuilder(ABC):
 
     population_size: int = chz.field(default=30, doc="genomes a generation")
 
+    @classmethod
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """Fields that say the same of this optimizer as these, which a recipe has for `es`."""
+        return {name: value for name, value in es.items() if name in chz.chz_fields(cls)}
+
     def check_space(self, search_space: SearchSpaceBuilder) -> None:
         """Refuse a search space that can never do, before there is a model; none by default.
 

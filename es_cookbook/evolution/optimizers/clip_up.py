@@ -17,7 +17,7 @@ m = 0.9 and 10 generations a third of its push.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import chz
 from typing_extensions import override
@@ -25,8 +25,12 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import WindowedES, WindowOptimizer, mean_square, scaled
 from es_cookbook.evolution.spaces.base import SearchSpace
+
+_PUSHES = math.fsum(0.9**age for age in range(10))
+"""How often a gradient's push counts in all while it is remembered, by default."""
 
 
 @chz.chz
@@ -37,6 +41,13 @@ class ClipUp(WindowedES):
     max_speed: float = chz.field(
         default=1e-3, doc="greatest RMS of a step per parameter; about twice learning_rate"
     )
+
+    @classmethod
+    @override
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """A gradient's pushes, while it is remembered, add up to plain ES's step."""
+        push = step_length(es) / _PUSHES
+        return {**super().carried(es), "learning_rate": push, "max_speed": 2 * push}
 
     @chz.validate
     def _speed(self) -> None:

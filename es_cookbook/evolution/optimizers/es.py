@@ -28,7 +28,8 @@ Optimizers that use the fitness-weighted sum otherwise (momentum, Adam, ClipUp, 
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import chz
 import numpy as np
@@ -218,6 +219,11 @@ class ESOptimizer(Optimizer):
             if not np.isnan(fitness_G[centre]):
                 fitness_G = fitness_G - fitness_G[centre]
         return weighted_sum(genomes_G, fitness_G, rate)
+
+
+def step_length(es: Mapping[str, object]) -> float:
+    """RMS of plain ES's step, per parameter: α/√N, because fitness has unit variance."""
+    return cast(float, es["learning_rate"]) / math.sqrt(cast(int, es["population_size"]))
 
 
 def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) -> tuple[Term, ...]:

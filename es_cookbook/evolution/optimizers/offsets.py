@@ -23,7 +23,7 @@ import importlib
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import chz
 import numpy as np
@@ -49,6 +49,12 @@ class OffsetsBuilder(OptimizerBuilder):
         default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
+
+    @classmethod
+    @override
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """Sigma is of a small space, and only the first."""
+        return {name: value for name, value in super().carried(es).items() if name != "sigma"}
 
     @chz.validate
     def _shared_fields(self) -> None:

@@ -33,7 +33,7 @@ clipped to ±1.5 where codes cannot move any further.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import chz
 from typing_extensions import override
@@ -64,6 +64,13 @@ class QES(WindowedES):
     residual_decay: float = chz.field(
         default=0.9, doc="share of the rounding error that is carried to the next generation"
     )
+
+    @classmethod
+    @override
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """Sigma and the learning rate are in codes."""
+        scales = ("sigma", "learning_rate")
+        return {name: value for name, value in super().carried(es).items() if name not in scales}
 
     @chz.validate
     def _residual(self) -> None:

@@ -65,7 +65,7 @@ class CLIConfig(train.Config):
 
     model_name: str = model_field(BUNDLED_MODEL)
     dataset: Task = dataset_field(_TASK, "questions")
-    optimizer: OptimizerBuilder = optimizer_field({**RECOMMENDED, "es": _ES})
+    optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
     kl: KLToBase | None = built_field(
         _KL, "KL to the base: reported, and with kl.weight above 0 penalised"
     )

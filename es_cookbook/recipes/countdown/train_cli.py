@@ -37,28 +37,18 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 BUNDLED_MODEL = Path(__file__).parent / "model"
 
-# The main job's settings, all of them; everything else is `train.Config`'s own default.
-_ES: Mapping[str, object] = {
-    "population_size": 64,
-    "sigma": 0.01,
-    "learning_rate": 0.02,
-    "learning_rate_schedule": Cosine(),
-}
 RECOMMENDED: Mapping[str, Mapping[str, object]] = {
-    "es": _ES,
-    "momentum": _ES,
-    "muon": _ES,
-    # Their learning rates are lengths. With these a gradient moves the centre, all in all, as far
-    # as one of es's does: 0.0025 RMS. ClipUp gives it ten pushes, each 0.9 of the last, of 0.0004.
-    "adam": {**_ES, "learning_rate": 0.0025},
-    "rmsprop": {**_ES, "learning_rate": 0.0025},
-    "clip_up": {**_ES, "learning_rate": 0.0004, "max_speed": 0.001},
-    # Falling, because champions are partly lucky, and each generation adds a mutation to theirs.
-    "genetic": {"population_size": 64, "sigma": 0.004, "sigma_schedule": Cosine(), "max_terms": 16},
-    "cma": {"population_size": 64},
-    "sep_cma": {"population_size": 64},
+    # The main job's settings, all of them; everything else is `train.Config`'s own default.
+    "es": {
+        "population_size": 64,
+        "sigma": 0.01,
+        "learning_rate": 0.02,
+        "learning_rate_schedule": Cosine(),
+    },
+    "clip_up": {"learning_rate": 0.0004, "max_speed": 0.001},
+    "genetic": {"max_terms": 16},
 }
-"""Name of an optimizer -> its fields that suit the main job where its own defaults do not."""
+"""Settings of `es` for the main job, which others take (`OptimizerBuilder.carried`), and theirs."""
 
 
 @chz.chz

@@ -20,7 +20,6 @@ from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
-from es_cookbook.recipes.countdown.train_cli import RECOMMENDED
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder
 from es_cookbook.recipes.settings import (
     HALF_KNOWN,
@@ -46,7 +45,7 @@ class CLIConfig(train.Config):
 
     model_name: str = model_field(BUNDLED_MODEL)
     dataset: RLDatasetBuilder = dataset_field(MathDatasetBuilder)
-    optimizer: OptimizerBuilder = optimizer_field({**RECOMMENDED, "es": _ES})
+    optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
     sampling: SamplingParams = sampling_field(max_tokens=32)
     num_generations: int = num_generations_field(12)
     eval_every: int = eval_every_field(4)

@@ -18,7 +18,6 @@ from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
-from es_cookbook.recipes.countdown.train_cli import RECOMMENDED
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
 from es_cookbook.recipes.settings import (
     HALF_KNOWN,
@@ -43,7 +42,7 @@ class CLIConfig(train.Config):
 
     model_name: str = model_field(BUNDLED_MODEL)
     dataset: RLDatasetBuilder = dataset_field(RushHourDatasetBuilder, "boards")
-    optimizer: OptimizerBuilder = optimizer_field({**RECOMMENDED, "es": _ES})
+    optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
     sampling: SamplingParams = sampling_field(max_tokens=32)
     num_generations: int = num_generations_field(20)
     eval_every: int = eval_every_field(4)

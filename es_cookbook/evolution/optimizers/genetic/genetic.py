@@ -45,15 +45,16 @@ Loading takes the noise of the terms of all genomes. Memory: a few megabytes of 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule
+from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Cosine, Schedule
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
@@ -136,6 +137,13 @@ class Genetic(OptimizerBuilder):
     merge_every: int = chz.field(
         default=0, doc="generations after which all individuals are merged into one; 0: never"
     )
+
+    @classmethod
+    @override
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """Sigma is smaller and falls, because mutations add up and champions are partly lucky."""
+        sigma = 0.4 * cast(float, es["sigma"])
+        return {**super().carried(es), "sigma": sigma, "sigma_schedule": Cosine()}
 
     @chz.validate
     def _fields(self) -> None:
