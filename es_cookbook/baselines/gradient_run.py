@@ -41,7 +41,7 @@ from es_cookbook.baselines.learner import Learner, adamw
 from es_cookbook.baselines.sampled import Sampled
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.terminal import say
+from es_cookbook.common.terminal import done_saying, no_silence, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
@@ -195,6 +195,7 @@ class GradientRun(Generic[_Learner]):
         if done == self._config.num_generations or (every and done % every == 0):
             await anyio.to_thread.run_sync(self._write_checkpoint, done)
         self._tracker.recorded(done)
+        done_saying()
         await self.begin(done)
 
     def _counted(self) -> Metrics:
@@ -249,6 +250,7 @@ async def opened_with(
     log_path = Path(config.log_path)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_log(log_path / LOG))
+        stack.enter_context(no_silence())
         say(f"{log_path}: loading {config.model_name} on {config.engine.name}")
         checkpoint = standing.checkpoint
         with libraries_quiet():

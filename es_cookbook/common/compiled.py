@@ -4,6 +4,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
+
+from es_cookbook.common.terminal import say
 
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
@@ -24,9 +27,29 @@ def compiled(signature: object, version: str = "") -> Callable[[_Loop], _Loop]:
     def made(loop: _Loop) -> _Loop:
         if version:
             loop.__qualname__ += f"_{version}"
-        try:
-            return cast("_Loop", numba.njit(signature, cache=True, **how)(loop))
-        except RuntimeError:  # neither this package's folder nor the user's can be written
-            return cast("_Loop", numba.njit(signature, **how)(loop))
+        with event.install_listener("numba:compile", _announcement):
+            try:
+                return cast("_Loop", numba.njit(signature, cache=True, **how)(loop))
+            except RuntimeError:  # neither this package's folder nor the user's can be written
+                _announcement.when = "each time, since no folder for them can be written"
+                return cast("_Loop", numba.njit(signature, **how)(loop))
 
     return made
+
+
+class _Announcement(event.Listener):
+    """Says that kernels are compiled, once a process; numba tells of none that were on the disk."""
+
+    when = "once"
+    _is_said = False
+
+    def on_start(self, event: event.Event) -> None:
+        if not self._is_said:
+            self._is_said = True
+            say(f"compiling the kernels for this processor, {self.when}: about half a minute")
+
+    def on_end(self, event: event.Event) -> None:
+        """Nothing."""
+
+
+_announcement = _Announcement()

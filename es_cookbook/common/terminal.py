@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import unicodedata
 from collections.abc import Generator, Sequence
@@ -71,10 +72,58 @@ def say(sentence: str) -> None:
 
     For what takes seconds, before it begins. Silent outside of a command.
     """
+    global _said_at
     if _is_program:
-        with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
-            line = printable(sentence).replace("\n", r"\n")
-            print(line, file=screen(), flush=True)
+        _said_at = time.monotonic()
+        _print(sentence)
+
+
+def _print(sentence: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
+        line = printable(sentence).replace("\n", r"\n")
+        print(f"{line}\n", end="", file=screen(), flush=True)  # Whole, whichever thread it is.
+
+
+_said_at: float | None = None
+"""When `say` said last what is done now; None when that is done."""
+
+
+def done_saying() -> None:
+    """What was said last is done: from now on something else shows that the command goes on."""
+    global _said_at
+    _said_at = None
+
+
+@contextlib.contextmanager
+def no_silence(patience: float = 2.0) -> Generator[None]:
+    """Inside, what `say` has announced is followed by how long it has been going on.
+
+    Whenever nothing was said for `patience` seconds, and less often where it takes minutes; until
+    `done_saying`.
+    """
+    is_over = threading.Event()
+    thread = threading.Thread(
+        target=_tick, args=(is_over, patience), name="no silence", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done_saying()
+        is_over.set()
+        thread.join()
+
+
+def _tick(is_over: threading.Event, patience: float) -> None:
+    ticked_at = 0.0
+    while not is_over.wait(patience / 8):
+        said_at, now = _said_at, time.monotonic()
+        if said_at is None:
+            continue
+        elapsed = now - said_at
+        if now - max(ticked_at, said_at) >= max(patience, elapsed / 10):
+            ticked_at = now
+            _print(f"  … {elapsed:.0f} s")
 
 
 def say_once(sentence: str) -> None:

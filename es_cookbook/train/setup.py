@@ -16,7 +16,7 @@ import chz
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.terminal import plural, say
+from es_cookbook.common.terminal import no_silence, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.ahead import Attempted, InOrder
@@ -109,6 +109,7 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
     log_path, config_json = Path(config.log_path), config_to_json(config)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_log(log_path / LOG))
+        stack.enter_context(no_silence())
         model_name, search_space = config.model_name, config.search_space
         say(f"{log_path}: loading {model_name} on {config.engine.name}")
         with libraries_quiet():

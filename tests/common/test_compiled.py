@@ -1,6 +1,9 @@
 """Compiled loops are kept on disk, and made again when what they are made of has changed."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +36,23 @@ def test_a_loop_whose_version_is_another_is_compiled_again(tmp_path: Path) -> No
     assert len(list((tmp_path / "__pycache__").glob("es_loop.answer_*.nbi"))) == 1, "kept"
     called.write_text("def number():\n    return 2\n")
     assert imported(loop).answer() == 2
+
+
+def test_only_what_is_really_compiled_is_announced_and_once(tmp_path: Path) -> None:
+    module = tmp_path / "es_two_loops.py"
+    loops = [f"@compiled('int64()')\ndef {name}():\n    return 1\n" for name in ("one", "two")]
+    module.write_text("from es_cookbook.common.compiled import compiled\n" + "".join(loops))
+    program = (
+        "from es_cookbook.common.terminal import as_program\n"
+        "with as_program():\n    import es_two_loops\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": path}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        ).stderr
+        for _ in range(2)
+    ]
+    sentence = "compiling the kernels for this processor, once: about half a minute\n"
+    assert said == [sentence, ""]

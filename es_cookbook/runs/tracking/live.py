@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.terminal import plural, printable
+from es_cookbook.common.terminal import done_saying, plural, printable
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
@@ -153,6 +153,7 @@ class ScreenTracker(Tracker):
         self._live = Live(
             get_renderable=self._render, console=console, refresh_per_second=4, transient=False
         )
+        done_saying()  # The clock of this view shows that something happens.
         self._live.start()
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
