@@ -16,6 +16,7 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.terminal import BEGAN
 
 
 @chz.chz
@@ -29,10 +30,11 @@ class Resume:
 
 
 def main(resume: Resume, fields: dict[str, str]) -> None:
-    """Train on, with these fields of the run's Config."""
+    """Train on, with these fields of the run's Config, and say in one line what it brought."""
     recorded = train.recorded_config(Path(resume.log_path), resume.trust)
     config = changed(recorded, fields)
-    train.run(chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume"))
+    config = chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume")
+    train.train_and_tell(config, began=BEGAN)
 
 
 def cli() -> None:

@@ -28,6 +28,7 @@ from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.scripts import scripts_not_trusted, trust_option
 from es_cookbook.runs.tracking.base import TrackerBuilder
+from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
@@ -202,6 +203,11 @@ class Config:
     def num_pairs(self) -> int:
         """Pairs of genomes to which a batch is dealt out; 0: all attempt all of it."""
         return self.optimizer.population_size // 2 if self.batch_per_pair else 0
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that tells what a run brought; a recipe may have one of its own."""
+        return CORRECT
 
     def sampling_at(self, generation: int) -> SamplingParams:
         """How the genomes of a generation sample."""

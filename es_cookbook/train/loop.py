@@ -18,6 +18,7 @@ from es_cookbook.population.ahead import Attempted
 from es_cookbook.population.sampler import Overlap
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.result import Result, result_of
 from es_cookbook.runs.scripts import trust_option
 from es_cookbook.train.beginning import begun
 from es_cookbook.train.config import Config
@@ -59,8 +60,11 @@ async def _attempt(run: Run, generation: int, overlap: Overlap | None) -> Attemp
 
 
 @as_program()
-def run(config: Config) -> None:
+def run(config: Config) -> Result:
     """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
+
+    Returns:
+        Where the run is, and its first and last held-out metrics.
 
     Raises:
         KeyboardInterrupt: It was stopped; says how to go on.
@@ -78,6 +82,7 @@ def run(config: Config) -> None:
             f"interrupted {when}; to go on, run the same command with "
             f"behavior_if_log_dir_exists=resume, or {_resuming(config)}"
         )
+    return result_of(Path(config.log_path))
 
 
 def _resuming(config: Config) -> str:

@@ -20,7 +20,8 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import CORRECT, Elapsed, summary, whole_lines
+from es_cookbook.runs.result import Elapsed, Result
+from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics, whole_lines
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.config import Config
 from es_cookbook.train.loop import run
@@ -38,33 +39,34 @@ def cli(config: Config) -> None:
     run_cli(functools.partial(train_and_tell, began=BEGAN), config)
 
 
-def train_and_tell(
-    config: Config, name: str = "run", began: float | None = None, key: str = CORRECT
-) -> None:
+def train_and_tell(config: Config, name: str = "run", began: float | None = None) -> None:
     """Train, and say in one line what it brought, and how long it took.
 
     Args:
         config: its log_path is `default_log_path` where it is empty.
         name: of what is trained, in that path.
         began: when the command did, by `time.monotonic`; now if None.
-        key: the metric that tells what it brought.
     """
     began = time.monotonic() if began is None else began
     if not config.log_path:
         config = chz.replace(config, log_path=default_log_path(config, name))
-    run_and_tell(functools.partial(run, config), Path(config.log_path), began, key)
+    path = Path(config.log_path)
+    run_and_tell(functools.partial(run, config), path, began, config.main_metric)
 
 
-def run_and_tell(run: Callable[[], None], log_path: Path, began: float, key: str = CORRECT) -> None:
+def run_and_tell(
+    run: Callable[[], Result], log_path: Path, began: float, key: str = CORRECT
+) -> None:
     """Run, and say in one line what that brought to a run directory since `began`."""
     metrics = log_path / METRICS
     before = whole_lines(metrics)
-    run()
+    result = run()
     kept = itertools.takewhile(
         lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
     )
     elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
-    print(f"{summary(metrics, elapsed, key)}; everything is in {log_path}")
+    took = elapsed.told(read_metrics(metrics))
+    print(f"{result.gain(key)} in {took}; everything is in {result.path}")
 
 
 def default_log_path(config: Config, name: str) -> str:

@@ -13,6 +13,7 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.terminal import done_saying
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
@@ -131,6 +132,7 @@ class Recorder:
                 )
             )
             self._tracker.recorded(generation + 1)
+        done_saying()
         await self.begin(generation + 1)
 
     async def finish(self) -> None:

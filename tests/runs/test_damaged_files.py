@@ -29,8 +29,9 @@ from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
 from es_cookbook.runs.history.store import read_beginning, read_header, read_history
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.report.comparison import summarise, table
+from es_cookbook.runs.result import result_of
 from es_cookbook.runs.snapshots import latest_snapshot, write_snapshot
-from es_cookbook.runs.tracking.jsonl import Elapsed, read_metrics, summary
+from es_cookbook.runs.tracking.jsonl import read_metrics
 
 RECORDED = Path(__file__).parents[1] / "data/recorded"
 VALUES: tuple[Any, ...] = (
@@ -153,7 +154,7 @@ def read_all_of_history(path: Path) -> None:
 
 def read_all_of_metrics(path: Path) -> None:
     rows = read_metrics(path)
-    summary(path, Elapsed(1.0))
+    result_of(path.parent)
     Progress(path)
     list(lines_before(path, "progress/generation", 2))
     if rows:

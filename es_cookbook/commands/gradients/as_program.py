@@ -11,6 +11,7 @@ from es_cookbook import train
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.commands.recipe_configs import recipe_config
 from es_cookbook.common.terminal import BEGAN
+from es_cookbook.runs.result import Result, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.program import path_for, run_and_tell
 from es_cookbook.train.signals import run_until_signal
@@ -58,7 +59,7 @@ def train_and_tell(main: Callable[[_Config], Awaitable[None]], config: _Config, 
     run_and_tell(functools.partial(run, main, config), Path(config.log_path), BEGAN)
 
 
-def run(main: Callable[[_Config], Awaitable[None]], config: _Config) -> None:
+def run(main: Callable[[_Config], Awaitable[None]], config: _Config) -> Result:
     """Train as a program: Ctrl-C and SIGTERM stop it cleanly.
 
     Raises:
@@ -73,3 +74,4 @@ def run(main: Callable[[_Config], Awaitable[None]], config: _Config) -> None:
             "interrupted; to go on from the last checkpoint, run the same command with "
             f"log_path={config.log_path} behavior_if_log_dir_exists=resume"
         )
+    return result_of(Path(config.log_path))

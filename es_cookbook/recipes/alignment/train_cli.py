@@ -40,7 +40,7 @@ class CLIConfig(conciseness.CLIConfig):
 
 def main(config: CLIConfig, began: float | None = None) -> None:
     """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "alignment", began, key="test/env/all/correct")
+    train.train_and_tell(config, "alignment", began)
 
 
 def cli() -> None:

@@ -16,6 +16,7 @@ import functools
 from pathlib import Path
 
 import chz
+from typing_extensions import override
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
@@ -75,10 +76,15 @@ class CLIConfig(train.Config):
     eval_every: int = eval_every_field(5)
     log_path: str = log_path_field("conciseness")
 
+    @property
+    @override
+    def main_metric(self) -> str:
+        return "test/env/all/concise"
+
 
 def main(config: CLIConfig, began: float | None = None) -> None:
     """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "conciseness", began, key="test/env/all/concise")
+    train.train_and_tell(config, "conciseness", began)
 
 
 def cli() -> None:

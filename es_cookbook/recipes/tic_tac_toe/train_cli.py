@@ -11,6 +11,7 @@ import functools
 from pathlib import Path
 
 import chz
+from typing_extensions import override
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
@@ -47,10 +48,15 @@ class CLIConfig(train.Config):
     eval_every: int = eval_every_field(4)
     log_path: str = log_path_field("tic_tac_toe")
 
+    @property
+    @override
+    def main_metric(self) -> str:
+        return LOSES
+
 
 def main(config: CLIConfig, began: float | None = None) -> None:
     """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "tic_tac_toe", began, LOSES)
+    train.train_and_tell(config, "tic_tac_toe", began)
 
 
 def cli() -> None:

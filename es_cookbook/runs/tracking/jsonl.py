@@ -5,7 +5,6 @@ JSON has no NaN and no infinity: both are written as null (with a warning, once 
 has its metrics.
 """
 
-import dataclasses
 import json
 import logging
 import math
@@ -17,7 +16,6 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.terminal import plural
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
@@ -196,68 +194,3 @@ def _is_measured(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         return False
     return value is None or abs(value) <= _LARGEST
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Elapsed:
-    """Wall time of the process that ran, or went on with, a run.
-
-    Attributes:
-        seconds: all of them: start, loading, evaluations and generations.
-        before: lines of `metrics.jsonl` that another process had written.
-    """
-
-    seconds: float
-    before: int = 0
-
-    def told(self, rows: Sequence[Mapping[str, float]]) -> str:
-        """How long it took, and how much of that the generations of this process did."""
-        own = [row for row in rows[self.before :] if "time/total" in row]
-        if not own:
-            return f"{_time(self.seconds)} (no generation was left to run)"
-        last = sum("time/total" in row for row in rows)
-        if len(own) == last:
-            which = plural(last, "generation")
-        else:
-            first = last - len(own) + 1
-            which = f"generation {last}" if first == last else f"generations {first} to {last}"
-        generations = math.fsum(row["time/total"] for row in own)
-        return f"{_time(self.seconds)} ({which}: {_time(generations)})"
-
-
-def summary(path: Path, elapsed: Elapsed, key: str = CORRECT) -> str:
-    """One sentence about a run: metrics' first and last values, and the time.
-
-    Shares (keys under `test/env/`, `env/` and `test/pass@`) are compared in points. Where the
-    metric was not measured, the first that was of `test/reward/mean` and `reward/mean` takes its
-    place. pass@k is told too where it was measured, of the largest k.
-
-    >>> summary(Path("no such run"), Elapsed(3))
-    'nothing was measured'
-
-    Args:
-        path: a `metrics.jsonl`.
-        elapsed: how long it took.
-        key: the metric.
-    """
-    rows = read_metrics(path)
-    measured = dict.fromkeys(name for row in rows for name in row)
-    main = [name for name in (key, *MEASURES[1:]) if name in measured][:1]
-    if not main:
-        return "nothing was measured"
-    ks = [int(k) for name in measured if (k := name.removeprefix(PASS_AT)).isdecimal()]
-    told = main + [f"{PASS_AT}{k}" for k in sorted(ks)[-1:]]
-    gains = [_gain(name, [row[name] for row in rows if name in row]) for name in told]
-    return f"{', '.join(gains)} in {elapsed.told(rows)}"
-
-
-def _gain(key: str, values: Sequence[float]) -> str:
-    first, last = values[0], values[-1]
-    may_be_share = "env/" in key or key.startswith(PASS_AT)
-    is_share = may_be_share and all(0 <= value <= 1 for value in (first, last))
-    gain = f"{100 * (last - first):+.1f} points" if is_share else f"{last - first:+.3f}"
-    return f"{key} {first:.3f} -> {last:.3f} ({gain})"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

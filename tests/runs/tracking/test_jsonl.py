@@ -16,7 +16,7 @@ from es_cookbook.rl.types import (
     Transition,
 )
 from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.jsonl import Elapsed, JsonlTrackerBuilder, read_metrics, summary
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 
 def info(path: Path) -> RunInfo:
@@ -152,44 +152,3 @@ def test_files_that_cannot_be_opened_stop_the_run_before_it_starts(tmp_path: Pat
 def test_negative_limits_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must .* found -1"):
         JsonlTrackerBuilder(**{field: -1})
-
-
-def test_the_summary_tells_the_gain_from_the_first_to_the_last_evaluation(tmp_path: Path) -> None:
-    tracker = JsonlTrackerBuilder()(info(tmp_path))
-    tracker.log(0, {"test/env/all/correct": 0.412, "reward/mean": -2.0, "time/total": 100.0})
-    tracker.log(1, {"reward/mean": -1.5, "time/total": 146.0})
-    tracker.log(2, {"test/env/all/correct": 0.655})
-    tracker.close()
-    path, elapsed = tmp_path / "metrics.jsonl", Elapsed(300.0)
-    assert summary(path, elapsed) == (
-        "test/env/all/correct 0.412 -> 0.655 (+24.3 points) in 5.0 min (2 generations: 4.1 min)"
-    )
-    assert summary(path, elapsed, "test/env/all/no_such_metric").startswith(
-        "reward/mean -2.000 -> -1.500 (+0.500) in 5.0 min"
-    )
-
-
-def test_the_summary_tells_the_largest_pass_at_k_that_was_measured(tmp_path: Path) -> None:
-    tracker = JsonlTrackerBuilder()(info(tmp_path))
-    before = {"test/reward/mean": 0.2, "test/pass@1": 0.1, "test/pass@2": 0.2, "test/pass@16": 0.5}
-    tracker.log(0, {**before, "time/total": 19.0})
-    tracker.log(1, {**before, "test/pass@2": 0.3, "test/pass@16": 0.625})
-    tracker.close()
-    assert summary(tmp_path / "metrics.jsonl", Elapsed(30.0)) == (
-        "test/reward/mean 0.200 -> 0.200 (+0.000), test/pass@16 0.500 -> 0.625 (+12.5 points) "
-        "in 30 s (1 generation: 19 s)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("before", "told"),
-    [
-        (0, "12 s (3 generations: 7 s)"),
-        (1, "12 s (generations 2 to 3: 6 s)"),
-        (2, "12 s (generation 3: 4 s)"),
-        (4, "12 s (no generation was left to run)"),
-    ],
-)
-def test_the_time_of_a_run_that_went_on_is_of_its_last_process(before: int, told: str) -> None:
-    rows = [{"time/total": 1.0}, {"time/total": 2.0}, {"time/total": 4.0}, {"test/pass@4": 0.5}]
-    assert Elapsed(12.0, before).told(rows) == told

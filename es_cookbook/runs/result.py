@@ -1,0 +1,95 @@
+"""What a run brought, from its `metrics.jsonl`: first and last held-out metrics, and the time."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from es_cookbook.common.terminal import plural
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES, PASS_AT, read_metrics
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What a run brought so far.
+
+    Attributes:
+        path: the run directory.
+        first: held-out metrics (`test/...`) and `reward/mean`, as each was measured first.
+        last: the same, as each was measured last.
+    """
+
+    path: Path
+    first: Mapping[str, float]
+    last: Mapping[str, float]
+
+    def gain(self, key: str = CORRECT) -> str:
+        """A metric's first and last value in words.
+
+        Shares (keys under `test/env/` and `test/pass@`) are compared in points. Where the metric
+        was not measured, the first that was of `test/reward/mean` and `reward/mean` takes its
+        place. pass@k is told too where it was measured, of the largest k.
+
+        >>> found = Result(Path("run"), {"test/env/all/correct": 0.25}, {"test/env/all/correct": 1})
+        >>> found.gain()
+        'test/env/all/correct 0.250 -> 1.000 (+75.0 points)'
+        """
+        main = [name for name in (key, *MEASURES[1:]) if name in self.last][:1]
+        if not main:
+            return "nothing was measured"
+        ks = [int(k) for name in self.last if (k := name.removeprefix(PASS_AT)).isdecimal()]
+        told = main + [f"{PASS_AT}{k}" for k in sorted(ks)[-1:]]
+        return ", ".join(_gain(name, self.first[name], self.last[name]) for name in told)
+
+
+def result_of(log_path: Path) -> Result:
+    """The result of the run in a directory, as far as it is.
+
+    Raises:
+        HistoryError: Its metrics are damaged.
+    """
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for row in read_metrics(log_path / METRICS):
+        told = {k: v for k, v in row.items() if k.startswith("test/") or k == "reward/mean"}
+        first, last = told | first, last | told
+    return Result(log_path, first, last)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elapsed:
+    """Wall time of the process that ran, or went on with, a run.
+
+    Attributes:
+        seconds: all of them: start, loading, evaluations and generations.
+        before: lines of `metrics.jsonl` that another process had written.
+    """
+
+    seconds: float
+    before: int = 0
+
+    def told(self, rows: Sequence[Mapping[str, float]]) -> str:
+        """How long it took, and how much of that the generations of this process did."""
+        own = [row for row in rows[self.before :] if "time/total" in row]
+        if not own:
+            return f"{_time(self.seconds)} (no generation was left to run)"
+        last = sum("time/total" in row for row in rows)
+        if len(own) == last:
+            which = plural(last, "generation")
+        else:
+            first = last - len(own) + 1
+            which = f"generation {last}" if first == last else f"generations {first} to {last}"
+        generations = math.fsum(row["time/total"] for row in own)
+        return f"{_time(self.seconds)} ({which}: {_time(generations)})"
+
+
+def _gain(key: str, first: float, last: float) -> str:
+    may_be_share = "env/" in key or key.startswith(PASS_AT)
+    is_share = may_be_share and all(0 <= value <= 1 for value in (first, last))
+    gain = f"{100 * (last - first):+.1f} points" if is_share else f"{last - first:+.3f}"
+    return f"{key} {first:.3f} -> {last:.3f} ({gain})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
