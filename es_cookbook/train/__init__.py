@@ -1,6 +1,6 @@
 """Training: the Config of a run, the loop, what it opens and what it records."""
 
-from es_cookbook.runs.result import Result
+from es_cookbook.runs.tracking.result import Result
 from es_cookbook.train.config import MAY_DIFFER, Config, recorded_config
 from es_cookbook.train.loop import main, run
 from es_cookbook.train.program import cli, train_and_tell

@@ -20,8 +20,8 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.result import Elapsed, Result
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics, whole_lines
+from es_cookbook.runs.tracking.result import Elapsed, Result
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.config import Config
 from es_cookbook.train.loop import run

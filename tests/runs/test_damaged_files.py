@@ -29,9 +29,9 @@ from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
 from es_cookbook.runs.history.store import read_beginning, read_header, read_history
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.report.comparison import summarise, table
-from es_cookbook.runs.result import result_of
 from es_cookbook.runs.snapshots import latest_snapshot, write_snapshot
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.result import result_of
 
 RECORDED = Path(__file__).parents[1] / "data/recorded"
 VALUES: tuple[Any, ...] = (

@@ -11,7 +11,7 @@ from es_cookbook import train
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.commands.recipe_configs import recipe_config
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.runs.result import Result, result_of
+from es_cookbook.runs.tracking.result import Result, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.program import path_for, run_and_tell
 from es_cookbook.train.signals import run_until_signal

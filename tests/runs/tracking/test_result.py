@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.runs.result import Elapsed, Result, result_of
+from es_cookbook.runs.tracking.result import Elapsed, Result, result_of
 
 
 def write(path: Path, *rows: dict[str, float]) -> Path:
