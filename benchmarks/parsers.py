@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness import report, row
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.servers.chat import AskAgainError, completion_in
 from es_cookbook.recipes.arithmetic.env import ArithmeticEnv
 from es_cookbook.recipes.code.env import extract_code
 from es_cookbook.recipes.code.problems import read_problem as read_code_problem
@@ -38,7 +39,6 @@ from es_cookbook.recipes.rush_hour.rewards import RushHourReward, grade_rush_hou
 from es_cookbook.recipes.tic_tac_toe.game import read_move
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.judge_server import AskAgainError, text_of
 from es_cookbook.rl.judging.judges import verdict_in
 from es_cookbook.rl.messages.tool_calls import parse_tool_calls
 from es_cookbook.rl.rewards.answers import boxed, extracted
@@ -83,11 +83,11 @@ def _task(template: str) -> Task:
 
 
 def _mark(text: str) -> float:
-    return mark_in(text_of(_completion(json.dumps(text)).encode()), 10)
+    return mark_in(completion_in(_completion(json.dumps(text)).encode()).text, 10)
 
 
 def _reply(text: str) -> float:
-    return mark_in(text_of(text.encode("utf-8", "replace")), 10)
+    return mark_in(completion_in(text.encode("utf-8", "replace")).text, 10)
 
 
 def _math(text: str) -> list[str]:

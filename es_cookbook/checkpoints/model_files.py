@@ -4,7 +4,7 @@ A name on the Hub becomes its snapshot in the cache (HF_HOME), a directory like 
 that loads models gets that directory: transformers and vLLM never ask the Hub themselves. What is
 in the cache is taken as it is, without a question to anybody. So a run that goes on has the base
 that it began with, with or without a network; `hf download owner/name` brings a newer one. For what
-is not there the Hub is asked once (`es_cookbook.common.hub.question`), before anything is fetched.
+is not there the Hub is asked once (`es_cookbook.common.servers.hub`), before anything is fetched.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import HubError, ModelError
-from es_cookbook.common.hub.question import endpoint, reason, repository_files
+from es_cookbook.common.servers.hub import endpoint, reason, repository_files
 from es_cookbook.common.terminal import say
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]

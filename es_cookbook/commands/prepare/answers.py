@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from es_cookbook.commands.prepare.chat import Answer
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
+from es_cookbook.common.servers.chat import Completion
 from es_cookbook.runs.files import LineFile, cannot
 
 if sys.platform != "win32":
@@ -37,7 +37,7 @@ class AnswersFile:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
-        self.by_key: dict[str, Answer] = {}
+        self.by_key: dict[str, Completion] = {}
         self._path = path
         self._lock = _locked(path)  # First: the file remembers its size.
         self._file = LineFile(path)
@@ -59,7 +59,7 @@ class AnswersFile:
             self.close()
             raise
 
-    def add(self, key: str, answer: Answer) -> None:
+    def add(self, key: str, answer: Completion) -> None:
         """Keep an answer; it is on the disk afterwards.
 
         Raises:
@@ -91,12 +91,12 @@ class AnswersFile:
                 "same, or another output"
             )
 
-    def _read(self, line: bytes, number: int) -> tuple[str, Answer]:
+    def _read(self, line: bytes, number: int) -> tuple[str, Completion]:
         found = self._object(line, number)
         key, text, finish_reason = (found.get(name) for name in ("key", "text", "finish_reason"))
         if not isinstance(key, str) or not isinstance(text, str):
             raise self._damaged(number, "it has no key and text")
-        return key, Answer(text, finish_reason if isinstance(finish_reason, str) else None)
+        return key, Completion(text, finish_reason if isinstance(finish_reason, str) else None)
 
     def _object(self, line: bytes, number: int) -> dict[str, object]:
         try:

@@ -24,8 +24,9 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.commands.prepare.chat import Answer, Asked, ChatConfig, LostAnswerError
+from es_cookbook.commands.prepare.chat import Asked, ChatConfig, LostAnswerError
 from es_cookbook.common.errors import ServerError, WorkerError, not_installed
+from es_cookbook.common.servers.chat import Completion
 from es_cookbook.common.terminal import one_line, plural
 
 _PIPELINE = "es_cookbook.commands.prepare.distilabel_pipeline"
@@ -45,7 +46,7 @@ def check_distilabel() -> None:
 
 def outcomes(
     config: ChatConfig, asked: Sequence[Asked], concurrency: int
-) -> Generator[tuple[str, Answer | LostAnswerError]]:
+) -> Generator[tuple[str, Completion | LostAnswerError]]:
     """Ask, and yield what came of each question, by its key, in the order in which it came.
 
     Closing it kills the pipeline.
@@ -129,8 +130,8 @@ def _lines(listener: socket.socket, process: subprocess.Popen[bytes]) -> Iterato
             connection.close()
 
 
-def _read(line: bytes) -> tuple[str, Answer | LostAnswerError]:
+def _read(line: bytes) -> tuple[str, Completion | LostAnswerError]:
     key, text, finish_reason, lost, refused = json.loads(line)
     if refused is not None:
         raise ServerError(refused)
-    return key, Answer(text, finish_reason) if lost is None else LostAnswerError(lost)
+    return key, Completion(text, finish_reason) if lost is None else LostAnswerError(lost)

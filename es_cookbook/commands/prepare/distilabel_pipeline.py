@@ -24,8 +24,9 @@ from distilabel.steps.tasks import Task
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from es_cookbook.commands.prepare.chat import Answer, Chat, ChatConfig, LostAnswerError
+from es_cookbook.commands.prepare.chat import ChatConfig, LostAnswerError, answer_to
 from es_cookbook.common.errors import ServerError
+from es_cookbook.common.servers.chat import Completion
 
 
 class ChatLLM(AsyncLLM):
@@ -38,13 +39,13 @@ class ChatLLM(AsyncLLM):
 
     chat: dict[str, Any]
     address: str
-    _chat: Chat = PrivateAttr()
+    _config: ChatConfig = PrivateAttr()
     _socket: socket.socket = PrivateAttr()
 
     @override
     def load(self) -> None:
         super().load()
-        self._chat = Chat(ChatConfig(**self.chat))
+        self._config = ChatConfig(**self.chat)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(self.address)
 
@@ -58,19 +59,19 @@ class ChatLLM(AsyncLLM):
         self, input: str, num_generations: int = 1
     ) -> dict[str, Any]:  # What has no default would have to be given to the pipeline.
         key, prompt, seed = json.loads(input)
-        answer, lost, refused = Answer("", None), None, None
+        found, lost, refused = Completion("", None), None, None
         try:
-            answer = await self._chat.answer(prompt, seed)
+            found = await answer_to(self._config, prompt, seed)
         except LostAnswerError as error:
             lost = str(error)
         except ServerError as error:
             refused = str(error)
-        line = [key, answer.text, answer.finish_reason, lost, refused]
+        line = [key, found.text, found.finish_reason, lost, refused]
         try:
             self._socket.sendall(json.dumps(line).encode() + b"\n")
         except OSError:  # Nobody waits for answers any more.
             os.killpg(0, signal.SIGKILL)
-        return {"generations": [answer.text], "statistics": {}}
+        return {"generations": [found.text], "statistics": {}}
 
 
 class Ask(Task):

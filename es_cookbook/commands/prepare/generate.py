@@ -32,11 +32,12 @@ import chz
 
 from es_cookbook.commands.prepare import by_distilabel
 from es_cookbook.commands.prepare.answers import AnswersFile
-from es_cookbook.commands.prepare.chat import Answer, Asked, Chat, ChatConfig, LostAnswerError
+from es_cookbook.commands.prepare.chat import Asked, ChatConfig, LostAnswerError, answer_to
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, ServerError, leaves
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.servers.chat import Completion
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.rl.data.rows import Row, load_rows
 from es_cookbook.rl.data.template import check_template, filled
@@ -70,7 +71,8 @@ class GenerateConfig(ChatConfig):
     )
     concurrency: int = chz.field(default=32, doc="most questions at a time")
     via: Literal["openai", "distilabel"] = chz.field(
-        default="openai", doc="what asks: openai's client in this process, or a distilabel pipeline"
+        default="openai",
+        doc="what asks: this process by itself, or a distilabel pipeline",
     )
 
     @chz.validate
@@ -221,14 +223,14 @@ class _Outcomes:
         self._config, self._answers, self._count = config, answers, count
         self._done = self._in_a_row = 0
 
-    def add(self, key: str, outcome: Answer | LostAnswerError) -> None:
+    def add(self, key: str, outcome: Completion | LostAnswerError) -> None:
         """Take in what came of a question.
 
         Raises:
             ServerError: Too many questions in a row had no answer.
             RunDirectoryError: The answer cannot be kept.
         """
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, Completion):
             self._answers.add(key, outcome)
             self._in_a_row = 0
         else:
@@ -252,8 +254,7 @@ def _way_to_ask(config: GenerateConfig) -> Callable[[Sequence[Asked], _Outcomes]
     if config.via == "distilabel":
         by_distilabel.check_distilabel()
         return functools.partial(_ask_by_distilabel, config)
-    chat = Chat(config)
-    return lambda asked, outcomes: anyio.run(_ask, config, chat, asked, outcomes)
+    return lambda asked, outcomes: anyio.run(_ask, config, asked, outcomes)
 
 
 def _ask_by_distilabel(config: GenerateConfig, asked: Sequence[Asked], outcomes: _Outcomes) -> None:
@@ -262,26 +263,20 @@ def _ask_by_distilabel(config: GenerateConfig, asked: Sequence[Asked], outcomes:
             outcomes.add(key, outcome)
 
 
-async def _ask(
-    config: GenerateConfig, chat: Chat, asked: Sequence[Asked], outcomes: _Outcomes
-) -> None:
+async def _ask(config: GenerateConfig, asked: Sequence[Asked], outcomes: _Outcomes) -> None:
     waiting = iter(asked)
 
     async def ask_in_turn() -> None:
         for key, prompt, seed in waiting:
             try:
-                outcome = await chat.answer(prompt, seed)
+                outcome = await answer_to(config, prompt, seed)
             except LostAnswerError as error:
                 outcome = error
             outcomes.add(key, outcome)
 
-    try:
-        async with anyio.create_task_group() as group:
-            for _ in range(min(config.concurrency, len(asked))):
-                group.start_soon(ask_in_turn)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await chat.close()
+    async with anyio.create_task_group() as group:
+        for _ in range(min(config.concurrency, len(asked))):
+            group.start_soon(ask_in_turn)
 
 
 def _seed(seed: int, key: str) -> int:
@@ -323,7 +318,7 @@ def _write(
 
 def _different(
     question: Question, replicas: int, answers: AnswersFile
-) -> Iterator[tuple[int, Answer]]:
+) -> Iterator[tuple[int, Completion]]:
     """The answers to a prompt, each once; whitespace makes no difference."""
     seen: set[str] = set()
     for replica in range(replicas):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, DataError, HubError, did_you_mean
-from es_cookbook.common.hub.question import repository_files
+from es_cookbook.common.servers.hub import repository_files
 
 if TYPE_CHECKING:
     from datasets.packaged_modules.cache.cache import Cache

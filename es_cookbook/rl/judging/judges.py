@@ -28,7 +28,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
-from es_cookbook.rl.judge_server import AskAgainError, JudgeServer
+from es_cookbook.common.servers.chat import AskAgainError
+from es_cookbook.rl.judge_server import JudgeServer
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.rewards.judge import filled_message

@@ -22,7 +22,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.judge_server import AskAgainError, JudgeServer
+from es_cookbook.common.servers.chat import AskAgainError
+from es_cookbook.rl.judge_server import JudgeServer
 from es_cookbook.rl.rewards.answers import field_of
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.rewards.number import last_number

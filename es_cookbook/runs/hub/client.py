@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import PARTIAL_SUFFIX
-from es_cookbook.common.hub.question import TOKEN, check_online, is_refusal, within
+from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, within
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history

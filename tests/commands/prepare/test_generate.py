@@ -5,22 +5,19 @@ import fcntl
 import json
 import re
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("openai", reason="it comes with vLLM, and with es-cookbook[dev]")
-
-from es_cookbook.commands.prepare import chat
 from es_cookbook.commands.prepare.chat import KEY
 from es_cookbook.commands.prepare.generate import HOPELESS, PARTS, GenerateConfig, main
 from es_cookbook.commands.train import TrainConfig, whole_names
 from es_cookbook.commands.train import main as train_main
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError
+from es_cookbook.common.servers import chat
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.rows import load_rows
 from tests.chat_server import CUT, HANG, ChatServer, Reply, chat_server, completion
@@ -363,15 +360,6 @@ def test_a_mistake_is_told_in_a_sentence(
         run_cli(main, GenerateConfig, [f"{n}={v}" for n, v in (given | {name: value}).items()])
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1, error
-
-
-def test_the_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with (
-        chat_server(right) as server,
-        pytest.raises(ConfigError, match=r"generate needs openai, .*: pip install 'es-cookbook\["),
-    ):
-        generate(server)
 
 
 def test_equal_answers_are_not_asked_for_on_purpose() -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, RequestError
-from es_cookbook.rl.judge_server import AskAgainError
+from es_cookbook.common.servers.chat import AskAgainError
 from es_cookbook.rl.judging.judges import BaseJudge, PairJudge, ServerJudge, verdict_in
 from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams, Tokenizer
 from tests.chat_server import chat_server
@@ -111,7 +111,7 @@ async def test_a_server_that_talks_rubbish_is_asked_again_and_then_lost() -> Non
     with chat_server(lambda asked: next(replies)) as server:
         judge = server_judge(server.url)
         assert await judged(judge, Says(0.5, 0.5)) == 0.0
-        with pytest.raises(EnvError, match="asked 3 times and gave no verdict: neither A nor B in"):
+        with pytest.raises(EnvError, match="asked 3 times and gave no verdict: an answer without"):
             await judged(judge, Says(0.5, 0.5))
     assert len(server.asked) == 6
 

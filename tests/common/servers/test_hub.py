@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from es_cookbook.common.errors import HubError
-from es_cookbook.common.hub.question import repository_files, within
+from es_cookbook.common.servers.hub import repository_files, within
 from tests.hub_server import TOKEN, HubServer, Repository
 
 

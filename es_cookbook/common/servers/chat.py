@@ -1,0 +1,139 @@
+"""Chat completions of an OpenAI-compatible server, asked for until there is one.
+
+A server that is slow, overloaded, unreachable or answers with something else is asked again, each
+time after twice the wait, or after what it says itself (`Retry-After`). What a repetition would not
+change is not repeated.
+"""
+
+import json
+import reprlib
+from collections.abc import Awaitable, Callable, Mapping
+from email.utils import parsedate_to_datetime
+from http.client import responses
+from time import time
+from typing import NamedTuple, TypeVar
+
+import anyio
+
+from es_cookbook.common.servers.http import NoReplyError, Reply, fetched
+
+LONGEST_WAIT = 60.0
+"""Seconds between two attempts, whatever the server wishes."""
+_TOO_EARLY = (408, 409, 425, 429)
+_T = TypeVar("_T")
+
+
+class AskAgainError(Exception):
+    """What may be better the next time.
+
+    Args:
+        why: in a few words.
+        wait: seconds that the server asks for.
+    """
+
+    def __init__(self, why: str, wait: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+class RefusedError(Exception):
+    """What a repetition would not change.
+
+    Args:
+        why: in a few words.
+        status: of HTTP.
+    """
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Completion(NamedTuple):
+    """What the model wrote, and why it stopped: "stop", "length" and so on."""
+
+    text: str
+    finish_reason: str | None
+
+
+async def completion(
+    url: str, headers: Mapping[str, str], question: Mapping[str, object], seconds: float
+) -> Completion:
+    """Ask once.
+
+    Args:
+        url: of the server, up to /v1.
+        headers: with the key, if it needs one.
+        question: the fields of the request.
+        seconds: for all of it.
+
+    Raises:
+        AskAgainError: There is no usable reply.
+        RefusedError: There will be none to this question.
+    """
+    headers = {"Content-Type": "application/json", **headers}
+    body = json.dumps(question).encode()
+    try:
+        reply = await fetched("POST", f"{url.rstrip('/')}/chat/completions", headers, body, seconds)
+    except (TimeoutError, NoReplyError) as error:
+        raise AskAgainError(str(error)) from None
+    if not 200 <= reply.status_code < 300:
+        raise _failure(reply)
+    if reply.problem:
+        raise AskAgainError(reply.problem)
+    return completion_in(reply.body)
+
+
+async def asked(ask: Callable[[], Awaitable[_T]], attempts: int, backoff: float) -> _T:
+    """Ask, so often at most, until there is an answer.
+
+    Raises:
+        AskAgainError: The last attempt's.
+    """
+    for attempt in range(1, attempts):
+        try:
+            return await ask()
+        except AskAgainError as error:
+            wait = max(error.wait, backoff * 2.0 ** min(attempt - 1, 100))
+        await anyio.sleep(min(wait, LONGEST_WAIT))
+    return await ask()
+
+
+def completion_in(body: bytes) -> Completion:
+    """The completion in the body of a reply. What UTF-8 cannot hold becomes "?".
+
+    Raises:
+        AskAgainError: The reply is something else, or has no text.
+    """
+    try:
+        choice = json.loads(body)["choices"][0]
+        text, finish_reason = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise AskAgainError(f"a reply that is no chat completion: {body[:60]!r}") from None
+    if not isinstance(text, str) or not text.strip():
+        raise AskAgainError(f"an answer without text: {reprlib.repr(text)}")
+    return Completion(
+        text.encode("utf-8", "replace").decode(),
+        finish_reason if isinstance(finish_reason, str) else None,
+    )
+
+
+def _failure(reply: Reply) -> AskAgainError | RefusedError:
+    said = " ".join(reply.body[:200].decode(errors="replace").split())
+    status = f"{reply.status_code} {responses.get(reply.status_code, '')}".rstrip()
+    what = f"HTTP {status}: {said}".removesuffix(": ")
+    if reply.status_code < 500 and reply.status_code not in _TOO_EARLY:
+        return RefusedError(what, reply.status_code)
+    return AskAgainError(what, _seconds(reply.headers.get("retry-after", "")))
+
+
+def _seconds(retry_after: str) -> float:
+    """What a `Retry-After` header asks for: seconds, or a time of day; 0 for what is neither."""
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -1,0 +1,116 @@
+"""One HTTP request within a time and a size, whatever the server does.
+
+One deadline holds for connecting, sending and reading together, so a server that sends a byte a
+second is given up like a silent one. A reply is read up to `MOST_BYTES` and never decompressed: it
+is asked for as it is, and a few kilobytes cannot become gigabytes. Redirects are the caller's.
+
+httpx2 comes with huggingface_hub, and cancelling its client leaves no thread behind. The package
+`openai` was left: it reads without limits and checks no types. `tenacity` would not be shorter.
+"""
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from es_cookbook.common.errors import ConfigError, leaves
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
+
+MOST_BYTES = 4 << 20
+"""Read of one reply."""
+
+
+class NoReplyError(Exception):
+    """A server that cannot be reached, or breaks the protocol; its argument says how."""
+
+
+class Reply(NamedTuple):
+    """What a server said.
+
+    Attributes:
+        body: its first `MOST_BYTES`, as they were sent.
+        problem: why the body is of no use, if that is known: it is compressed or too long.
+    """
+
+    status_code: int
+    headers: Mapping[str, str]
+    body: bytes
+    problem: str | None
+
+
+async def fetched(
+    method: str, url: str, headers: Mapping[str, str], body: bytes | None, seconds: float
+) -> Reply:
+    """Send one request; give its reply, of whatever status.
+
+    Raises:
+        TimeoutError: The reply is not there, or not whole, after so many seconds.
+        NoReplyError: There is none.
+    """
+    import httpx2  # 150 ms, which every command would wait for.
+
+    headers = {"Accept-Encoding": "identity", **headers}
+    try:
+        with anyio.fail_after(seconds):
+            async with (
+                httpx2.AsyncClient(verify=_certificates(), timeout=None) as client,
+                client.stream(method, url, headers=headers, content=body) as reply,
+            ):
+                received = await _beginning(reply)
+    # ImportError: of a proxy that needs a package; ValueError: of an address that is none.
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError, ValueError) as error:
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(f"no reply within {seconds:g} s") from None
+        raise NoReplyError(_cause(error)) from None
+    encoding = reply.headers.get("content-encoding", "identity")
+    problem = None
+    if encoding != "identity":
+        problem = f"a reply compressed by {encoding!r:.20}, which was not asked for"
+    elif len(received) > MOST_BYTES:
+        problem = f"a reply of more than {MOST_BYTES >> 20} MB"
+    return Reply(reply.status_code, reply.headers, received[:MOST_BYTES], problem)
+
+
+def key_in(variable: str) -> dict[str, str]:
+    """The header with the key that an environment variable holds; empty without one.
+
+    Raises:
+        ConfigError: It cannot be in a header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not re.fullmatch("[!-~]*", key):
+        raise ConfigError(f"the key in {variable} must be ASCII characters without spaces")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _beginning(reply: "httpx2.Response") -> bytes:
+    received = bytearray()
+    async with contextlib.aclosing(reply.aiter_raw()) as chunks:
+        async for chunk in chunks:
+            received += chunk
+            if len(received) > MOST_BYTES:
+                break
+    return bytes(received)
+
+
+@functools.cache
+def _certificates() -> "ssl.SSLContext":
+    """Read once: it takes as long as twenty questions."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def _cause(error: BaseException) -> str:
+    """The system's own words, which clients wrap into less and less."""
+    while isinstance(inner := error.__cause__ or error.__context__, Exception):
+        error = next(leaves(inner))
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
