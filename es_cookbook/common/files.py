@@ -1,10 +1,47 @@
-"""Files and directories that are there whole or not at all: made beside, synced, renamed."""
+"""Files and directories that are there whole or not at all, and files that strangers made.
+
+What is written is made beside its final name, synced and renamed.
+
+What is read may be anything: a pipe, which is waited for, a device without end, a link to a file of
+somebody else, a file of terabytes that takes no room on the disk. So whatever comes from a run
+directory or a model directory is opened by `opened` (or by `opened_descriptor`, for appending): a
+regular file, of a stated size at most, and, in a run directory, with no link on the way. Lines are
+read by `lines`, of a stated length at most.
+
+Left out: a directory that somebody else changes at that very moment.
+"""
 
 import contextlib
+import errno
 import os
 import shutil
-from collections.abc import Generator
+import stat
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from es_cookbook.common.errors import RunDirectoryError
+
+LARGEST_CONFIG = 4 * 2**20
+"""Bytes of a config; a recipe's has some thousands. Parsed, JSON takes up to 25 times as much."""
+LARGEST_TEXT = 64 * 2**20
+"""Bytes of a file that is read at once: a tokenizer, an evaluation, an index of weights."""
+LONGEST_LINE = 16 * 2**20
+"""Bytes of a line of a history, metrics or rollouts: a million scores."""
+ANY_SIZE = 2**62
+"""For what is read piece by piece: histories, rollouts, weights."""
+_HOLES = 64 * 2**20
+"""Bytes of a file that need not be on the disk: a crash may leave some behind the last line."""
+_SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
 
 PARTIAL_SUFFIX = ".partial"
 """Ends the name of what is being written; whoever finds one may delete it."""
@@ -33,3 +70,117 @@ def whole_directory(path: Path) -> Generator[Path]:
         fsync(path.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def opened(path: Path, most: int, within: Path | None) -> BinaryIO:
+    """Open a file for reading that a stranger may have made.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
+        within: the directory from which on no link is followed, that of the run; None where links
+            are followed, as in what the user names and in a model: the Hub's cache is made of them.
+
+    Raises:
+        FileNotFoundError: There is none.
+        RunDirectoryError: It is no regular file, too large, or cannot be read; `strerror` has the
+            reason alone.
+    """
+    try:
+        descriptor = opened_descriptor(path, os.O_RDONLY, within)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | RunDirectoryError):
+            raise
+        raise _refusal(path, error.strerror or str(error)) from error
+    try:
+        _check_size(path, descriptor, most)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: Path, most: int, within: Path | None) -> bytes:
+    """All of a file, as `opened` opens it; no more of one that grows meanwhile."""
+    with opened(path, most, within) as file:
+        return file.read(most)
+
+
+def check_file(path: Path, most: int, within: Path | None) -> Path:
+    """The path itself, for a library that opens it, if `opened` would."""
+    opened(path, most, within).close()
+    return path
+
+
+def opened_descriptor(path: Path, flags: int, within: Path | None) -> int:
+    """A descriptor of a regular file, new where `flags` make one; links as in `opened`.
+
+    Raises:
+        RunDirectoryError: It is something else.
+        OSError: The operating system refuses.
+    """
+    if within is not None:
+        check_folder(path.parent, within)
+    with contextlib.suppress(FileNotFoundError):  # Opening a device may do something already.
+        _check_kind(path, path.stat(follow_symlinks=within is None).st_mode)
+    descriptor = os.open(path, flags | _SAFE | (0 if within is None else _NO_LINK), 0o666)
+    try:
+        _check_kind(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_folder(folder: Path, within: Path) -> None:
+    """Refuse a folder of a directory that is a link, or that a link leads to.
+
+    Raises:
+        RunDirectoryError: It is so.
+    """
+    for each in (folder, *folder.parents):
+        if each == within:
+            return
+        if each.is_symlink():
+            raise _refusal(each, "it is a link, and must be a directory")
+
+
+def lines(file: BinaryIO, most: int = LONGEST_LINE) -> Iterator[bytes]:
+    """The lines of a file; one that is longer than `most` bytes comes in pieces without an end."""
+    while line := file.readline(most):
+        yield line
+
+
+def _check_kind(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        found = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise _refusal(path, f"it is {found}, and must be a regular file")
+
+
+def _check_size(path: Path, descriptor: int, most: int) -> None:
+    found = os.fstat(descriptor)
+    if found.st_size > most:
+        raise _refusal(path, f"it has {found.st_size} bytes, and may have {most}")
+    # A file system that compresses has few blocks without a hole.
+    on_disk = 512 * getattr(found, "st_blocks", found.st_size)
+    if found.st_size - on_disk > _HOLES and _has_hole(descriptor, found.st_size):
+        raise _refusal(
+            path, f"it is sparse: of its {found.st_size} bytes {on_disk} are on the disk"
+        )
+
+
+def _has_hole(descriptor: int, size: int) -> bool:
+    if not hasattr(os, "SEEK_HOLE"):
+        return False
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) < size
+    except OSError as error:
+        return error.errno == errno.ENXIO
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _refusal(path: Path, reason: str) -> RunDirectoryError:
+    error = RunDirectoryError(f"{path} cannot be opened: {reason}")
+    error.strerror = reason
+    return error

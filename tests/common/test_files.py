@@ -1,10 +1,24 @@
-"""A directory is there whole or not at all."""
+"""A directory is there whole or not at all; only regular files of a stated size are opened."""
 
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.files import whole_directory
+from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.files import (
+    ANY_SIZE,
+    check_file,
+    lines,
+    opened,
+    opened_descriptor,
+    read_file,
+    whole_directory,
+)
 
 
 def test_a_directory_has_its_name_once_it_is_filled(tmp_path: Path) -> None:
@@ -23,3 +37,87 @@ def test_what_failed_leaves_nothing(tmp_path: Path) -> None:
         (beside / "file").write_text("half")
         raise ValueError("no")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_regular_file_is_read_and_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    path = tmp_path / "inner" / "file"
+    path.write_bytes(b"1234")
+    assert read_file(path, 4, tmp_path) == b"1234"
+    descriptor = opened_descriptor(path, os.O_WRONLY | os.O_APPEND, tmp_path)
+    os.write(descriptor, b"5")
+    os.close(descriptor)
+    assert path.read_bytes() == b"12345"
+    with pytest.raises(RunDirectoryError, match="file cannot be opened: it has 5 bytes, and may"):
+        read_file(path, 4, tmp_path)
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "missing", 4, tmp_path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def _sparse(path: Path) -> None:
+    path.write_bytes(b"{}\n")
+    os.truncate(path, 20 * 2**30)
+
+
+def _link_outside(path: Path) -> None:
+    path.with_name("outside").write_bytes(b"secret")
+    path.symlink_to("outside")
+
+
+_OTHERS: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: os.mkfifo(path), "it is a pipe, and must be a regular file"),
+    (Path.mkdir, "it is a directory, and must be a regular file"),
+    (_socket, "it is a socket, and must be a regular file"),
+    (_sparse, "it is sparse: of its 21474836480 bytes "),
+    (_link_outside, "it is a link, and must be a regular file"),
+    (lambda path: path.symlink_to(path.name), "it is a link, and must be a regular file"),
+    (lambda path: path.symlink_to("/dev/zero"), "it is a link, and must be a regular file"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), _OTHERS)
+def test_what_is_no_regular_file_of_the_directory_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
+    path = tmp_path / "file"
+    make(path)
+    began = time.perf_counter()
+    with pytest.raises(RunDirectoryError) as refused:
+        opened(path, ANY_SIZE, tmp_path)
+    assert str(refused.value).startswith(f"{path} cannot be opened: {reason}")
+    assert str(refused.value) == f"{path} cannot be opened: {refused.value.strerror}"
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+    assert time.perf_counter() - began < 1.0
+
+
+def test_where_links_are_followed_they_lead_to_regular_files(tmp_path: Path) -> None:
+    _link_outside(tmp_path / "link")
+    assert read_file(tmp_path / "link", 10, None) == b"secret"
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(RunDirectoryError, match="it is a device, and must be a regular file"):
+        check_file(tmp_path / "zero", ANY_SIZE, None)
+
+
+def test_no_folder_on_the_way_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"secret")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "snapshots").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    for run in (tmp_path / "run", tmp_path / "latest"):  # The run itself may be one.
+        with pytest.raises(RunDirectoryError, match="snapshots cannot be opened: it is a link"):
+            opened(run / "snapshots" / "file", 10, run)
+        with pytest.raises(RunDirectoryError, match="snapshots cannot be opened: it is a link"):
+            opened_descriptor(run / "snapshots" / "new", os.O_WRONLY | os.O_CREAT, run)
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
+
+
+def test_a_line_without_an_end_comes_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"one\n" + 10 * b"x" + b"\ntwo")
+    with opened(tmp_path / "file", ANY_SIZE, tmp_path) as file:
+        assert list(lines(file, 6)) == [b"one\n", b"xxxxxx", b"xxxx\n", b"two"]
