@@ -47,6 +47,7 @@ from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.rollouts import (
+    answer_lengths,
     count_tokens,
     env_metrics,
     lost_rollouts,
@@ -175,6 +176,7 @@ class GradientRun(Generic[_Learner]):
             **self._counted(),
             "reward/mean": mean_of(mean_rewards(groups_P).ravel().tolist()),
             **env_metrics(groups_P),
+            **answer_lengths(groups_P),
             **self.dataset.metrics(),
             **measured,
             "policy/nats_per_token": _nats_per_token(groups_P),

@@ -17,7 +17,7 @@ from es_cookbook.evolution.fitness import Added, Fitness, reliability
 from es_cookbook.rl.data.pairs import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
 from es_cookbook.rl.regularisers.base import Regulariser
-from es_cookbook.rl.rollouts import env_metrics, mean_rewards
+from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from es_cookbook.runs.measures import reward_metrics
@@ -142,7 +142,7 @@ class Scoring:
         self.batch_groups_P = gather(batch_P, asked.batch_P) if self._num_pairs else attempted_P
         self.groups_P = [*attempted_P, *itertools.chain(*added_R)]
         shown_P = [*self.batch_groups_P, *itertools.chain(*added_R)]
-        self._metrics = metrics | env_metrics(shown_P)
+        self._metrics = metrics | env_metrics(shown_P) | answer_lengths(self.batch_groups_P)
         added = [
             Added(weight, mean_rewards(groups))
             for weight, groups in zip(self._weights, added_R, strict=True)
@@ -154,7 +154,8 @@ class Scoring:
 
         Where the objective is another, or the surrogate, `objective/mean` and
         `objective/std_genomes` over its scores; `genomes/reliability`, how much of the genomes'
-        differences is not luck; `env/...` of all problems. With a surrogate, how many of the
+        differences is not luck; `env/...` of all problems; `rollouts/...` of the lengths of answers
+        to the batch (`rl.rollouts.answer_lengths`). With a surrogate, how many of the
         centre's answers a genome scores, `surrogate/answers`, and their `surrogate/tokens`.
         """
         return self._metrics

@@ -250,6 +250,37 @@ def count_tokens(groups_P: Sequence[TrajectoryGroup]) -> int:
     return sum(t.num_tokens for t in _trajectories(groups_P) if isinstance(t, Trajectory))
 
 
+def answer_lengths(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """How long answers are, and how many were cut; nothing without any.
+
+    `rollouts/truncated` is the share of answers that reached `sampling.max_tokens`, or the end of
+    the context; `rollouts/mean_tokens` and `rollouts/p95_tokens` are the mean length in sampled
+    tokens and the length that 95 % do not exceed. An answer is one action: a rollout of several
+    turns has several. An answer that ends at a limit of its Env's own is not cut.
+    """
+    steps = [
+        step
+        for trajectory in _trajectories(groups_P)
+        if isinstance(trajectory, Trajectory)
+        for step in trajectory.transitions
+        if step.action.tokens_T
+    ]
+    if not steps:
+        return {}
+    lengths = sorted(len(step.action.tokens_T) for step in steps)
+    return {
+        "rollouts/truncated": sum(map(_is_cut, steps)) / len(steps),
+        "rollouts/mean_tokens": sum(lengths) / len(steps),
+        "rollouts/p95_tokens": lengths[math.ceil(0.95 * len(steps)) - 1],
+    }
+
+
+def _is_cut(step: Transition) -> bool:
+    own_limit = step.observation.max_tokens
+    is_at_own = own_limit is not None and len(step.action.tokens_T) >= own_limit
+    return step.action.stop_reason == "length" and not is_at_own
+
+
 def lost_rollouts(groups_P: Sequence[TrajectoryGroup]) -> list[LostRollout]:
     """The rollouts that were lost, problem by problem, genome by genome."""
     return [t for t in _trajectories(groups_P) if isinstance(t, LostRollout)]

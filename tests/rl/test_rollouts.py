@@ -10,6 +10,7 @@ import pytest
 from es_cookbook.common.errors import EnvError
 from es_cookbook.rl import rollouts
 from es_cookbook.rl.rollouts import (
+    answer_lengths,
     checked_group_rewards,
     count_tokens,
     env_metrics,
@@ -233,3 +234,22 @@ def test_group_rewards_of_lost_rollouts_do_not_matter() -> None:
         GroupReward(0.0),
     ]
     assert checked_group_rewards("Duel", None, [LOST]) is None
+
+
+def said(length: int, reason: Any = "stop", limit: int | None = None) -> Transition:
+    action = Action(tuple(range(length)), "", reason)
+    return Transition(Observation((1,), max_tokens=limit), action, 0.0, {}, {})
+
+
+def test_lengths_are_of_answers_and_those_that_were_cut_are_counted() -> None:
+    of_two_turns = Trajectory((said(8, "length"), said(3)))
+    others = [Trajectory((said(4),)) for _ in range(16)]
+    # Cut where its Env wants it; scored without an answer.
+    others += [Trajectory((said(6, "length", limit=6),)), Trajectory((said(0),))]
+    group = TrajectoryGroup([[of_two_turns, LOST], others])
+    assert answer_lengths([group]) == {
+        "rollouts/truncated": 1 / 19,
+        "rollouts/mean_tokens": (8 + 3 + 16 * 4 + 6) / 19,
+        "rollouts/p95_tokens": 8,
+    }
+    assert answer_lengths([TrajectoryGroup([[LOST]])]) == {}

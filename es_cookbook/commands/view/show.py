@@ -40,6 +40,7 @@ from es_cookbook.runs.report.naming import (
     method_of,
     task_of,
 )
+from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.live import compact, duration, label, number, shown, sparkline
 
 _ALWAYS = (
@@ -78,6 +79,7 @@ def main(config: Show) -> None:
     sections = {
         config_title: _fields(run, defaults, screen.width or math.inf),
         "held-out, before -> after": _gains(run),
+        "to look at": map(one_line, all_findings(run.metrics)),
         "trends": _trends(run, (screen.width or _NARROW) - 40),
         "on the disk": _sizes(run.path),
         "could not be read": map(one_line, problems),

@@ -28,6 +28,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.terminal import done_saying, plural, printable
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
+from es_cookbook.runs.tracking.findings import Findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
 
 _SPEED = "throughput/tokens_per_second"
@@ -100,6 +101,7 @@ class PlainTracker(Tracker):
         self._pace = Pace(run, clock)
         self._generation = 0
         self._metrics: Mapping[str, float] = {}
+        self._findings = Findings(read_metrics(run.path / "metrics.jsonl"))
         self._on = True
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
@@ -107,21 +109,24 @@ class PlainTracker(Tracker):
         self._generation, self._metrics = generation, metrics
 
     def recorded(self, generations: int) -> None:
-        """Print the line."""
+        """Print the line, and what there is to say about it."""
         generation, metrics = self._generation, self._metrics
         self._pace.finished(generation)
         total = self._run.num_generations
         last = generation >= total
-        parts = ["finished" if last else f"generation {generation + 1}/{total}"]
+        which = "finished" if last else f"generation {generation + 1}/{total}"
+        parts = [which]
         parts += [f"{label(key)} {value:.3f}" for key, value in shown(metrics).items()]
         if _SPEED in metrics:
             parts.append(f"{compact(metrics[_SPEED])} tokens/s")
         if not last:
             parts.append(f"{duration(self._pace.seconds_left)} left")
+        lines = ["  ".join(parts)]
+        lines += [f"{which}: {found.sentence}" for found in self._findings.take(metrics)]
         if not self._on:
             return
         try:
-            print(printable("  ".join(parts)), flush=True)
+            print(printable("\n".join(lines)), flush=True)
         except (OSError, UnicodeError) as error:
             self._on = False
             logger.warning("the live view is off: standard output failed (%s)", error)
@@ -146,6 +151,7 @@ class ScreenTracker(Tracker):
         self._generation = 0
         self._courses: dict[str, _Course] = {}
         self._last_two: list[Mapping[str, float]] = []
+        self._findings = Findings()
         for metrics in read_metrics(run.path / "metrics.jsonl"):
             self._take(metrics)
         self._numbers = self._draw_numbers()
@@ -217,6 +223,7 @@ class ScreenTracker(Tracker):
 
     def _take(self, metrics: Mapping[str, float]) -> None:
         self._last_two = [*self._last_two[-1:], metrics]
+        self._findings.take(metrics)
         for key, value in shown(metrics).items():
             self._courses.setdefault(key, _Course()).add(value)
 
@@ -245,9 +252,14 @@ class ScreenTracker(Tracker):
             facts.append(f"{compact(latest['progress/tokens'])} tokens so far")
         if "genomes/tied_fraction" in latest:
             facts.append(f"{latest['genomes/tied_fraction']:.0%} of pairs tied")
+        if "rollouts/mean_tokens" in latest:
+            facts.append(f"{latest['rollouts/mean_tokens']:.0f} tokens an answer")
+        if latest.get("rollouts/truncated", 0) > 0:
+            facts.append(f"{latest['rollouts/truncated']:.0%} of answers cut")
         if latest.get("rollouts/failed", 0) > 0:
             facts.append(f"{plural(round(latest['rollouts/failed']), 'rollout')} lost")
-        return Group(table, Text("  ·  ".join(facts), style="dim"))
+        said = [Text(printable(found.sentence), "yellow") for found in self._findings.latest]
+        return Group(table, Text("  ·  ".join(facts), style="dim"), *said)
 
 
 def shown(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -55,6 +55,15 @@ def test_a_summary_has_state_settings_gains_trends_and_sizes(
     assert "could not be read" not in found
 
 
+def test_a_run_that_learned_nothing_says_why(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    nothing = {"reward/max_genome": 0.0, "reward/min_genome": 0.0}
+    lines = [json.dumps(row | nothing if "reward/mean" in row else row) + "\n" for row in rows]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    (line,) = [line for line in shown(run, capsys)["to look at"] if "reward is 0" in line]
+    assert line.startswith(f"generations 1 to {len(rows) - 1}: every reward is 0, so nothing is")
+
+
 def test_what_cannot_be_read_is_said_and_never_obeyed(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,16 @@ def test_metrics_are_columns_with_nothing_where_nothing_was_measured(tmp_path: P
     assert ["optimizer.sigma", "0.01"] in run["config"]
 
 
+def test_what_calls_for_a_change_is_on_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert charts(run)["runs"][0]["findings"] == []
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "rollouts/truncated": 0.4}) + "\n" for row in rows[:2]]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    (said,) = charts(run)["runs"][0]["findings"]
+    assert said.startswith("generations 1 to 2: 40% of the answers were cut off at sampling.max_")
+
+
 def test_fitness_in_z_scores_is_drawn_as_the_rewards_that_it_was_made_of(tmp_path: Path) -> None:
     (run,) = charts(make_run(tmp_path / "run"))["runs"]
     assert run["fitness"]["what"] == "mean reward"

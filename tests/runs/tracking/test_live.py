@@ -59,6 +59,32 @@ def test_plain_lines_tell_a_generation_each(
     ]
 
 
+def test_what_goes_wrong_is_told_once_and_stays_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = {"reward/mean": 0.4, "rollouts/mean_tokens": 30.0, "rollouts/truncated": 0.5}
+    tracker = PlainTracker(info(tmp_path), Clock())
+    for generation in range(2):
+        tracker.log(generation, cut)
+        tracker.recorded(generation + 1)
+    first, finding, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("generation 1/10  ") and second.startswith("generation 2/10  ")
+    assert finding == (
+        "generation 1/10: 50% of the answers were cut off at sampling.max_tokens: raise it, or ask "
+        "for shorter answers"
+    )
+    screen = Console(file=io.StringIO(), width=100, force_terminal=True)
+    live = ScreenTracker(info(tmp_path), 0, screen)
+    live.log(0, cut)
+    live.log(1, cut)
+    live.recorded(2)
+    live.close()
+    assert isinstance(screen.file, io.StringIO)
+    drawn = screen.file.getvalue()
+    assert "30 tokens an answer  ·  50% of answers cut" in drawn
+    assert "50% of the answers were cut off at sampling.max_tokens" in drawn
+
+
 MEASURED_TOO = {
     "reward/mean": 0.4,
     "objective/mean": 0.7,

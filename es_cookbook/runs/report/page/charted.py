@@ -23,6 +23,7 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.runs.reading import RunFiles
 from es_cookbook.runs.report.naming import is_of_training, recipe_of
 from es_cookbook.runs.tracking.base import GENERATION
+from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -73,6 +74,7 @@ def charted(run: RunFiles) -> Charted:
         "fitness": _fitness(run),
         "config": [[key, value] for key, value in fields.items()],
         "problems": problems,
+        "findings": list(all_findings(run.metrics)),
         "seconds": _rounded(seconds),
     }
     ends = {key: end for key in columns if (end := _ends(rows, key)) is not None}

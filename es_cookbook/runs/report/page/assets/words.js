@@ -18,18 +18,19 @@ function fillSummary() {
   });
   replace(byId("sentences"), ...sentences, facts());
   fillTiles();
-  const notes = [
-    ...report.unread,
-    ...report.runs.flatMap((run) =>
-      run.problems.map((text) => (report.runs.length > 1 ? `${run.name}: ${text}` : text)),
-    ),
-  ];
+  const ofRuns = (name) =>
+    report.runs.flatMap((run) => run[name].map((text) => (report.runs.length > 1 ? `${run.name}: ${text}` : text)));
+  const findings = ofRuns("findings");
+  const notes = [...report.unread, ...ofRuns("problems")];
   const said = [
     ...notes.map((text) => el("li", {}, bdi(text))),
     ...report.notes.map((text) => el("li", {}, bdi(text))),
   ];
   replace(
     byId("notes"),
+    findings.length
+      ? el("div", { class: "notice" }, el("p", {}, "To look at"), el("ul", {}, ...findings.map((text) => el("li", {}, bdi(text)))))
+      : null,
     said.length
       ? el(
           "details",

@@ -1,0 +1,157 @@
+"""What the metrics of a run say that its user should know: a sentence, with what to change.
+
+    nothing learned    every reward is 0, all genomes earn the same, or all mirrored pairs are tied
+    luck               the genomes' differences were luck for some generations
+    cut                many answers end at `sampling.max_tokens`
+    unchanged          the last held-out result is the first, to the digit
+
+The live view, `show` and the report all have their sentences from here. They follow from rows of
+`metrics.jsonl` alone, so a recorded run says what it said while it went on.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from es_cookbook.runs.tracking.base import GENERATION
+
+_LUCK = 0.05
+"""Reliability below which differences are taken for luck, if it stays there."""
+_GENERATIONS_OF_LUCK = 3
+_MANY = 0.2
+"""Of answers that are cut."""
+_AGAIN = 20
+"""Generations after which what still holds is told again."""
+_SEE = "see docs/hyper_parameters.md"
+
+_Row = Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """What is known after a generation; findings of one kind say the same of several."""
+
+    kind: str
+    sentence: str
+
+
+class Findings:
+    """What is found in the rows of a run, as they come.
+
+    Attributes:
+        latest: what was found in the last row.
+    """
+
+    def __init__(self, rows: Iterable[_Row] = ()) -> None:
+        self.latest: Sequence[Finding] = ()
+        self._first: _Row = {}
+        self._reliabilities = deque[float](maxlen=_GENERATIONS_OF_LUCK)
+        self._told: dict[str, int] = {}
+        self._taken = 0
+        for row in rows:
+            self.take(row)
+
+    def take(self, row: _Row) -> list[Finding]:
+        """Take the next row; returns what is new in it, or was told long ago and still holds."""
+        self._taken += 1
+        if "genomes/reliability" in row:
+            self._reliabilities.append(row["genomes/reliability"])
+        found = (self._no_signal(row), _cut(row), self._unchanged(row))
+        self.latest = [each for each in found if each is not None]
+        kinds = {each.kind for each in self.latest}
+        self._told = {kind: when for kind, when in self._told.items() if kind in kinds}
+        told = [each for each in self.latest if self._is_due(each.kind)]
+        self._told |= {each.kind: self._taken for each in told}
+        return told
+
+    def _is_due(self, kind: str) -> bool:
+        return kind not in self._told or self._taken - self._told[kind] >= _AGAIN
+
+    def _no_signal(self, row: _Row) -> Finding | None:
+        sigma = (
+            f"optimizer.sigma (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
+        )
+        change = f"raise {sigma or 'optimizer.sigma'}, or ask more problems per generation; {_SEE}"
+        if row.get("reward/max_genome") == 0 == row.get("reward/min_genome"):
+            return Finding(
+                "every reward is 0",
+                "every reward is 0, so nothing is learned: look at the answers in rollouts.jsonl, "
+                "and take easier problems, a reward with partial credit, or a prompt that shows "
+                "the form of an answer",
+            )
+        spread = row.get("objective/std_genomes", row.get("reward/std_genomes", 1.0))
+        if spread <= 1e-12:
+            value = f" ({row['reward/mean']:.3g})" if "reward/mean" in row else ""
+            return Finding(
+                "all genomes earn the same",
+                f"all genomes earn the same{value}, so nothing is learned: {change}",
+            )
+        if row.get("genomes/tied_fraction") == 1 or _is_empty(row):
+            return Finding(
+                "all pairs are tied",
+                f"the step is empty or luck, since no genome differs from its twin: {change}",
+            )
+        if "genomes/reliability" in row and self._is_luck():
+            return Finding(
+                "luck",
+                f"the genomes' differences were luck in the last {_GENERATIONS_OF_LUCK} "
+                f"generations (genomes/reliability below {_LUCK}), and so are the steps: {change}",
+            )
+        return None
+
+    def _is_luck(self) -> bool:
+        last = self._reliabilities
+        return len(last) == _GENERATIONS_OF_LUCK and max(last) < _LUCK
+
+    def _unchanged(self, row: _Row) -> Finding | None:
+        held_out = {key: value for key, value in row.items() if key.startswith("test/")}
+        if not self._first:
+            self._first = held_out
+            return None
+        if "time/total" in row or not held_out or held_out != self._first:
+            return None
+        return Finding(
+            "unchanged",
+            "the held-out result is the same as before the first generation in every digit, so the "
+            f"steps changed no answer: raise optimizer.learning_rate or optimizer.sigma; {_SEE}",
+        )
+
+
+def _is_empty(row: _Row) -> bool:
+    """Whether the centre stayed; where a champion stays it is no bad sign."""
+    is_genetic = any(key.startswith("genetic/") for key in row)
+    return row.get("step/rms_over_sigma") == 0 and not is_genetic
+
+
+def _cut(row: _Row) -> Finding | None:
+    cut = row.get("rollouts/truncated", 0.0)
+    if not cut > _MANY:
+        return None
+    return Finding(
+        "cut",
+        f"{cut:.0%} of the answers were cut off at sampling.max_tokens: raise it, or ask for "
+        "shorter answers",
+    )
+
+
+def all_findings(rows: Sequence[_Row]) -> Iterator[str]:
+    """One sentence for each kind of finding, with the generations in which it was found."""
+    found = Findings()
+    when: dict[str, list[int]] = {}
+    last: dict[str, Finding] = {}
+    for number, row in enumerate(rows):
+        found.take(row)
+        for each in found.latest:
+            when.setdefault(each.kind, []).append(int(row.get(GENERATION, number)) + 1)
+            last[each.kind] = each
+    for kind, finding in last.items():
+        yield f"{_which(when[kind], len(rows))}: {finding.sentence}"
+
+
+def _which(generations: Sequence[int], of: int) -> str:
+    first, last, count = generations[0], generations[-1], len(generations)
+    if count == 1:
+        return "at the end" if first >= of else f"generation {first}"
+    if count == last - first + 1:
+        return f"generations {first} to {last}"
+    return f"{count} generations of {first} to {last}"
