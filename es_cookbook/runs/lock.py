@@ -13,6 +13,9 @@ Special cases:
 - Where the file system (or the operating system) has no locks, the file itself is the lock. Only
   one process can create it, but a killed one leaves it behind, to be deleted by hand.
 
+filelock locks the descriptor. Its `FileLock` names no owner, keeps the file, and cannot tell a lock
+left on another machine from one of this machine, so the rest is ours.
+
 A machine is identified by its boot id, which its containers share, or by its name.
 """
 
@@ -29,9 +32,6 @@ from typing import NamedTuple
 
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.runs.files import cannot
-
-if sys.platform != "win32":
-    import fcntl
 
 LOCK = "lock"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -119,16 +119,16 @@ class RunLock:
         """Lock it; returns whether the file system has locks."""
         if sys.platform == "win32":
             return False
+        import filelock  # 40 ms, which every command would wait for.
+
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            advice = "wait until that run has ended, or stop it"
-            raise self._refusal(_owner(descriptor), advice) from None
+            if filelock.lock_descriptor(descriptor, blocking=False):
+                return True
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return False
             raise
-        return True
+        raise self._refusal(_owner(descriptor), "wait until that run has ended, or stop it")
 
     def _still_there(self, descriptor: int) -> bool:
         try:

@@ -7,7 +7,6 @@ do not get into it: rows of one file come from one model asked in one way.
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -15,9 +14,6 @@ from typing import cast
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
 from es_cookbook.common.servers.chat import Completion
 from es_cookbook.runs.files import LineFile, cannot
-
-if sys.platform != "win32":
-    import fcntl
 
 
 class AnswersFile:
@@ -119,20 +115,20 @@ def _line(value: Mapping[str, object]) -> bytes:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor that holds the file's lock, where the system has locks."""
+    """A descriptor that holds the file's lock."""
+    import filelock
+
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise cannot("write", path, error, needed=1) from error
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise RunDirectoryError(
-                f"{path} is being written by another process; wait for its end, or stop it"
-            ) from None
-        except OSError as error:
-            os.close(descriptor)
-            raise cannot("lock", path, error, needed=0) from error
-    return descriptor
+    try:
+        if filelock.lock_descriptor(descriptor, blocking=False):
+            return descriptor
+    except OSError as error:
+        os.close(descriptor)
+        raise cannot("lock", path, error, needed=0) from error
+    os.close(descriptor)
+    raise RunDirectoryError(
+        f"{path} is being written by another process; wait for its end, or stop it"
+    )

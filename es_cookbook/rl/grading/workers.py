@@ -14,6 +14,8 @@ worker and the processes that it has started form a process group, which is kill
 The time-out holds for the call alone. A queue before the workers, and the imports of a worker's
 first call, count neither towards it nor towards the rollout's `rollout_timeout`.
 
+pebble's pool was left: at a time-out it kills the worker alone, and what that started lives on.
+
 Left out: protection against what is malicious. A worker may do whatever the run may do, and the run
 unpickles what it answers.
 """

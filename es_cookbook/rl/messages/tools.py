@@ -6,10 +6,12 @@
 with a docstring that describes the function and, under `Args`, each argument.
 
 Name, description and the arguments' JSON schema come from the signature and the docstring, by
-`get_json_schema` of transformers. A plain function runs in a worker process
-(`es_cookbook.rl.grading.workers`), a coroutine function on the event loop; so does a plain one with
-`quick=True`, which must be done in microseconds. A call that is not done in time ends there, and
-one whose rollout is cancelled is cancelled with it: a worker process is killed.
+`get_json_schema` of transformers. A hint `Annotated[int, {"minimum": 1}]` adds to the schema.
+
+A plain function runs in a worker process (`es_cookbook.rl.grading.workers`), a coroutine function
+on the event loop; so does a plain one with `quick=True`, which must be done in microseconds. A call
+that is not done in time ends there, and one whose rollout is cancelled is cancelled with it: a
+worker process is killed.
 
 What goes wrong with a call is told to the model as text that begins with "error:": an unknown tool,
 arguments that do not fit, an exception, a time-out. With `errors="lose"` an exception or time-out
@@ -23,9 +25,11 @@ import dataclasses
 import functools
 import inspect
 import json
+import reprlib
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, TypeAlias, cast, overload
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 import anyio
 
@@ -33,6 +37,9 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, did_you_mean
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.messages.message import ToolCall
+
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
 
 Function: TypeAlias = Callable[..., object] | Callable[..., Awaitable[object]]
 Schema: TypeAlias = Mapping[str, object]
@@ -88,7 +95,13 @@ class Tool:
         from transformers.utils.chat_template_utils import get_json_schema
 
         try:
-            return cast(Schema, get_json_schema(self.function))
+            schema = get_json_schema(self.function)
+            properties = schema["function"]["parameters"]["properties"]
+            for name, hint in typing.get_type_hints(self.function, include_extras=True).items():
+                if name in properties:
+                    for more in getattr(hint, "__metadata__", ()):
+                        properties[name].update(more)
+            return cast(Schema, schema)
         except Exception as error:
             raise ConfigError(
                 f"the tool {self.name!r} cannot be described to a model: it needs type hints and a "
@@ -199,22 +212,14 @@ def _cut(text: str, limit: int) -> str:
     return f"{text[:limit]} [{len(text) - limit} more characters]"
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
+_LONGEST_REASON = 160
 
 
 def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str | None:
     """What is wrong with a call's arguments, by their JSON schema; None if nothing is.
 
     >>> wrong_arguments({"a": "1"}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
-    "argument 'a' must be integer, found '1'"
+    "argument 'a': '1' is not of type 'integer'"
     """
     properties = cast(Mapping[str, Schema], parameters.get("properties") or {})
     for name in cast("Sequence[str]", parameters.get("required") or ()):
@@ -222,43 +227,52 @@ def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str 
             return f"argument {name!r} is missing"
     for name, value in arguments.items():
         if name not in properties:
+            hint = did_you_mean(name[:60], properties)
             accepted = ", ".join(properties) or "none"
-            return f"unknown argument {name!r:.60}; accepted: {accepted}"
-        if not _fits(value, properties[name]):
-            return f"argument {name!r} must be {_wanted(properties[name])}, found {value!r:.60}"
+            return f"unknown argument {name!r:.60}{hint}; accepted: {accepted}"
+        if wrong := _wrong(value, properties[name]):
+            return f"argument {name!r}{wrong}"
     return None
 
 
-def _fits(value: object, schema: Schema) -> bool:
-    """Whether a value is of a JSON schema, of the kinds that `get_json_schema` writes."""
-    if value is None and schema.get("nullable"):
-        return True
-    if "enum" in schema:
-        return value in cast("Sequence[object]", schema["enum"])
-    if "anyOf" in schema:
-        return any(_fits(value, each) for each in cast("Sequence[Schema]", schema["anyOf"]))
-    if "type" in schema and not any(_is_type(value, name) for name in _types(schema)):
-        return False
-    if isinstance(value, list) and "items" in schema:
-        items = cast(Schema, schema["items"])
-        return all(_fits(item, items) for item in cast("list[object]", value))
-    return True
+def _wrong(value: object, schema: Schema) -> str | None:
+    """What of a value, and where in it, is against a schema."""
+    try:
+        error = next(_validator()(schema).iter_errors(cast(Any, value)), None)
+    except RecursionError:
+        return " is nested too deeply"
+    if error is None:
+        return None
+    place = "".join(f"[{step!r:.60}]" for step in error.absolute_path)
+    if len(error.message) <= _LONGEST_REASON:
+        return f"{place}: {error.message}"
+    found, wanted = reprlib.repr(error.instance), reprlib.repr(error.validator_value)
+    return f"{place}: {found} is against {error.validator}={wanted}"
 
 
-def _types(schema: Schema) -> Sequence[str]:
-    named = schema["type"]
-    return [named] if isinstance(named, str) else cast("Sequence[str]", named)
+@functools.cache
+def _validator() -> "type[Validator]":
+    """JSON Schema as `get_json_schema` writes it: `nullable` allows null; 1.0 is no integer."""
+    from jsonschema import Draft202012Validator, validators  # 180 ms, which few need.
+
+    def unless_null(keyword: str) -> Callable[..., Iterable[Exception]]:
+        check = Draft202012Validator.VALIDATORS[keyword]
+
+        def checked(
+            validator: object, wanted: object, value: object, schema: Schema
+        ) -> Iterable[Exception]:
+            is_null = value is None and schema.get("nullable")
+            return () if is_null else check(validator, wanted, value, schema) or ()
+
+        return checked
+
+    return validators.extend(
+        Draft202012Validator,
+        {keyword: unless_null(keyword) for keyword in ("type", "enum", "anyOf")},
+        type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
+    )
 
 
-def _is_type(value: object, name: str) -> bool:
-    if isinstance(value, bool):  # An int in Python, not in JSON.
-        return name == "boolean"
-    return isinstance(value, _TYPES.get(name, (object,)))
-
-
-def _wanted(schema: Schema) -> str:
-    if "enum" in schema:
-        return f"one of {', '.join(map(repr, cast('Sequence[object]', schema['enum'])))}"
-    if "type" in schema:
-        return " or ".join(_types(schema))
-    return f"as {json.dumps(schema)}"
+def _is_integer(checker: object, value: object) -> bool:
+    del checker
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,9 +1,10 @@
 """Tools: what the model is told of them, how they run, and what goes wrong."""
 
+import functools
 import os
 import pickle
 import time
-from typing import Literal
+from typing import Annotated, Literal
 
 import anyio
 import pytest
@@ -71,7 +72,27 @@ def server() -> str:
     raise ConnectionError("down")
 
 
-TOOLS = (process, hang, megabyte, convert, server)
+HERE = {"lat": 1, "lon": 2}
+DEEP = functools.reduce(lambda inner, _: [inner], range(970), 1)
+PLACE = {
+    "properties": {"lat": {"type": "number", "maximum": 90}, "lon": {"type": "number"}},
+    "required": ["lat", "lon"],
+    "additionalProperties": False,
+}
+
+
+@tool(quick=True)
+def rain(place: Annotated[dict[str, float], PLACE], n: Annotated[int, {"minimum": 0}]) -> list[int]:
+    """Tell the rain.
+
+    Args:
+        place: where
+        n: days
+    """
+    return [0] * n
+
+
+TOOLS = (process, hang, megabyte, convert, server, rain)
 
 
 async def run(name: str, **arguments: object) -> Result:
@@ -112,11 +133,20 @@ async def test_a_long_result_is_cut_and_says_so() -> None:
         ("convart", {}, "there is no tool 'convart'; did you mean 'convert'?; there are: process,"),
         ("convert", {"unit": "m"}, "convert: argument 'values' is missing"),
         ("convert", {"unit": "m", "values": [], "x": 1}, "unknown argument 'x'; accepted: unit,"),
-        ("convert", {"unit": "x", "values": []}, "'unit' must be one of 'm', 'km', found 'x'"),
-        ("convert", {"unit": "m", "values": ["a"]}, "'values' must be array, found ['a']"),
-        ("convert", {"unit": "m", "values": [True]}, "'values' must be array, found [True]"),
-        ("convert", {"unit": "m", "values": [], "exact": 1}, "'exact' must be boolean, found 1"),
-        ("convert", {"unit": "m", "values": [], "note": 1}, "'note' must be string, found 1"),
+        ("convert", {"unit": "x", "values": []}, "argument 'unit': 'x' is not one of ['m', 'km']"),
+        ("convert", {"unit": "m", "values": "a"}, "argument 'values': 'a' is not of type 'array'"),
+        ("convert", {"unit": "m", "values": [1, ""]}, "'values'[1]: '' is not of type 'integer'"),
+        ("convert", {"unit": "m", "values": [True]}, "'values'[0]: True is not of type 'integer'"),
+        ("convert", {"unit": "m", "values": [], "exact": 1}, "'exact': 1 is not of type 'boolean'"),
+        ("convert", {"unit": "m", "values": [], "note": 1}, "'note': 1 is not of type 'string'"),
+        ("convert", {"unit": "m", "values": [], "valves": 1}, "did you mean 'values'?; accepted"),
+        ("rain", {"place": HERE, "n": -5}, "argument 'n': -5 is less than the minimum of 0"),
+        ("rain", {"place": HERE, "n": 1.0}, "argument 'n': 1.0 is not of type 'integer'"),
+        ("rain", {"place": HERE | {"latt": 1}, "n": 1}, "('latt' was unexpected)"),
+        ("rain", {"place": {"lat": 1}, "n": 1}, "argument 'place': 'lon' is a required property"),
+        ("rain", {"place": HERE | {"lat": 91}, "n": 1}, "['lat']: 91 is greater than the maximum"),
+        ("rain", {"place": "x" * 10_000, "n": 1}, "xxxx' is against type='object'"),
+        ("rain", {"place": DEEP, "n": 1}, "argument 'place'"),
         ("convert", {"unit": "m", "values": [], "note": "raise"}, "convert: ValueError: no such"),
     ],
 )
