@@ -6,6 +6,8 @@ rollout: a generation makes thousands of Envs, all on one event loop.
 """
 
 import dataclasses
+import logging
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -21,6 +23,11 @@ from es_cookbook.rl.types import (
     StepResult,
     Tokenizer,
 )
+
+logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 8
+"""Unknown characters that are named."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,8 +118,10 @@ def render_prompt(
     """The prompt as tokens.
 
     With `chat` a chat up to the assistant's turn, by the tokenizer's own template, if it has one;
-    else plain text, in which a blank line separates the system message from the question.
+    else plain text, in which a blank line separates the system message from the question. What the
+    tokenizer does not know is told once a character: the model cannot see it.
     """
+    _tell_unknown(tokenizer, f"{system}{question}")
     if chat and tokenizer.chat_template is not None:
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
@@ -120,3 +129,29 @@ def render_prompt(
         assert isinstance(text, str)
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     return tuple(tokenizer.encode(f"{system}\n\n{question}" if system else question))
+
+
+_characters: "weakref.WeakKeyDictionary[Tokenizer, set[str]]" = weakref.WeakKeyDictionary()
+"""Those that a tokenizer was asked about."""
+
+
+def _tell_unknown(tokenizer: Tokenizer, text: str) -> None:
+    asked = _characters.setdefault(tokenizer, set())
+    new = set(text) - asked
+    asked |= new
+    unknown = [character for character in sorted(new) if not _is_known(tokenizer, character)]
+    if unknown:  # Alone; a tokenizer of words may know them inside of words.
+        seen = set(str(tokenizer.decode(tokenizer.encode(text))))
+        unknown = [character for character in unknown if character not in seen]
+    if unknown:
+        shown = ", ".join(map(repr, unknown[:_MOST_SHOWN]))
+        more = f" and {len(unknown) - _MOST_SHOWN} more" if len(unknown) > _MOST_SHOWN else ""
+        logger.warning(
+            "the model's tokenizer does not know %s%s: the model does not see them in %.60r",
+            *(shown, more, text),
+        )
+
+
+def _is_known(tokenizer: Tokenizer, character: str) -> bool:
+    tokens_T = tokenizer.encode(character, add_special_tokens=False)
+    return character.isspace() or (bool(tokens_T) and tokens_T != [tokenizer.unk_token_id])

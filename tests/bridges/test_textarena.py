@@ -209,3 +209,11 @@ def test_a_run_over_a_game(tmp_path: Path) -> None:
     run_cli(main, CLIConfig, options)
     (first, *_) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert {"env/all/invalid", "env/player_0/correct", "test/env/player_1/turns"} <= first.keys()
+
+
+async def test_a_board_that_the_tokenizer_cannot_show_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    built = await TextArenaDatasetBuilder(game="TowerOfHanoi-v0")(build_tokenizer("0123456789"))
+    await built.train.validate(100_000)
+    assert "does not know" in caplog.text and "Tower of Hanoi" in caplog.text

@@ -66,3 +66,15 @@ def test_prompt_is_plain_text_without_a_template(chat: bool) -> None:
     assert tokenizer.decode(list(tokens_T)) == "3,4=7\n"
     with_system = render_prompt(tokenizer, "3,4=7\n", chat=chat, system="9")
     assert tokenizer.decode(list(with_system)) == "9\n\n3,4=7\n"
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = build_tokenizer("0123456789+=")
+    render_prompt(tokenizer, "1+2=", chat=False)
+    assert not caplog.messages
+    render_prompt(tokenizer, "[1]+[é]=", chat=False)
+    render_prompt(tokenizer, "[2]=", chat=False)  # Told before.
+    (line,) = caplog.messages
+    assert "does not know '[', ']', 'é': the model does not see them in '[1]+[é]='" in line
