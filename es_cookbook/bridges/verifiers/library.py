@@ -15,16 +15,20 @@ import functools
 import importlib.util
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import pydantic
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.runtimes import SubprocessConfig
 from verifiers.v1.utils.decorators import discover_decorated
-from verifiers.v1.utils.loaders import default_harness_id, taskset_class
+from verifiers.v1.utils.loaders import default_harness_id, taskset_class, taskset_config_type
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError, nearest
+from es_cookbook.common.references import trusted_modules
 from es_cookbook.common.terminal import printable
 
 Task: TypeAlias = vf.Task[Any, Any, Any]
@@ -44,26 +48,58 @@ def said(error: BaseException) -> str:
 
 
 def find_taskset(package: str) -> type:
-    """The class of the taskset that an installed package exports.
+    """The class of the taskset that a package exports.
+
+    Args:
+        package: an installed package, or a module or package in the current directory.
 
     Raises:
         ConfigError: There is no such package, or it is no taskset.
     """
     module = package.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
     try:
+        if _source(module) is None:
+            _load_from_here(module)
         return taskset_class(package)
     except Exception as error:  # Whatever the package's own code raises.
         why = said(error)
-        if isinstance(error, ModuleNotFoundError) and _is_missing(module):
-            why = "it is not installed; install it with pip and give its name as in an import"
-        raise ConfigError(f"environment={package} cannot be had: {why}") from error
+        if isinstance(error, ModuleNotFoundError) and _source(module) is None:
+            why = (
+                "it is neither installed nor a module in this directory; install it with pip and "
+                "give its name as in an import"
+            )
+        elif "def load_environment" in (_source(module) or ""):
+            why = (
+                "it exports load_environment, the interface of verifiers before 0.4; bridged are "
+                "packages that export a Taskset of verifiers.v1"
+            )
+        raise ConfigError(f"environment={package} cannot be used: {why}") from error
 
 
-def _is_missing(module: str) -> bool:
+def _source(module: str) -> str | None:
+    """The text of a module that can be imported; None if there is none of that name."""
+    if module in sys.modules:
+        path = getattr(sys.modules[module], "__file__", None)
+    else:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        path = spec.origin
     try:
-        return importlib.util.find_spec(module) is None
-    except (ImportError, ValueError):
-        return True
+        return Path(path or "").read_text("utf-8", "replace")
+    except OSError:  # A namespace, or built in.
+        return ""
+
+
+def _load_from_here(module: str) -> None:
+    """Make a module of the current directory importable: the console script does not look there."""
+    if Path(f"{module}.py").is_file():
+        trusted_modules([f"{module}.py"])
+    elif Path(module, "__init__.py").is_file():
+        sys.path.append(str(Path.cwd()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,12 +130,12 @@ def _environment(source: Source) -> vf.Env[Any]:
     package = source.package
     try:
         given = json.loads(source.options)
-        if not isinstance(given, dict):
-            raise ValueError("they must be a JSON object")
+        if not isinstance(given, dict) or "id" in given:
+            raise ValueError("they must be a JSON object, without an id")
         config = vf.resolve_env_config({"taskset": {**given, "id": package}})
-    except ValueError as error:
+    except Exception as error:  # Of the library's validators, whatever they meet.
         raise ConfigError(
-            f"dataset.options do not fit the taskset {package}: {said(error)}"
+            f"dataset.options do not fit the taskset {package}: {_misfit(error, package)}"
         ) from error
     seats = agent_config_fields(config)
     if len(seats) != 1:
@@ -118,6 +154,18 @@ def _environment(source: Source) -> vf.Env[Any]:
         return vf.load_environment(vf.resolve_env_config(raw))
     except Exception as error:  # Whatever the package's own code raises.
         raise ConfigError(f"the taskset {package} cannot be made: {said(error)}") from error
+
+
+def _misfit(error: Exception, package: str) -> str:
+    """What is wrong with options: the first mistake that pydantic found, with its place."""
+    if not isinstance(error, pydantic.ValidationError):
+        return said(error)
+    mistake = error.errors(include_url=False)[0]
+    place = ".".join(str(step) for step in mistake["loc"] if step != "taskset")
+    if mistake["type"] == "extra_forbidden" and "." not in place:
+        known = taskset_config_type(package).model_fields.keys() - {"id"}
+        return f"there is no {printable(place)[:_LONGEST]}; {nearest(place, known)}"
+    return printable(f"{place}: {mistake['msg']}, found {mistake['input']!r:.60}")
 
 
 def load_tasks(source: Source, most: int) -> list[Task]:

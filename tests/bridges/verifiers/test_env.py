@@ -207,11 +207,11 @@ async def test_a_rollout_that_cannot_be_scored_is_lost_with_the_reason(
 @pytest.mark.parametrize(
     ("package", "says"),
     [
-        ("es_not_there", "it is not installed"),
+        ("es_not_there", "it is neither installed"),
         ("es_raises_at_import", "RuntimeError: this needs a licence"),
         ("es_no_taskset", "exports no Taskset subclass"),
         ("json", "exports no Taskset subclass"),
-        ("1 + 1", "environment=1 + 1 cannot be had"),
+        ("1 + 1", "environment=1 + 1 cannot be used"),
     ],
 )
 async def test_a_package_without_a_taskset_is_refused(package: str, says: str) -> None:

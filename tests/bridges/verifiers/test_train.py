@@ -91,9 +91,16 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["environment=es_not_there"], 1, "it is not installed"),
+        (["environment=es_not_there"], 1, "neither installed nor a module in this directory"),
+        (["environment=es_older"], 1, "load_environment, the interface of verifiers before 0.4"),
         (["environment=prolog:es_guess"], 2, "unknown name 'prolog'"),
-        (["environment=es_guess", 'dataset.options={"colour": 1}'], 1, "do not fit"),
+        (["environment=es_sums", 'dataset.options={"taks": 1}'], 1, "did you mean 'tasks'?"),
+        (["environment=es_sums", 'dataset.options={"most": "x"}'], 1, "most: Input should be"),
+        (["environment=es_sums", 'dataset.options={"id": "os"}'], 1, "object, without an id"),
+        (
+            ["environment=es_sums", 'dataset.options={"task": {"judges": [{"id": "nope"}]}}'],
+            *(1, "judge 'nope' not found"),
+        ),
         (["environment=es_unplayable"], 1, "the server of the data is down"),
         (["environment=es_guess", "batch=100"], 1, "dataset.batch must be from 1 to"),
     ],
@@ -109,3 +116,18 @@ def test_mistakes_are_told_in_one_sentence(
     assert call(monkeypatch, train, *options, "model_name=model", "num_generations=1") == code
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert says in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("file", ["es_mine.py", "es_mine_too/__init__.py"])
+def test_a_taskset_in_the_current_directory_is_found(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    source = (Path(__file__).parent / "tasksets/es_sums.py").read_text()
+    (here / file).parent.mkdir(exist_ok=True)
+    (here / file).write_text(source)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(here))])
+    name = file.partition("/")[0].removesuffix(".py")
+    options = [f"environment={name}", "model_name=model", *SMALL]
+    assert call(monkeypatch, train, *options) == 0, capsys.readouterr().err
+    (run,) = (here / "runs").iterdir()
+    assert run.name.startswith(f"{name}-seed0-")
