@@ -22,8 +22,10 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import chz
-from inspect_ai import eval_async
+from inspect_ai import Task, eval_async
+from inspect_ai._eval.loader import load_tasks
 from inspect_ai._util.error import PrerequisiteError
+from inspect_ai._util.registry import registry_info, registry_params
 from inspect_ai.log import EvalLog
 from inspect_ai.model import (
     ChatCompletionChoice,
@@ -44,7 +46,7 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from typing_extensions import override
 
 from es_cookbook.bridges.chats import Described, chat_with
-from es_cookbook.common.errors import ConfigError, DataError, RequestError
+from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import printable
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, TokenStream
@@ -303,6 +305,7 @@ class Evaluated:
 
 async def run_task(
     task: str,
+    task_args: Mapping[str, object],
     model_name: str,
     source: Source,
     *,
@@ -311,10 +314,11 @@ async def run_task(
     log_dir: str,
     metadata: Mapping[str, object],
 ) -> list[Evaluated]:
-    """Evaluate a model with the tasks of a script.
+    """Evaluate a model with the tasks of a script, or one of an installed package.
 
     Args:
-        task: path/to/script.py or path/to/script.py@name.
+        task: path/to/script.py, path/to/script.py@name or package/name.
+        task_args: arguments of the task's function.
         model_name: for the log, with es/ before it.
         source: who answers.
         limit: most samples; None for all.
@@ -325,9 +329,10 @@ async def run_task(
     Raises:
         ConfigError: There is no such task, or inspect cannot run it here.
     """
+    tasks = _tasks(task, task_args)
     try:
         logs = await eval_async(
-            task,
+            tasks,
             get_model(f"es/{model_name}", source=source, memoize=False),
             limit=limit,
             epochs=epochs,
@@ -337,9 +342,29 @@ async def run_task(
         )
     except PrerequisiteError as error:
         raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
-    if not logs:
-        raise ConfigError(f"there is no task of inspect-ai in {task}")
     return [_evaluated(log) for log in logs]
+
+
+def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:
+    try:
+        tasks = load_tasks([name], dict(arguments))
+    except Exception as error:  # Whatever the task's own code raises.
+        raise ConfigError(
+            f"task={name} cannot be made of task_args={json.dumps(arguments)}: "
+            f"{type(error).__name__}: {_line(str(error))}"
+        ) from error
+    if not tasks:
+        raise ConfigError(
+            f"there is no task of inspect-ai called {name}: it is neither a script with one nor "
+            "registered by an installed package, as inspect_evals/gsm8k is by inspect-evals"
+        )
+    for task in tasks:
+        known = registry_info(task).metadata["params"]
+        for argument in arguments.keys() - {*known, *registry_params(task)}:  # Inspect drops them.
+            raise ConfigError(
+                f"task_args: {task.name} has no argument {argument!r}; {nearest(argument, known)}"
+            )
+    return tasks
 
 
 def _evaluated(log: EvalLog) -> Evaluated:

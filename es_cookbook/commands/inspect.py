@@ -1,29 +1,37 @@
-"""Evaluate a run with a task of inspect-ai: its centre, its base, or any genome.
+"""Evaluate a run with a task of inspect-ai: its centre, its base, or any genome; or a model.
 
     python -m es_cookbook inspect log_path=runs/mine task=my_task.py
     python -m es_cookbook inspect log_path=runs/mine task=my_task.py genome=base limit=20
+    python -m es_cookbook inspect model_name=Qwen/Qwen2.5-0.5B-Instruct task=inspect_evals/gsm8k
     inspect view --log-dir logs
 
 `my_task.py` has a function with inspect's `@task`; where it has several, `my_task.py@name` is one.
-The model is called es/centre, es/base or es/genome/3 in the log, which inspect's viewer opens. The
-run directory is only read.
+`inspect_evals/gsm8k` is a task of an installed package. The model is called es/centre, es/base,
+es/genome/3 or, without a run, es/<its name> in the log, which inspect's viewer opens. The run
+directory is only read.
 """
 
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import anyio
 import chz
 
+from es_cookbook.commands.evaluate.measuring import Subject, opened
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
+from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.messages.chat import ChatOptions
-from es_cookbook.rl.types import SamplingParams
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun
 
 if TYPE_CHECKING:
     from es_cookbook.bridges.inspect_models import Evaluated
@@ -33,10 +41,16 @@ _ENGINES = Names(ENGINE_NAMES, default=None)
 
 @chz.chz
 class InspectConfig:
-    """Evaluate a run's centre, its base or a genome with a task of inspect-ai."""
+    """Evaluate a run's centre, its base, a genome, or a model, with a task of inspect-ai."""
 
-    log_path: str = chz.field(doc="run directory")
-    task: str = chz.field(doc="script with a task of inspect-ai: my_task.py or my_task.py@name")
+    log_path: str = chz.field(default="", doc="run directory; it is only read")
+    task: str = chz.field(
+        doc="a task of inspect-ai: my_task.py, my_task.py@name, or package/name of an installed "
+        "package"
+    )
+    task_args: str = chz.field(
+        default="{}", doc="arguments of the task, as JSON: '{\"fewshot\": 0}'"
+    )
     generation: int | None = chz.field(
         default=None, doc="the centre after so many generations, and the genomes around it"
     )
@@ -49,10 +63,14 @@ class InspectConfig:
     )
     log_dir: str = chz.field(default="logs", doc="where inspect's log goes")
     engine: EngineBuilder | None = chz.field(
-        meta_factory=_ENGINES, default=None, doc="where it runs; the run's own engine if None"
+        meta_factory=_ENGINES,
+        default=None,
+        doc="where it runs; the run's own engine if None, torch for a model",
     )
     model_name: str | None = chz.field(
-        default=None, doc="where the run's base model is now; where the run had it if None"
+        default=None,
+        doc="a model in place of a run: directory or Hub name; with log_path where the run's base "
+        "is now",
     )
     trust: tuple[str, ...] = chz.field(
         default=(), doc="packages beside es_cookbook whose code config.json may name"
@@ -73,36 +91,70 @@ class InspectConfig:
         for name in ("limit", "epochs", "max_tokens"):
             if getattr(self, name) is not None:
                 check_range(self, name, at_least=1)
+        if not self.log_path and self.model_name is None:
+            raise ConfigError("who is evaluated? Give log_path=RUN or model_name=MODEL")
+        if not self.log_path and (self.generation is not None or self.genome != "centre"):
+            raise ConfigError("generation and genome are of a run: give log_path=RUN")
+        self.arguments()
+
+    def arguments(self) -> dict[str, object]:
+        """The task's arguments.
+
+        Raises:
+            ConfigError: They are no JSON object.
+        """
+        try:
+            found = json.loads(self.task_args)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"task_args must be a JSON object: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"task_args must be a JSON object, found {self.task_args:.60}")
+        return cast("dict[str, object]", found)
 
 
 def main(config: InspectConfig) -> None:
-    """Rebuild the run, evaluate it, and say what came of it."""
+    """Load the model, or rebuild the run, evaluate it, and say what came of it."""
     script = Path(config.task.partition("@")[0])
-    if not script.is_file():
+    if script.suffix == ".py" and not script.is_file():
         raise ConfigError(f"there is no script {script}; task= is one with a task of inspect-ai")
-    run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
-    generation = run.meant(config.generation, config.genome)
-    engine = config.engine or run.config.engine
-    say(f"{config.log_path}: loading {run.model_name} on {engine.name}")
-    for evaluated in anyio.run(_evaluated, config, run, engine, generation):
+    subject = _subject(config)
+    (generation,) = subject.generations
+    of_run = "" if subject.run is None else f"generation {generation}, "
+    say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
+    for evaluated in anyio.run(_evaluated, config, subject):
         if evaluated.error is not None:
             raise EnvError(f"{evaluated.task} failed: {evaluated.error}; see {evaluated.log}")
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in evaluated.metrics.items())
         print(
-            f"{evaluated.task}, es/{_model(config)}, generation {generation}, "
+            f"{evaluated.task}, es/{_model(config)}, {of_run}"
             f"{plural(evaluated.samples, 'sample')}: {metrics or 'no scores'}"
         )
         print(f"look at it: inspect view --log-dir {config.log_dir}   (this log: {evaluated.log})")
 
 
+def _subject(config: InspectConfig) -> Subject:
+    if not config.log_path:
+        name = str(config.model_name)
+        return Subject(name, name, config.engine or TorchEngineBuilder(), LowRank())
+    run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
+    return Subject(
+        config.log_path,
+        run.model_name,
+        config.engine or run.config.engine,
+        run.config.search_space,
+        run,
+        [run.meant(config.generation, config.genome)],
+    )
+
+
 def _model(config: InspectConfig) -> str:
+    if not config.log_path:
+        return Path(str(config.model_name)).name
     who = config.genome
     return f"genome/{who}" if isinstance(who, int) else who
 
 
-async def _evaluated(
-    config: InspectConfig, run: RecordedRun, engine: EngineBuilder, generation: int
-) -> "list[Evaluated]":
+async def _evaluated(config: InspectConfig, subject: Subject) -> "list[Evaluated]":
     try:
         from es_cookbook.bridges.inspect_models import Source, run_task
     except ModuleNotFoundError as error:
@@ -110,34 +162,44 @@ async def _evaluated(
             raise
         raise not_installed("inspect", "inspect-ai", "es-cookbook[inspect]") from error
 
-    rebuilt = await rebuild(run, engine)
-    try:
-        await rebuilt.go_to(generation)
+    (generation,) = subject.generations
+    async with opened(subject) as (engine, rebuilt), _answering(engine, rebuilt, config) as answer:
+        return await run_task(
+            config.task,
+            config.arguments(),
+            _model(config),
+            Source(
+                *(answer, engine.tokenizer, engine.traits.context_length),
+                *(_sampling(config, subject.run), config.chat, config.seed),
+            ),
+            limit=config.limit,
+            epochs=config.epochs,
+            log_dir=config.log_dir,
+            metadata={"log_path": config.log_path, "generation": generation}
+            if subject.run
+            else {"model_name": subject.model_name},
+        )
+
+
+@asynccontextmanager
+async def _answering(
+    engine: Engine, rebuilt: RebuiltRun | None, config: InspectConfig
+) -> AsyncGenerator[Answer]:
+    if rebuilt is not None:
+        await rebuilt.go_to(rebuilt.run.meant(config.generation, config.genome))
         async with rebuilt.answering(config.genome) as answer:
-            source = Source(
-                answer,
-                rebuilt.engine.tokenizer,
-                rebuilt.engine.traits.context_length,
-                _sampling(config, run),
-                config.chat,
-                config.seed,
-            )
-            return await run_task(
-                config.task,
-                _model(config),
-                source,
-                limit=config.limit,
-                epochs=config.epochs,
-                log_dir=config.log_dir,
-                metadata={"log_path": config.log_path, "generation": generation},
-            )
-    finally:
-        with anyio.CancelScope(shield=True):
-            await rebuilt.close()
+            yield answer
+        return
+
+    async def of_model(observation: Observation, params: SamplingParams, seed: int) -> Action:
+        return await engine.sample(SampleRequest("centre", observation, params, seed))
+
+    yield of_model
 
 
-def _sampling(config: InspectConfig, run: RecordedRun) -> SamplingParams:
-    sampling = chz.replace(run.config.sampling, temperature=config.temperature)
+def _sampling(config: InspectConfig, run: RecordedRun | None) -> SamplingParams:
+    sampling = run.config.sampling if run is not None else SamplingParams()
+    sampling = chz.replace(sampling, temperature=config.temperature)
     if config.max_tokens is None:
         return sampling
     return chz.replace(sampling, max_tokens=config.max_tokens)

@@ -38,6 +38,7 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
     source = Source(answer, TOKENIZER, context_length, SamplingParams(), ChatOptions())
     (result,) = await run_task(
         f"{TASKS}@{task}",
+        {},
         "centre",
         source,
         limit=None,
@@ -132,6 +133,10 @@ async def test_a_run_is_evaluated_and_answers_as_it_does_elsewhere(
     ("option", "says"),
     [
         ("task=not_there.py", "there is no script not_there.py"),
+        ("task=no_such_evals/sums", "neither a script with one nor registered by an installed"),
+        ('task_args={"mots": 2}', "head has no argument 'mots'; did you mean 'most'?"),
+        ('task_args={"most": "x"}', "cannot be made of task_args="),
+        ("task_args=[1]", "task_args must be a JSON object, found [1]"),
         (f"task={TASKS}@multiply", "multiply"),
         ("genome=1000", "there is no genome 1000"),
         ("generation=99", "there is no generation 99"),
@@ -153,3 +158,29 @@ def test_mistakes_are_told_in_one_sentence(
     assert call(monkeypatch, *given) != 0
     said = capsys.readouterr().err
     assert says in said and "Traceback" not in said
+
+
+def test_a_model_without_a_run_is_evaluated_with_a_task_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from inspect_ai._util.entrypoints import clear_entry_points_state
+
+    clear_entry_points_state()  # Asked once a process.
+    packages = tmp_path / "site-packages"
+    (packages / "their_evals").mkdir(parents=True)
+    (packages / "their_evals/__init__.py").write_text(TASKS.read_text())
+    installed = packages / "their_evals-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: their-evals\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[inspect_ai]\ntheir_evals = their_evals\n")
+    monkeypatch.syspath_prepend(str(packages))
+    model = str(ROOT / json.loads((RECORDED / "config.json").read_text())["model_name"])
+    options = [f"model_name={model}", f"log_dir={tmp_path}/logs", "chat.system=", "max_tokens=4"]
+    task = ["task=their_evals/head", 'task_args={"most": 2}']
+    assert call(monkeypatch, *options, *task) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "head, es/model, 2 samples: includes/accuracy" in printed
+    assert call(monkeypatch, *options, *task, "genome=1") != 0
+    assert "generation and genome are of a run: give log_path=RUN" in capsys.readouterr().err
+    assert call(monkeypatch, *task) != 0
+    assert "Give log_path=RUN or model_name=MODEL" in capsys.readouterr().err

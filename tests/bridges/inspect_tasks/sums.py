@@ -9,8 +9,8 @@ from inspect_ai.tool import Tool, tool
 
 
 @task
-def head() -> Task:
-    samples = [Sample(input=f"{i}+{i}=", target=str(2 * i)) for i in range(3)]
+def head(most: int = 3) -> Task:
+    samples = [Sample(input=f"{i}+{i}=", target=str(2 * i)) for i in range(most)]
     return Task(dataset=samples, solver=[system_message("Add."), generate()], scorer=includes())
 
 
