@@ -78,7 +78,8 @@ async def grade_code(
             problem.prefix + code,
             problem.asserts,
             setup=problem.setup,
-            reference=problem.prefix or problem.solution,
+            reference=problem.reference,
+            task=problem.prefix + problem.task,
             limits=limits,
         )
         passed, ran = checked.passed, checked.ran

@@ -12,9 +12,11 @@ import random
 from collections.abc import Iterator
 from typing import cast
 
+from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.splits import Split
+from es_cookbook.rl.grading.asserts import asked_names
 
 TEST_ONE_IN = 10
 """One problem in this many is held out."""
@@ -46,6 +48,11 @@ class Problem:
         return self.task
 
     @property
+    def reference(self) -> str | None:
+        """Code that says which names an answer defines."""
+        return self.prefix or self.solution
+
+    @property
     def split(self) -> Split:
         """Which split the problem belongs to, a pure function of what is asked."""
         digest = hashlib.blake2b(self.task.encode(errors="replace"), digest_size=8).digest()
@@ -55,16 +62,17 @@ class Problem:
 def read_problem(row: Row, max_cases: int) -> Problem:
     """A row in the format of MBPP or of APPS.
 
-    MBPP: `text` or `prompt`, `test_list`, and where known `code` and `test_setup_code`. APPS:
-    `question`, `input_output` (JSON with `inputs` and `outputs`), and where known `solutions`
-    (JSON).
+    MBPP: `text` or `prompt`, `test_list`, and where known `code`, `test_setup_code` and
+    `test_imports`. APPS: `question`, `input_output` (JSON with `inputs` and `outputs`), and where
+    known `solutions` (JSON).
 
     Args:
         row: of a file or a Hub set.
         max_cases: cases used, the first ones.
 
     Raises:
-        DataError: A field is missing or is of another kind; names the row.
+        DataError: A field is missing or is of another kind, or answers could fake a test; names
+            the row.
     """
     if row.fields.get("input_output") is not None:
         cases = _cases(row)[:max_cases]
@@ -74,12 +82,18 @@ def read_problem(row: Row, max_cases: int) -> Problem:
         raise row.error(
             "a problem needs tests: 'test_list', a list of asserts (MBPP), or 'input_output' (APPS)"
         )
-    return Problem(
+    imports = row.fields.get("test_imports") or []  # In the sanitized MBPP.
+    problem = Problem(
         row.text("text", "prompt"),
         asserts=tuple(cast(list[str], tests)),
-        setup=row.optional_text("test_setup_code") or "",
+        setup="\n".join([*cast(list[str], imports), row.optional_text("test_setup_code") or ""]),
         solution=row.optional_text("code"),
     )
+    try:
+        asked_names(problem.asserts, problem.setup, problem.reference, problem.task)
+    except DataError as error:
+        raise row.error(str(error)) from None
+    return problem
 
 
 def _cases(row: Row) -> tuple[tuple[str, str], ...]:

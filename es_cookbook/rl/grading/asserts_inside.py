@@ -49,11 +49,20 @@ def main() -> None:
     run_tests(Code(os.fdopen(from_code, "rb"), os.fdopen(to_code, "wb")), **asked)
 
 
-def run_tests(code: Code, tests: list[str], names: list[str], setup: str, token: str) -> None:
+def run_tests(
+    code: Code,
+    tests: list[str],
+    names: list[str],
+    classes: list[str],
+    imports: str,
+    setup: str,
+    token: str,
+) -> None:
     """Run each test; it passes if it ends without an exception."""
     known: dict[str, object] = {"__name__": "tests"}
     try:
-        known |= code.names(names)
+        exec(compile(imports, "imports", "exec"), known)
+        known |= code.names(names, classes)
         exec(compile(setup, "setup", "exec"), known)
     except BaseException as error:
         print(f"setup: {type(error).__name__}: {error}", file=sys.stderr)
@@ -109,14 +118,22 @@ class Code:
     def __init__(self, reads: BinaryIO, writes: BinaryIO) -> None:
         self._reads, self._writes = reads, writes
 
-    def names(self, names: list[str]) -> dict[str, object]:
+    def names(self, names: list[str], classes: list[str]) -> dict[str, object]:
         """What the code has under those of the names that it defines."""
-        found = self.ask("names", names)
+        found = self.ask(False, "names", names)
         assert isinstance(found, dict)
+        for name in classes:
+            if isinstance(found.get(name), Remote):
+                vars(found[name])["_is_known"] = True
         return {name: found[name] for name in names if name in found}
 
-    def ask(self, *request: object) -> object:
-        """The code's answer; raises what the code raises, as a built-in exception of its name."""
+    def ask(self, is_known: bool, *request: object) -> object:
+        """The code's answer; raises what the code raises, as a built-in exception of its name.
+
+        Args:
+            is_known: whether the tests know of what class an object is that comes back.
+            request: what is asked, and of what.
+        """
         try:
             self._writes.write(json.dumps(request).encode() + b"\n")
             self._writes.flush()
@@ -127,7 +144,7 @@ class Code:
             raise RuntimeError("the code has ended its process")
         kind, *found = json.loads(line)
         if kind == "returned":
-            return decode(found[0], lambda index: Remote(self, index))
+            return decode(found[0], lambda index: Remote(self, index, is_known))
         error = getattr(builtins, str(found[0]), None)
         ends_loops = error in (
             StopIteration,
@@ -139,25 +156,36 @@ class Code:
 
 
 class Remote:
-    """An object that stays with the code: it can be called, passed back, and asked attributes."""
+    """An object that stays with the code: it can be called and passed back.
 
-    def __init__(self, code: Code, index: int) -> None:
-        self._code, self._index = code, index
+    It has attributes where its class is known: the tests name it, or passed such an object to the
+    function that returned it. Others could have whatever method a test calls on what it takes for
+    text or a list, and answer it as they like.
+    """
+
+    def __init__(self, code: Code, index: int, is_known: bool) -> None:
+        self._code, self._index, self._is_known = code, index, is_known
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call it where it is."""
-        return self._code.ask("call", self._index, encode(args, _own), encode(kwargs, _own))
+        passed: list[Remote] = [self]
+        given = [encode(each, lambda value: _own(value, passed)) for each in (args, kwargs)]
+        is_known = any(vars(each)["_is_known"] for each in passed)
+        return self._code.ask(is_known, "call", self._index, *given)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._code.ask("attribute", self._index, name)
+        if not self._is_known:
+            raise AttributeError(f"{name!r}: the tests do not name the class of what was returned")
+        return self._code.ask(True, "attribute", self._index, name)
 
 
-def _own(value: object) -> list[object]:
+def _own(value: object, passed: list[Remote]) -> list[object]:
     """How the tests send an object: only the code's own can go back to it."""
     if type(value) is not Remote:
         raise TypeError(f"a {type(value).__name__} cannot be passed to the code, plain data can")
+    passed.append(value)
     return ["object", vars(value)["_index"]]
 
 

@@ -56,6 +56,11 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
 }
+_FIRST = ("/usr/bin/sh", "-c", 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit', "sh")
+"""The first process inside, which starts the program and ends with its exit code.
+
+bubblewrap's own tells that code and is not waited for: a zombie of process 1, for each sandbox.
+"""
 _SECONDS_TO_END = 5.0
 _limiter: RunVar[anyio.CapacityLimiter] = RunVar("_sandbox_limiter")
 
@@ -244,6 +249,7 @@ def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[s
         *(_drop_user() if os.geteuid() == 0 else ()),
         *(bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
         *("--new-session", "--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"),
+        "--as-pid-1",
         *("--seccomp", str(seccomp), "--json-status-fd", str(status)),
         *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
         *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
@@ -255,6 +261,7 @@ def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[s
         *("--remount-ro", "/", "--chdir", "/tmp"),
         *(part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value)),
         "--",
+        *_FIRST,
         *_limited(limits),
         # No imports from /tmp, no packages of a user, no bytecode written.
         *(_python(), "-P", "-s", "-B", _CODE),
@@ -276,7 +283,7 @@ def _limited(limits: Limits) -> Sequence[str]:
         f"--as={limits.memory}",
         f"--fsize={limits.files}",
         f"--nofile={limits.open_files}",
-        f"--nproc={limits.processes + 1}",  # bubblewrap's own is one
+        f"--nproc={limits.processes + 1}",  # The first is one.
         f"--cpu={cpu_seconds}",
         "--core=1",  # With 0 a core dump still goes to a program that the system may name for them.
         "--msgqueue=0",
@@ -319,10 +326,14 @@ async def _end(process: Process, status: int) -> dict[str, int]:
     """Kill whatever is left, wait until it is gone, and return what bubblewrap said of it."""
     said = _status(status)
     if process.returncode is None:
-        # First the first process inside, and all with it; early it is one of bubblewrap's group.
+        # The first process inside, and all with it, for which bubblewrap waits before it ends; it
+        # is killed itself where it has not come to that yet.
         if (first := said.get("child-pid")) is not None:
             _kill(os.kill, first)
-        _kill(os.killpg, process.pid)
+            with anyio.move_on_after(_SECONDS_TO_END):
+                await process.wait()
+        if process.returncode is None:
+            _kill(os.killpg, process.pid)
     await process.aclose()
     said |= _status(status)
     if (first := said.get("child-pid")) is not None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from es_cookbook.rl.grading.asserts import Checked, run_asserts
+from es_cookbook.common.errors import DataError
+from es_cookbook.rl.grading.asserts import Checked, asked_names, run_asserts
 from es_cookbook.rl.grading.sandbox import Limits
 from tests.sandboxes import needs_sandbox
 
@@ -30,7 +31,10 @@ async def test_each_test_passes_or_fails_by_itself() -> None:
         ("def f(x): return 10 ** 3000 + x", "f(1) == 10 ** 3000 + 1"),
         ("def f(): return float('nan')", "f() != f()"),
         ("def f(): return frozenset((1, 2))", "len({f(), f()}) == 1"),
-        ("LIMIT = 7\ndef f(x): return x < LIMIT", "all(f(i) for i in range(LIMIT)) and not f(7)"),
+        (
+            "LIMIT = 7\ndef f(x): return x < LIMIT",
+            "all(f(i) for i in range(7)) and not f(7) and LIMIT == 7",
+        ),
         (
             "class Pair:\n  def __init__(s, a): s.a = a\ndef f(pairs): return [p.a for p in pairs]",
             "f([Pair(1), Pair(2)]) == [1, 2] and Pair(3).a == 3",
@@ -59,98 +63,6 @@ async def test_a_reference_says_which_names_count_and_what_the_tests_import() ->
     assert (await run_asserts(wrong, tests, reference=reference)).passed == (False, False)
 
 
-FAKES = {
-    "equals everything": """
-class Liar(int):
-    __eq__ = __ne__ = __lt__ = __gt__ = lambda self, other: True
-    __hash__ = int.__hash__
-    __bool__ = lambda self: True
-def f(x): return Liar()
-""",
-    "an object that equals everything": """
-class Liar:
-    def __eq__(self, other): return True
-    def __instancecheck__(self, other): return True
-    __class__ = int
-def f(x): return Liar()
-""",
-    "ends with success": "import os\ndef f(x): os._exit(0)",
-    "ends before": "import sys\nsys.exit(0)",
-    "stops the loop": "def f(x): raise StopIteration",
-    "replaces built-ins": """
-import builtins, json, operator
-builtins.AssertionError = type(None)
-builtins.abs = builtins.all = builtins.len = lambda *a: 4
-abs = all = len = isinstance = lambda *a: True
-json.dumps = lambda *a: '["returned", true]'
-def f(x): return 0
-""",
-    "prints what passes": """
-import os, sys
-for i in range(64):
-    for text in (b"\\n0 0\\n", b"0\\n", b"True\\n"):
-        try: os.write(i, text)
-        except OSError: pass
-def f(x): return 0
-""",
-    "looks for the token in its memory and frames": """
-import gc, os, re, sys
-def texts():
-    for o in gc.get_objects():
-        for r in (o, *gc.get_referents(o)):
-            if isinstance(r, str): yield r
-    frame = sys._getframe()
-    while frame:
-        yield from (str(v) for v in frame.f_locals.values())
-        frame = frame.f_back
-def f(x):
-    tokens = {t for text in list(texts()) for t in re.findall(r"\\b[0-9a-f]{32}\\b", text)}
-    for token in tokens:
-        for i in range(64):
-            try: os.write(i, f"\\n{token} 0\\n".encode())
-            except OSError: pass
-    return len(tokens) or 0
-""",
-    "signals the tests": "import os, signal\ndef f(x): os.kill(os.getppid(), signal.SIGKILL)",
-    "reads the tests' process": """
-import ctypes, os
-def f(x):
-    libc = ctypes.CDLL(None, use_errno=True)
-    pid = os.getppid()
-    tried = [libc.ptrace(16, pid, None, None)]
-    own = libc.syscall(434, pid, 0)
-    tried += [libc.syscall(438, own, fd, 0) for fd in (0, 1, 2)]
-    assert set(tried) == {-1}, tried
-    return 0
-""",
-    "leaves modules for the tests": """
-for name in ("json", "math", "os"):
-    open(f"/tmp/{name}.py", "w").write("import sys; sys.exit(0)")
-def f(x): return 0
-""",
-    "answers with nonsense": """
-import os
-for i in range(3, 64):
-    try: os.write(i, b'["returned", ["list", 4]]\\n' * 9 + b"[" * 100000 + b"\\n")
-    except OSError: pass
-def f(x): return 0
-""",
-}
-
-
-@pytest.mark.parametrize("fake", FAKES)
-async def test_the_code_cannot_fake_a_test(fake: str) -> None:
-    tests = [
-        "assert f(2) == 4",
-        "assert abs(f(2) - 4) < 1e-9",
-        "import math\nassert math.isclose(f(2), 4)",
-        "assert type(f(2)) is int and len([f(2)]) == 1 and f(2) - 3 == 1",
-        "assert not any(map(f, [1, 2])) and list(map(f, [1, 2])) == [1, 4]",
-    ]
-    checked = await run_asserts(FAKES[fake], tests, limits=Limits(seconds=10))
-    assert checked.passed == (False,) * 5
-
-
 async def test_the_tests_are_not_where_the_code_is() -> None:
     code = """
 import gc, re
@@ -175,10 +87,47 @@ async def test_tests_after_one_that_never_ends_have_failed() -> None:
         ("def f(", ["assert f(1)"], "the code has ended its process"),
         ("def f(x): return x", ["assert g(1)"], "NameError: name 'g' is not defined"),
         ("def f(x): return x", ["assert f(lambda: 1)"], "a function cannot be passed to the code"),
-        ("def f(x): return x", ["assert f(1"], "SyntaxError"),
+        ("def f(x): return 1 / 0", ["assert f(1)"], "ZeroDivisionError: division by zero"),
     ],
 )
 async def test_what_went_wrong_is_told(code: str, tests: list[str], why: str) -> None:
     checked: Checked = await run_asserts(code, tests)
     assert checked.passed == (False,)
     assert why in checked.ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("test", "reference", "task", "sentence"),
+    [
+        ("assert f(1", None, "", "test 1 is not Python: "),
+        ("assert 1 + 1 == 2", None, "", "test 1 uses nothing of the answer"),
+        ("assert sum(1, 2) == 3", None, "", "test 1 uses nothing of the answer"),
+        ("assert f(2) == Counter()", None, "", "test 1 takes 'Counter' and 'f' from the answer"),
+        ("assert g(f(2)) == 4", None, "Write `f` and `g`.", "'f' and 'g' from the answer"),
+        ("assert g(f(2)) == 4", "def f(x): 0\ndef g(x): 0", "Write g and `f`.", "'f' and 'g'"),
+    ],
+)
+def test_what_cannot_be_kept_apart_is_refused(
+    test: str, reference: str | None, task: str, sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        asked_names((test,), "", reference, task)
+
+
+@pytest.mark.parametrize(
+    ("test", "setup", "reference", "names"),
+    [
+        ("assert f(2) == 4 and g(2) == 5", "", None, ["f", "g"]),
+        ("assert g(f(2)) == 4", "", "def f(x): 0\ndef g(x): 0", ["f", "g"]),
+        ("assert f([Pair(1, 2)], 2) == 3", "", None, ["Pair", "f"]),
+        ("assert f(root) == 3", "root = Node(1)\nroot.left = Node(2)", None, ["Node", "f"]),
+        ("assert Counter(f(2)) == Counter()", "from collections import Counter", None, ["f"]),
+        ("assert check(f, 2)", "def check(g, x): return g(x) == x", None, ["f"]),
+        ("assert Solution().f(2) == f(2) or g", "f = abs", None, ["Solution", "g"]),
+        ("assert sum(1, 2) == 3", "", "def sum(a, b): 0\ndef helper(): 0", ["sum"]),
+    ],
+)
+def test_from_the_answer_come_only_names_that_are_asked_for(
+    test: str, setup: str, reference: str | None, names: list[str]
+) -> None:
+    assert [*asked_names((test,), setup, reference, "Write `f` and `g`.").names] == names

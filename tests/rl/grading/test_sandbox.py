@@ -441,7 +441,7 @@ async def test_cancelled_at_any_moment_of_its_start_it_leaves_no_process() -> No
         return [
             process.pid
             for process in psutil.process_iter(["cmdline"])
-            if str(size) in (process.info["cmdline"] or ())
+            if any(str(size) in part for part in process.info["cmdline"] or ())
         ]
 
     for milliseconds in range(0, 40, 2):
@@ -473,6 +473,33 @@ async def test_it_ends_with_the_program_that_started_it() -> None:
     program.kill()
     program.wait()
     await wait_until(lambda: marked(mark) == [])
+
+
+ZOMBIES = """
+import anyio, ctypes, os, subprocess, sys
+if sys.argv[1:]:
+    from es_cookbook.rl.grading.sandbox import Limits, run_code
+    async def runs():
+        await run_code("import os; os.fork()")
+        await run_code("while True: pass", limits=Limits(seconds=0.3))
+        await run_code("while True: print(1)", limits=Limits(output=100))
+    anyio.run(runs)
+else:
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    subprocess.run([sys.executable, "-c", open(0).read(), "runs"], check=True)
+    try: print("left behind", os.wait())
+    except ChildProcessError: print("nothing")
+"""
+
+
+@needs_sandbox
+def test_finished_sandboxes_leave_no_zombies_to_process_1() -> None:
+    """The process that reaps orphans, here another one than process 1, is left none."""
+    program = ZOMBIES.replace("open(0).read()", repr(ZOMBIES))
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "nothing\n"
 
 
 @needs_sandbox
