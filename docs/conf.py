@@ -12,7 +12,7 @@ project = "es_cookbook"
 copyright = "the es_cookbook authors"
 release = version = __version__
 
-extensions = ["myst_parser", "docs.builder_pages"]
+extensions = ["myst_parser", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = [
     "*.md",

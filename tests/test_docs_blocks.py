@@ -23,7 +23,7 @@ from es_cookbook import train
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
-from tests.test_docs_commands import PAGES, ROOT, lines
+from tests.test_docs_commands import PAGES, ROOT, lines, written
 from tests.tiny_run import TinyConfig
 
 
@@ -50,15 +50,13 @@ def blocks() -> list[Block]:
             token.content,
         )
         for page in PAGES
-        for token in MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
+        for token in MarkdownIt("commonmark").parse(written(page))
         if token.type in ("fence", "code_block") and token.map
     ]
 
 
 BLOCKS = blocks()
 PYTHON_PAGES = sorted({block.page for block in BLOCKS if block.kind == "python"})
-DIRECTIVES = ("{toctree}", "{options}", "{about}", "{parts}")
-"""What `make docs` runs."""
 COMMANDS = r"es-cookbook|python -m es_cookbook|python -m benchmarks|make"
 RUN = {(page, line) for page, line in lines(COMMANDS)}
 OF_OTHERS = re.compile(
@@ -91,7 +89,7 @@ def is_run(block: Block, line: str) -> bool:
 
 def why_not_run(block: Block) -> str:
     """What is wrong with a block of which something is not run; "" for most."""
-    if block.kind in ("python", "json", "yaml", "text") or block.kind.startswith(DIRECTIVES):
+    if block.kind in ("python", "json", "yaml", "text", "{toctree}"):
         return ""
     if block.kind not in ("", "sh", "console", "indented"):
         return f"nothing runs blocks of kind {block.kind}"

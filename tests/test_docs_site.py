@@ -12,9 +12,9 @@ from pathlib import Path
 import chz
 import pytest
 
-from docs import builder_pages
-from docs.builder_pages import about, table_of
-from es_cookbook.__main__ import RECIPES
+from docs import pages as docs_pages
+from docs.pages import GENERATED, PAGES, about, classes, commands, renewed, table_of
+from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.train import Config
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +69,7 @@ def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path) -> Non
     assert not any(is_remote(url) for css in styles for url in re.findall(r"url\(\W?(.*?)\)", css))
     optimizers = pages[site / "docs/builders/optimizers.html"]
     assert "genomes in mirrored pairs" in optimizers
+    assert any("copybutton.js" in address for address in fetched_by(optimizers))
 
 
 @pytest.mark.parametrize(
@@ -84,22 +85,55 @@ def test_the_search_finds_what_is_remote(page: str, found: bool) -> None:
     assert any(map(is_remote, fetched_by(page))) is found
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_shows_of_the_code_is_so(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert renewed(text) == text, "`make pages` writes it anew"
+
+
+def test_no_page_has_a_directive_that_a_code_host_shows_as_code() -> None:
+    found = {page.name for page in PAGES if "```{" in page.read_text(encoding="utf-8")}
+    assert found == {"index.md"}  # Its contents are the site's.
+
+
+def test_a_changed_option_changes_its_page() -> None:
+    page = ROOT / "docs/builders/config.md"
+    before = page.read_text(encoding="utf-8")
+    stale = before.replace("| `seed` | `int` | `0` |", "| `seed` | `str` | `1` |")
+    assert before != stale
+    assert renewed(stale) == before
+    assert all(found[2] for found in GENERATED.finditer(before))
+
+
 def test_a_table_has_a_row_for_every_field() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", table_of(Config), flags=re.MULTILINE)
-    assert rows == list(chz.chz_fields(Config))
-    assert "| `engine` | `torch` | where genomes run: `torch`, `vllm`, `ray` |" in table_of(Config)
-    assert "| `model_name` | required |" in table_of(Config)
+    table = table_of(Config)
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(chz.chz_fields(Config))
+    assert "| `engine` | `torch`, `vllm`, `ray` | `torch` | where genomes run |" in table
+    assert "| `model_name` | `str` | required |" in table
+    assert "| `turn_timeout` | `float \\| None` | `None` |" in table
 
 
 def test_a_part_is_shown_with_its_docstring_and_name() -> None:
     text = about("es_cookbook.evolution.optimizers.es:ES")
     assert text.startswith("Evolution strategies (Salimans et al. 2017).")
-    assert "In Python: `es_cookbook.evolution.optimizers.es:ES`." in text
-    assert "| `sigma` | `0.001` | standard deviation of the perturbations |" in text
+    assert "In Python: `from es_cookbook.evolution.optimizers.es import ES`" in text
+    assert "| `sigma` | `float` | `0.001` | standard deviation of the perturbations |" in text
 
 
-def test_the_examples_of_the_directives_run() -> None:
-    failed, tried = doctest.testmod(builder_pages)
+def test_a_class_is_shown_with_its_fields_and_methods() -> None:
+    text = classes("es_cookbook.rl.types:Env", "es_cookbook.evolution.genome:Genome")
+    assert "**`async step(action: Action) -> StepResult`** (to be implemented)" in text
+    assert "terms: tuple[Term, ...] = ()" in text
+
+
+def test_every_command_has_its_section() -> None:
+    text = commands()
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == list(COMMANDS)
+    assert "| `rank` |" in text.partition("## export")[2].partition("## compare")[0]
+
+
+def test_the_examples_of_the_generator_run() -> None:
+    failed, tried = doctest.testmod(docs_pages)
     assert (failed, tried > 0) == (0, True)
 
 

@@ -1,0 +1,253 @@
+"""Writes what pages show of the code into them: options, classes, commands.
+
+    python -m docs.pages
+
+renews, in every page of `docs`, what stands between two comments such as
+
+    <!-- options es_cookbook.train.config:Config -->
+    <!-- end -->
+
+so the pages can be read in a checkout and on a code host as on the site, and a test holds them to
+the code. The comment's first word says what is made of the rest: `options`, a table of a class's
+fields; `about`, its docstring before that table; `parts FIELD NAMES`, a section for each name that
+a user may choose for a field, with the docstring of its module too after `modules`; `classes`, the
+docstrings and signatures of classes or functions; `commands`, a section for each command.
+"""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType
+from unittest import mock
+
+from es_cookbook.__main__ import COMMANDS
+from es_cookbook.common.cli import Option, options_of
+from es_cookbook.common.references import resolve
+
+PAGES = sorted(Path(__file__).parent.rglob("*.md"))
+GENERATED = re.compile(
+    r"(<!-- (options|about|parts|classes|commands)\b([^>]*)-->\n).*?(<!-- end -->)", re.DOTALL
+)
+_PACKAGE = str(Path(__file__).parents[1] / "es_cookbook")
+
+
+def renewed(page: str) -> str:
+    """The text of a page, with all that is generated made anew."""
+
+    def block(found: re.Match[str]) -> str:
+        begin, kind, arguments, end = found.groups()
+        return f"{begin}\n{_MAKERS[kind](*arguments.split())}\n\n{end}"
+
+    return GENERATED.sub(block, page)
+
+
+def table_of(config_class: type) -> str:
+    """The fields of a chz class as a Markdown table."""
+    own = [option for option in options_of(config_class) if "." not in option.path]
+    if not own:
+        return "It has no options."
+    letters = "|_*<"  # what ends a cell, too
+    rows = [
+        f"| `{each.path}` | {_accepted(each)} | {_default(each)} | {_escaped(each.doc, letters)} |"
+        for each in own
+    ]
+    return "\n".join(["| option | type | default | |", "|---|---|---|---|", *rows])
+
+
+def options(target: str) -> str:
+    """A class's table."""
+    return table_of(class_of(target))
+
+
+def about(target: str) -> str:
+    """A class's docstring, what it is called in Python, and its table."""
+    found = class_of(target)
+    return "\n\n".join([markdown(inspect.getdoc(found)), _imported(target), table_of(found)])
+
+
+def parts(field: str, names: str, modules: str = "") -> str:
+    """A section for each class that a user may choose for a field."""
+    targets: Mapping[str, str] = pkgutil.resolve_name(names)
+    told: set[str] = set()
+    sections: list[str] = []
+    for name, target in targets.items():
+        module = class_of(target).__module__
+        idea = markdown(sys.modules[module].__doc__) if modules and module not in told else ""
+        told.add(module)
+        sections += [f"## `{field}={name}`", *([idea] if idea else []), about(target)]
+    return "\n\n".join(sections)
+
+
+def classes(*targets: str) -> str:
+    """A section for each class or function: docstring, and signatures with theirs."""
+    return "\n\n".join(piece for target in targets for piece in _pieces(target))
+
+
+def commands() -> str:
+    """A section for each command: what its module says, and its own options."""
+    sections: list[str] = []
+    for name, (module, _) in COMMANDS.items():
+        told = markdown(importlib.import_module(module).__doc__)
+        sections += [f"## {name}", told, table_of(_config_of(name, module))]
+    return "\n\n".join(sections)
+
+
+_MAKERS: Mapping[str, Callable[..., str]] = {
+    "options": options,
+    "about": about,
+    "parts": parts,
+    "classes": classes,
+    "commands": commands,
+}
+
+
+def class_of(target: str) -> type:
+    """The class that "module:Class" names."""
+    found = resolve(target)
+    assert isinstance(found, type), target
+    return found
+
+
+def markdown(docstring: str | None) -> str:
+    r"""A docstring as Markdown: what it does not say in Markdown is put into it.
+
+    >>> class Parrot:
+    ...     '''Says it again, _twice_.
+    ...
+    ...         hello
+    ...
+    ...     Args:
+    ...         word: what.
+    ...     '''
+    >>> print(markdown(Parrot.__doc__))
+    Says it again, \_twice\_.
+    <BLANKLINE>
+    ```text
+    hello
+    ```
+    <BLANKLINE>
+    Args:
+    <BLANKLINE>
+    - `word`: what.
+    """
+    text = inspect.cleandoc(docstring or "")
+    text = re.sub(r"^(Args|Attributes|Raises|Returns):\n", r"\1:\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^    (\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
+    # Examples, and blocks that are indented behind an empty line and belong to no list.
+    text = re.sub(r"^>>> .*(?:\n.+)*", r"```text\n\g<0>\n```", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\n\n)(?: {4}.*\n?|\n(?= {4}))+", _fenced, text)
+    return _escaped(text, "_*<")
+
+
+def _escaped(text: str, letters: str) -> str:
+    """With backslashes before what means nothing outside of code, as in a name or a product."""
+    pieces = re.split(r"(```.*?```|`[^`]*`)", text, flags=re.DOTALL)
+    return "".join(
+        piece if i % 2 else re.sub(rf"([{letters}])", r"\\\1", piece)
+        for i, piece in enumerate(pieces)
+    )
+
+
+def _fenced(block: re.Match[str]) -> str:
+    code = textwrap.dedent(block[0]).strip("\n")
+    return f"```text\n{code}\n```\n" + ("\n" if block[0].endswith("\n\n") else "")
+
+
+def _imported(target: str) -> str:
+    module, _, name = target.partition(":")
+    return f"In Python: `from {module} import {name}`"
+
+
+def _accepted(option: Option) -> str:
+    if option.accepts == "True|False":
+        return "`bool`"
+    choices = re.fullmatch(r"[\w.-]+(\|[\w.-]+)+", option.accepts)
+    each = option.accepts.split("|") if choices else [option.accepts.replace("|", r"\|")]
+    return ", ".join(f"`{one}`" for one in each)
+
+
+def _default(option: Option) -> str:
+    if option.value is None:
+        return "required"
+    value = option.value.replace(_PACKAGE, "es_cookbook").replace("|", r"\|")
+    shown = repr(value) if value != value.strip() else value
+    return f"`{shown}`" if shown else "empty"
+
+
+def _pieces(target: str) -> Iterator[str]:
+    """A class or a function: its heading, what it is, and a paragraph for each public method."""
+    found = resolve(target)
+    yield f"## {target.partition(':')[2]}"
+    if isinstance(found, FunctionType):
+        yield from _method(_parsed(found))
+        yield _imported(target)
+        return
+    assert isinstance(found, type), target
+    yield markdown(inspect.getdoc(found))
+    yield _imported(target)
+    node = _parsed(found)
+    assert isinstance(node, ast.ClassDef)
+    if fields := "\n".join(map(ast.unparse, _fields(node))):
+        yield f"```text\n{fields}\n```"
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and _is_public(each.name):
+            yield from _method(each)
+
+
+def _parsed(found: type | FunctionType) -> ast.stmt:
+    return ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+
+
+def _is_public(name: str) -> bool:
+    return name == "__call__" or not name.startswith("_")
+
+
+def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
+    """Attributes that the class declares; of a field, what is in `chz.field` is left out."""
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign):
+            each.value = None if isinstance(each.value, ast.Call) else each.value
+            yield each
+
+
+def _method(node: ast.stmt) -> Iterator[str]:
+    """A signature and its docstring; nothing where the docstring is inherited."""
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if told := ast.get_docstring(node):
+        marks = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}
+        begin = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+        node.args.args = [each for each in node.args.args if each.arg != "self"]
+        arguments = "" if "property" in marks else f"({ast.unparse(node.args)})"
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        note = " (to be implemented)" if "abstractmethod" in marks else ""
+        yield f"**`{begin}{node.name}{arguments}{returns}`**{note}"
+        yield markdown(told)
+
+
+def _config_of(name: str, module: str) -> type:
+    """The config class that a command shows the help of."""
+    shown: list[object] = []
+
+    def show(config: object, _: object) -> str:
+        shown.append(config)
+        return ""
+
+    with (
+        mock.patch("es_cookbook.common.cli.help_page", show),
+        mock.patch.object(sys, "argv", [f"es-cookbook {name}", "--help"]),
+        mock.patch("builtins.print"),
+    ):
+        importlib.import_module(module).cli()
+    (config,) = shown
+    return config if isinstance(config, type) else type(config)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
