@@ -35,6 +35,7 @@ from es_cookbook.common.fields.declared_types import (
     may_hold_object,
     takes,
 )
+from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.references import (
     belongs_to,
     reference,
@@ -165,7 +166,7 @@ def text_of(path: Path) -> str:
         ConfigError: It cannot be read; names it.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_file(path, LARGEST_CONFIG, path.parent).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} must be JSON in UTF-8: {error}") from error
     except OSError as error:

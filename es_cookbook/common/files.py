@@ -13,6 +13,7 @@ Left out: a directory that somebody else changes at that very moment.
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import stat
@@ -30,11 +31,14 @@ LONGEST_LINE = 16 * 2**20
 """Bytes of a line of a history, metrics or rollouts: a million scores."""
 ANY_SIZE = 2**62
 """For what is read piece by piece: histories, rollouts, weights."""
+MOST_VALUES = 2**21
+"""Of a text in JSON, an object counted as four; as Python's objects they take 100 MB."""
 _HOLES = 64 * 2**20
 """Bytes of a file that need not be on the disk: a crash may leave some behind the last line."""
 _SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _KINDS = {
+    stat.S_IFREG: "a regular file",
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -151,10 +155,38 @@ def lines(file: BinaryIO, most: int = LONGEST_LINE) -> Iterator[bytes]:
         yield line
 
 
+def parsed(text: bytes, most_values: int = MOST_VALUES) -> object:
+    """JSON of strangers, which takes neither the memory nor the stack.
+
+    Raises:
+        ValueError: It is no JSON, or more than that; says what.
+    """
+    if len(text) > most_values:
+        found = text.count(b",") + text.count(b"[") + 4 * text.count(b"{")
+        if found > most_values:
+            raise ValueError(f"it holds more than {most_values} values")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def kind_of(path: Path) -> str | None:
+    """What is there: "a regular file", "a directory", "a link", "a pipe"; None for nothing."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    return _name_of(mode)
+
+
+def _name_of(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
 def _check_kind(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        found = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise _refusal(path, f"it is {found}, and must be a regular file")
+        raise _refusal(path, f"it is {_name_of(mode)}, and must be a regular file")
 
 
 def _check_size(path: Path, descriptor: int, most: int) -> None:

@@ -7,6 +7,9 @@ from typing import cast
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 
+_MOST_CHARACTERS = 2**21
+"""Of all paths together; a Config has some thousands."""
+
 
 def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[str]:
     """Every field that differs between two Configs as text, in words.
@@ -40,20 +43,28 @@ def _with_new_fields(recorded: str, trust: Collection[str]) -> str:
         return recorded
 
 
-def flattened(value: object, path: str = "") -> dict[str, object]:
-    """Every leaf of a JSON value by dotted path; a `$class` stands at its object's own path."""
-    inner: list[tuple[str, object]] = []
-    if isinstance(value, dict):
-        for key, entry in cast("dict[str, object]", value).items():
-            inner.append(
-                (path if key.startswith("$") else f"{path}.{key}".removeprefix("."), entry)
-            )
-    elif isinstance(value, list):
-        for i, item in enumerate(cast("list[object]", value)):
-            inner.append((f"{path}[{i}]", item))
-    flat: dict[str, object] = {} if inner else {path: value}
-    for inner_path, inner_value in inner:
-        flat |= flattened(inner_value, inner_path)
+def flattened(value: object) -> dict[str, object]:
+    """Every leaf of a JSON value by dotted path; a `$class` stands at its object's own path.
+
+    Raises:
+        ValueError: The paths are longer, all together, than any config's.
+    """
+    flat: dict[str, object] = {}
+    waiting, room = [("", value)], _MOST_CHARACTERS
+    while waiting:
+        path, found = waiting.pop()
+        inner: list[tuple[str, object]] = []
+        if isinstance(found, dict):
+            for key, entry in cast("dict[str, object]", found).items():
+                named = path if key.startswith("$") else f"{path}.{key}".removeprefix(".")
+                inner.append((named, entry))
+        elif isinstance(found, list):
+            inner = [(f"{path}[{i}]", item) for i, item in enumerate(cast("list[object]", found))]
+        if not inner:
+            flat[path] = found
+        if (room := room - sum(len(inner_path) for inner_path, _ in inner)) < 0:
+            raise ValueError("it has more fields, or longer names of fields, than a config")
+        waiting += reversed(inner)
     return flat
 
 

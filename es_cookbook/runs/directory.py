@@ -12,18 +12,29 @@ Whether a run may begin or go on in a directory is decided by `es_cookbook.runs.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import time
 import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import cast
 
 from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves
-from es_cookbook.common.files import PARTIAL_SUFFIX, whole_directory
+from es_cookbook.common.files import (
+    ANY_SIZE,
+    LARGEST_CONFIG,
+    PARTIAL_SUFFIX,
+    kind_of,
+    lines,
+    opened,
+    parsed,
+    read_file,
+    whole_directory,
+)
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
+from es_cookbook.runs.log import open_log
 from es_cookbook.runs.scripts import SCRIPTS, copy_scripts, keep_scripts
 
 CONFIG = "config.json"
@@ -50,6 +61,7 @@ WRITTEN_BY_RUNS = frozenset(
     }
 )
 """What may be in a run directory; anything else is somebody's own."""
+_FOLDERS = {SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS, PUSHED, TENSORBOARD, "optimizer", "wandb"}
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +108,8 @@ class RunDirectory:
         path, key, recorded = self.path / name, GENERATION_KEYS[name], self.history.next_generation
         dropped, is_orderly = 0, True
         if path.exists():
-            with path.open("rb") as file:
-                for line in file:
+            with opened(path, ANY_SIZE, self.path) as file:
+                for line in lines(file):
                     if _is_before(line, key, recorded):
                         continue
                     dropped += len(line)
@@ -132,8 +144,8 @@ def set_aside(log_path: Path) -> Path:
     with made_beside(rewound) as beside:
         for name in FILES_OF_RUNS:
             if (log_path / name).exists():
-                with (log_path / name).open("rb") as lines:
-                    replace_file(beside / name, lines)
+                with opened(log_path / name, ANY_SIZE, log_path) as file:
+                    replace_file(beside / name, lines(file))
         copy_scripts(log_path, beside)
     return rewound
 
@@ -179,7 +191,7 @@ def failures_told(log_path: Path) -> Generator[None]:
     except BaseException as error:
         for failure in leaves(error):
             if isinstance(failure, EngineError):
-                with contextlib.suppress(OSError), (log_path / LOG).open("a") as file:
+                with contextlib.suppress(OSError), open_log(log_path / LOG) as file:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n")
                     file.writelines(traceback.format_exception(failure))
                     logger.warning("what is known of this failure is in %s", log_path / LOG)
@@ -199,19 +211,35 @@ def check_is_run(log_path: Path) -> None:
             f"log_path {log_path} holds a run of gradients, which has no history, so only evaluate "
             f"reads it; its weights are a model: {log_path}/{CHECKPOINTS}/GENERATION/model"
         )
-    if not config.is_file():
+    check_kinds(log_path)
+    if not config.exists():
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
         )
     try:
-        plain = json.loads(config.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        plain = parsed(read_file(config, LARGEST_CONFIG, log_path))
+    except (OSError, ValueError):
         return
     if not is_config_of_run(plain):
         raise RunDirectoryError(
             f"log_path {log_path} holds a {CONFIG} that is no run's (a model has one, too), so it "
             "is not a run directory"
         )
+
+
+def check_kinds(log_path: Path) -> None:
+    """Refuse what stands in the place of a run's file or folder and is none, or none of its own.
+
+    Raises:
+        RunDirectoryError: It is a link, a pipe, a device, a folder in the place of a file.
+    """
+    for name in sorted(WRITTEN_BY_RUNS | {LOG}):
+        wanted = "a directory" if name in _FOLDERS else "a regular file"
+        found = kind_of(log_path / name)
+        if found not in (None, wanted):
+            raise RunDirectoryError(
+                f"log_path {log_path}: {name} is {found}, and must be {wanted} of its own"
+            )
 
 
 def is_config_of_run(plain: object) -> bool:
@@ -234,12 +262,7 @@ def checked_names(log_path: Path) -> set[str]:
         raise RunDirectoryError(
             f"log_path {log_path} cannot be used as a directory: {error.strerror or error}"
         ) from error
-    for name in (CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, LOG, PROFILE):
-        if (log_path / name).is_symlink():
-            raise RunDirectoryError(
-                f"log_path {log_path}: {name} is a link, and a run writes no files but its "
-                "directory's own; put the file itself there"
-            )
+    check_kinds(log_path)
     names = {
         name for name in names if not name.endswith(PARTIAL_SUFFIX) and name not in (LOCK, LOG)
     }
@@ -254,16 +277,17 @@ def checked_names(log_path: Path) -> set[str]:
 def generation_of(line: bytes, generation_key: str) -> int | None:
     """The generation of a line of metrics or rollouts; None where it is torn or damaged."""
     try:
-        number = json.loads(line)[generation_key]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found = cast("dict[str, object]", parsed(line))
+        number = found[generation_key]
+    except (ValueError, KeyError, TypeError):
         return None
     return number if type(number) is int else None
 
 
 def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[bytes]:
     """The whole lines of metrics or rollouts that belong to earlier generations."""
-    with path.open("rb") as file:
-        for line in file:
+    with opened(path, ANY_SIZE, path.parent) as file:
+        for line in lines(file):
             if _is_before(line, generation_key, generation):
                 yield line
 

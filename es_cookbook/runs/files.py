@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
+from es_cookbook.common.files import PARTIAL_SUFFIX, fsync, opened_descriptor
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
@@ -72,7 +72,8 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            self._descriptor = opened_descriptor(path, flags, path.parent)
             self._size = os.fstat(self._descriptor).st_size
             fsync(path.parent)
         except OSError as error:
@@ -98,6 +99,10 @@ class LineFile:
             refusal = cannot("append to", self._path, error, len(line))
             raise RunDirectoryError(f"{refusal}; everything before it is safe") from error
         self._size += len(line)
+
+    def ends_with(self, end: bytes) -> bool:
+        """Whether these are the file's last bytes."""
+        return os.pread(self._descriptor, len(end), max(0, self._size - len(end))) == end
 
     def truncate(self, size: int) -> None:
         """Truncate the file to its first `size` bytes."""

@@ -31,9 +31,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.files import opened, opened_descriptor
 from es_cookbook.runs.files import cannot
 
 LOCK = "lock"
+_LARGEST = 4096
+"""Bytes of the file."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -113,7 +116,7 @@ class RunLock:
             with contextlib.suppress(FileExistsError):
                 return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
             with contextlib.suppress(FileNotFoundError):
-                return os.open(self._path, os.O_RDWR), False
+                return opened_descriptor(self._path, os.O_RDWR, self._directory), False
 
     def _flock(self, descriptor: int) -> bool:
         """Lock it; returns whether the file system has locks."""
@@ -168,7 +171,7 @@ def writer_of(directory: Path) -> Owner | None:
     import psutil  # 30 ms, which every command would wait for.
 
     try:
-        with (directory / LOCK).open("rb") as file:
+        with opened(directory / LOCK, _LARGEST, directory) as file:
             owner = _owner(file.fileno())
     except OSError:
         return None
@@ -206,7 +209,7 @@ def _text(owner: Owner) -> bytes:
 def _owner(descriptor: int) -> Owner | None:
     """The owner that the file names; None if there is none (yet)."""
     try:
-        plain = json.loads(os.pread(descriptor, 4096, 0))
+        plain = json.loads(os.pread(descriptor, _LARGEST, 0))
         host, boot, pid, since = (str(plain[name]) for name in ("host", "boot", "pid", "since"))
         return Owner(host, boot, int(pid), since)
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -15,8 +15,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from es_cookbook.common.configs import text_of
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
-from es_cookbook.common.files import fsync
+from es_cookbook.common.files import ANY_SIZE, fsync, lines, opened
 from es_cookbook.common.terminal import choose, command
 from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.directory import (
@@ -95,7 +96,7 @@ def standing_of(
         )
     return Standing(
         "resume",
-        (log_path / CONFIG).read_text("utf-8"),
+        text_of(log_path / CONFIG),
         read_header(log_path / HISTORY),
         recorded,
         recorded == num_generations and _measured(log_path, METRICS) > num_generations,
@@ -180,8 +181,8 @@ def _measured(log_path: Path, name: str) -> int:
     path = log_path / name
     if not path.exists():
         return 0
-    with path.open("rb") as file:
-        numbers = (generation_of(line, GENERATION_KEYS[name]) for line in file)
+    with opened(path, ANY_SIZE, log_path) as file:
+        numbers = (generation_of(line, GENERATION_KEYS[name]) for line in lines(file))
         return max((number + 1 for number in numbers if number is not None), default=0)
 
 
@@ -203,8 +204,8 @@ def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) 
     # Without its header nothing tells whether the base is the same but its name.
     allowed = set(may_differ) - (set() if _names_its_base(log_path) else {"model_name"})
     try:
-        return differences((log_path / CONFIG).read_text("utf-8"), config_json, allowed)
-    except (OSError, ValueError, RecursionError) as error:
+        return differences(text_of(log_path / CONFIG), config_json, allowed)
+    except (ValueError, RecursionError) as error:
         return [f"{CONFIG} cannot be read ({error})"]
 
 

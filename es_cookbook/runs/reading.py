@@ -12,15 +12,22 @@ cannot. Nothing is changed, nothing that a file names is imported, and no lock i
 The files are those of evolution strategies and of gradients alike; the latter have no history.
 """
 
-import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ESCookbookError, HistoryError, RunDirectoryError
+from es_cookbook.common.files import (
+    ANY_SIZE,
+    LARGEST_CONFIG,
+    LONGEST_LINE,
+    lines,
+    opened,
+    parsed,
+    read_file,
+)
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.config_differences import flattened
 from es_cookbook.runs.directory import (
@@ -38,8 +45,6 @@ from es_cookbook.runs.lock import writer_of
 from es_cookbook.runs.tracking.jsonl import metrics_of_line
 
 State: TypeAlias = Literal["not begun", "running", "interrupted", "complete"]
-LONGEST_LINE = 64 * 2**20
-"""Bytes of a line that is read; a run's own are far below, and a stranger's may have no end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class RunFiles:
             on_damage: is told, in a sentence, of lines that were left out.
         """
         damaged = 0
-        for line in _lines(self.path / ROLLOUTS):
+        for line in _lines(self.path / ROLLOUTS, on_damage):
             found = _json(line)
             if isinstance(found, dict) and type(found.get(GENERATION_KEYS[ROLLOUTS])) is int:
                 yield cast("dict[str, object]", found)
@@ -122,16 +127,15 @@ def read_run(log_path: Path) -> RunFiles:
 def _config(log_path: Path, problems: list[str]) -> dict[str, object]:
     path = log_path / CONFIG
     try:
-        if not path.is_file():  # Reading a pipe would wait for ever.
-            raise FileNotFoundError(path)
-        with path.open("rb") as file:
-            found: object = json.loads(file.read(LONGEST_LINE))
+        found = parsed(read_file(path, LARGEST_CONFIG, log_path))
         if is_config_of_run(found):
             return flattened(found)
         problem = "is no run's (a model has one, too)"
     except FileNotFoundError:
         problem = "is missing"
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    except (ValueError, RecursionError) as error:
         problem = f"cannot be read ({error})"
     if not any((log_path / name).is_file() for name in (HISTORY, METRICS)):
         raise RunDirectoryError(
@@ -145,7 +149,7 @@ def _config(log_path: Path, problems: list[str]) -> dict[str, object]:
 def _metrics(path: Path, problems: list[str]) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
     damaged: list[str] = []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(_lines(path, problems.append), start=1):
         try:
             rows.append(metrics_of_line(line, f"{path}, line {number}"))
         except HistoryError as error:
@@ -159,8 +163,6 @@ def _metrics(path: Path, problems: list[str]) -> list[dict[str, float]]:
 def _history(path: Path, problems: list[str]) -> tuple[Header | None, list[Record]]:
     records: list[Record] = []
     header: Header | None = None
-    if not path.is_file():
-        return header, records
     try:
         header = read_header(path)
         for record in read_history(path):
@@ -188,18 +190,30 @@ def _length(config: Mapping[str, object]) -> int:
     return length if type(length) is int else 0
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """The whole lines of a file; none where it cannot be read, and none longer than is sane."""
-    if not path.is_file():
+def _lines(path: Path, on_damage: Callable[[str], None] | None) -> Iterator[bytes]:
+    """The lines of a file, but for a torn last one; of one that is too long, its beginning.
+
+    None where it cannot be read, of which `on_damage` is told.
+    """
+    try:
+        file = opened(path, ANY_SIZE, path.parent)
+    except FileNotFoundError:
         return
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        while line := file.readline(LONGEST_LINE):
-            if line.endswith(b"\n"):
+    except OSError as error:
+        if on_damage:
+            on_damage(f"{path} cannot be read: {error.strerror or error}")
+        return
+    with file:
+        is_beginning = True
+        for line in lines(file):
+            is_whole = line.endswith(b"\n")
+            if is_beginning and (is_whole or len(line) == LONGEST_LINE):
                 yield line
+            is_beginning = is_whole
 
 
 def _json(line: bytes) -> object:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parsed(line)
+    except ValueError:
         return None

@@ -8,16 +8,20 @@ script itself, wherever it lies now, does as well.
 Left out: what a script imports from beside it.
 """
 
-import shutil
 from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 
 from es_cookbook.common.configs import modules_named
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.files import read_file
 from es_cookbook.common.references import is_module_name, is_script, script_of, was_run
 from es_cookbook.runs.files import replace_file
 
 SCRIPTS = "scripts"
+_LARGEST = 16 * 2**20
+"""Bytes of a script."""
+_MOST = 256
 
 
 def keep_scripts(log_path: Path, config_json: str) -> None:
@@ -30,8 +34,8 @@ def keep_scripts(log_path: Path, config_json: str) -> None:
         script, copy = script_of(module), kept_script(log_path, module)
         if script is None or not script.is_file():
             continue
-        text = script.read_bytes()
-        if copy.is_file() and copy.read_bytes() != text:
+        text = read_file(script, _LARGEST, None)
+        if copy.is_file() and read_file(copy, _LARGEST, log_path) != text:
             number = 1 + sum(1 for _ in copy.parent.glob(f"{module}.*.py"))
             copy.rename(copy.with_name(f"{module}.{number}.py"))
         if not copy.is_file():
@@ -40,13 +44,19 @@ def keep_scripts(log_path: Path, config_json: str) -> None:
 
 
 def copy_scripts(log_path: Path, to: Path) -> None:
-    """Copy all that is kept of scripts to another run directory.
+    """Copy what is kept of scripts to another run directory.
 
     Raises:
-        OSError: The disk refuses.
+        RunDirectoryError: There are too many, one is no regular file or too large, or the disk
+            refuses.
     """
-    if (log_path / SCRIPTS).is_dir():
-        shutil.copytree(log_path / SCRIPTS, to / SCRIPTS)
+    scripts = sorted(islice((log_path / SCRIPTS).glob("*.py"), _MOST + 1))
+    if len(scripts) > _MOST:
+        raise RunDirectoryError(f"{log_path / SCRIPTS} holds more than {_MOST} scripts")
+    for script in scripts:
+        text = read_file(script, _LARGEST, log_path)
+        (to / SCRIPTS).mkdir(exist_ok=True)
+        replace_file(to / SCRIPTS / script.name, [text])
 
 
 def kept_script(log_path: Path, module_name: str) -> Path:

@@ -341,7 +341,7 @@ def test_a_link_to_another_file_is_not_written_through(tmp_path: Path, name: str
     (tmp_path / "precious").write_text("one line")
     (tmp_path / "run" / name).unlink(missing_ok=True)
     (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
-    refused = pytest.raises(RunDirectoryError, match=f"{name} is a link, and a run writes no files")
+    refused = pytest.raises(RunDirectoryError, match=f"{name} is a link, and must be a regular")
     with refused, locked(tmp_path / "run"):
         opened(tmp_path / "run", CONFIG, "resume")
     assert (tmp_path / "precious").read_text() == "one line"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.files import parsed
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.rules import rule_from_plain, rule_to_plain
@@ -25,6 +26,9 @@ from es_cookbook.rl.types import ProblemResult
 
 FORMAT_VERSION = 2
 VERSIONS_READ = (1, 2)
+LONGEST_LINE = 64 * 2**20
+"""Bytes of a line: four million scores."""
+_MOST_VALUES = 2**22
 CHECKSUM_KEY = b',"checksum":"'
 
 
@@ -121,7 +125,7 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
     if checksum != f'{zlib.crc32(body):08x}"}}\n'.encode():
         raise ValueError("the checksum does not match")
     try:
-        found: dict[str, Any] = json.loads(body + b"}")
+        found = cast("dict[str, Any]", parsed(body + b"}", _MOST_VALUES))
         version = found.get("version")
         if version not in VERSIONS_READ:
             raise HistoryError(
@@ -133,7 +137,7 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
         return version, _record(found)
     except HistoryError:
         raise
-    except (ValueError, RecursionError) as error:  # What JSON, a Term, a Step or a Record refuses.
+    except ValueError as error:  # What JSON, a Term, a Step or a Record refuses.
         raise HistoryError(f"the line is whole, but {error}") from error
 
 

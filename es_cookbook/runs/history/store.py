@@ -14,12 +14,14 @@ from pathlib import Path
 
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.files import ANY_SIZE, lines, opened
 from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import (
     CHECKSUM_KEY,
     FORMAT_VERSION,
+    LONGEST_LINE,
     Header,
     Record,
     decode,
@@ -119,17 +121,17 @@ def read_beginning(path: Path, generation: int | None, start: Place = _START) ->
 
 def _read(path: Path, start: Place = _START) -> Iterator[tuple[int, Header | Record, int]]:
     """Each line's format version, what it holds, and its length in bytes."""
-    if not path.exists():
-        return
     try:
-        opened = path.open("rb")
+        file = opened(path, ANY_SIZE, path.parent)
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
-    with opened as file:
+    with file:
         damage: str | None = None
         first_version, expected = start.version, start.generations
         file.seek(start.num_bytes)
-        for number, line in enumerate(file, start=start.lines + 1):
+        for number, line in enumerate(lines(file, LONGEST_LINE), start=start.lines + 1):
             if damage is not None:  # Only now is it known that the damaged line was not the last.
                 raise HistoryError(damage)
             try:
@@ -192,23 +194,23 @@ class HistoryStore:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        opened = read_beginning(path, None)
-        if opened.header is not None:
-            check_same_base(path, opened.header, header)
+        found = read_beginning(path, None)
+        if found.header is not None:
+            check_same_base(path, found.header, header)
         self.path = path
-        self.header = opened.header
-        self.next_generation = len(opened.records)
+        self.header = found.header
+        self.next_generation = len(found.records)
         self.warning: str | None = None
-        self._version = opened.version
-        self._opened: Beginning | None = opened
-        good_bytes = opened.end.num_bytes
+        self._version = found.version
+        self._opened: Beginning | None = found
+        good_bytes = found.end.num_bytes
         self._file = LineFile(path)
         self._good_bytes = good_bytes
         self._has_begun = False
         if not good_bytes:
             self.header = header
         torn_bytes = path.stat().st_size - good_bytes
-        self.is_orderly = not torn_bytes or not path.read_bytes().endswith(b"\n")
+        self.is_orderly = not torn_bytes or not self._file.ends_with(b"\n")
         if torn_bytes:
             self.warning = (
                 f"{path}: dropped a torn last line ({plural(torn_bytes, 'byte')}); "

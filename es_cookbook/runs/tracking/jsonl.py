@@ -16,6 +16,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
@@ -152,8 +153,8 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     Raises:
         HistoryError: A line is no such dict, or the file cannot be read; names it.
     """
-    lines = enumerate(whole_lines(path), start=1)
-    return [metrics_of_line(line, f"{path}, line {number}") for number, line in lines]
+    numbered = enumerate(whole_lines(path), start=1)
+    return [metrics_of_line(line, f"{path}, line {number}") for number, line in numbered]
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -163,7 +164,10 @@ def whole_lines(path: Path) -> list[bytes]:
         HistoryError: It cannot be read.
     """
     try:
-        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        with opened(path, ANY_SIZE, path.parent) as file:
+            return [line[:-1] for line in lines(file) if line.endswith(b"\n")]
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -175,8 +179,8 @@ def metrics_of_line(line: bytes, where: str) -> dict[str, float]:
         HistoryError: It is no dict of numbers.
     """
     try:
-        found: object = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        found = parsed(line)
+    except ValueError as error:
         raise HistoryError(f"{where} is damaged: it must be a line of JSON ({error})") from error
     if not isinstance(found, dict):
         raise HistoryError(f"{where} is damaged: it must be a dict, found {found!r:.60}")

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import not_installed
+from es_cookbook.common.files import read_file
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.tracking.base import GENERATION, Decode, RunInfo, Tracker, TrackerBuilder
@@ -176,7 +177,7 @@ def _start(builder: WandbTrackerBuilder, run: RunInfo) -> "Run":
         project=project,
         name=builder.wandb_name or run.path.resolve().name,
         group=builder.wandb_group,
-        id=id_path.read_text(),
+        id=read_file(id_path, 100, run.path).decode("ascii", "replace"),
         resume="allow",
         dir=run.path,
         mode=mode,

@@ -1,5 +1,6 @@
 """What a report holds: the data of its charts and those of its rollouts, from run directories."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import ROLLOUTS
 from es_cookbook.runs.reading import RunFiles, State, read_run
@@ -85,13 +87,8 @@ def _add_rollouts(
 
 
 def _count_lines(path: Path) -> int:
-    if not path.is_file():
-        return 0
     count = 0
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                count += chunk.count(b"\n")
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), opened(path, ANY_SIZE, path.parent) as file:
+        while chunk := file.read(1 << 20):
+            count += chunk.count(b"\n")
     return count
