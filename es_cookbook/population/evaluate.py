@@ -9,16 +9,21 @@ problem, by the unbiased estimator (`rl.objectives`) for every power of two up t
 for all of them.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
 import chz
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.population.results import Estimate, results_of
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.objectives import SOLVED, PassAtK, outcomes
+from es_cookbook.rl.objectives import REWARD, SOLVED, PassAtK, outcomes
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_of, mean_rewards
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+
+_RESAMPLES = 1000
+"""For intervals while a run goes on; `evaluate` takes ten times as many."""
 
 
 def check_evaluation(attempts: int, temperature: float, prefix: str = "eval_") -> None:
@@ -60,7 +65,9 @@ async def evaluate(
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
         the rollouts that were not lost, and `test/rollouts/failed`. For several attempts, where
         Envs report the metric `correct`, `test/pass@<k>`: the mean over the problems that have k
-        attempts left. Nothing without problems.
+        attempts left. `test/problems` counts the problems, and `test/low/<key>` and
+        `test/high/<key>` are the 95 % interval over them of each mean that is not of a tag. Nothing
+        without problems.
 
     Raises:
         TooManyLostError: More than the sampler's `max_failed_fraction` of the rollouts were lost.
@@ -71,8 +78,29 @@ async def evaluate(
     all_P = [*env_group_builders_P, *beside_P]
     groups_P = await attempt(sampler, all_P, attempts, temperature)
     num_problems = len(env_group_builders_P)
-    metrics = summary(groups_P[:num_problems], attempts, groups_P[num_problems:])
+    held_out_P = groups_P[:num_problems]
+    metrics = summary(held_out_P, attempts, groups_P[num_problems:])
+    metrics |= _intervals(env_group_builders_P, held_out_P, attempts)
     return {f"test/{key}": value for key, value in metrics.items()}
+
+
+def _intervals(
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    groups_P: Sequence[TrajectoryGroup],
+    attempts: int,
+) -> dict[str, float]:
+    results = results_of(env_group_builders_P, groups_P)
+    estimate = functools.partial(results.estimate, resamples=_RESAMPLES)
+    found: dict[str, Estimate] = {"reward/mean": estimate(REWARD)}
+    found |= {f"env/all/{name}": estimate(name) for name in results.outcomes.metrics}
+    if attempts > 1 and SOLVED in results.outcomes.metrics:
+        found |= {f"pass@{k}": results.pass_at(k, resamples=_RESAMPLES) for k in ks_of(attempts)}
+    known = {key: estimate for key, estimate in found.items() if estimate.problems}
+    return {
+        "problems": float(len(groups_P)),
+        **{f"low/{key}": estimate.low for key, estimate in known.items()},
+        **{f"high/{key}": estimate.high for key, estimate in known.items()},
+    }
 
 
 async def attempt(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.population.statistics import (
+    RESAMPLES,
     Interval,
     bootstrap_interval,
     mcnemar,
@@ -119,7 +120,13 @@ class Results:
         """
         return self.outcomes.values(metric, "metric")[:, 0, :]
 
-    def estimate(self, metric: str, seed: int = 0, tag: str | None = None) -> Estimate:
+    def estimate(
+        self,
+        metric: str,
+        seed: int = 0,
+        tag: str | None = None,
+        resamples: int = RESAMPLES,
+    ) -> Estimate:
         """The mean of a metric over all problems, or those with a tag; NaN without any.
 
         As `evaluate` reports it: of the reward the mean of the problems' means, of others the mean
@@ -141,10 +148,12 @@ class Results:
             found = wilson_interval(int(present.sum()), len(present))
             return _estimate(value, found, "Wilson", len(present), is_share)
         weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
-        found = bootstrap_interval(means_P, _seed(seed), weights_P)
+        found = bootstrap_interval(means_P, _seed(seed), weights_P, resamples)
         return _estimate(value, found, "bootstrap", len(means_P), is_share)
 
-    def pass_at(self, k: int, seed: int = 0, metric: str = SOLVED) -> Estimate:
+    def pass_at(
+        self, k: int, seed: int = 0, metric: str = SOLVED, resamples: int = RESAMPLES
+    ) -> Estimate:
         """The chance that one of k attempts solves a problem, over problems with k attempts left.
 
         An attempt solves it whose metric is 1 or more.
@@ -154,7 +163,7 @@ class Results:
         """
         scores_P = PassAtK(k=k, metric=metric)(self.outcomes)[:, 0]
         scores_P = scores_P[~np.isnan(scores_P)]
-        found = bootstrap_interval(scores_P, _seed(seed))
+        found = bootstrap_interval(scores_P, _seed(seed), resamples=resamples)
         return _estimate(_mean(scores_P), found, "bootstrap", len(scores_P), is_share=True)
 
 

@@ -10,6 +10,7 @@ from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.population.evaluate import check_evaluation, evaluate
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.statistics import wilson_interval
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Observation, SamplingParams
 from tests.fakes import FakeEngine
@@ -49,7 +50,15 @@ def answer(who: Genome | str, request: SampleRequest) -> str:
 async def test_the_centre_is_measured_greedily_by_tag() -> None:
     engine = FakeEngine(answer=answer)
     metrics = await evaluate(sampler(engine), problems(1, 2, 4, 6))
+    within = {key: metrics.pop(key) for key in [*metrics] if "/low/" in key or "/high/" in key}
+    assert within == {
+        "test/low/reward/mean": 0.5,
+        "test/high/reward/mean": 2.0,
+        "test/low/env/all/correct": wilson_interval(3, 4).low,
+        "test/high/env/all/correct": wilson_interval(3, 4).high,
+    }
     assert metrics == {
+        "test/problems": 4,
         "test/reward/mean": 1.5,
         "test/env/all/correct": 0.75,
         "test/env/small/correct": 0.5,
@@ -121,7 +130,8 @@ async def test_several_attempts_at_a_temperature_give_pass_at_k() -> None:
 
 async def test_pass_at_k_is_measured_for_powers_of_two_and_all_attempts() -> None:
     metrics = await evaluate(sampler(FakeEngine(answer=answer)), problems(2), 6, 1.0)
-    assert [key for key in metrics if "@" in key] == [f"test/pass@{k}" for k in (1, 2, 4, 6)]
+    expected = [f"test/{end}pass@{k}" for end in ("", "low/", "high/") for k in (1, 2, 4, 6)]
+    assert [key for key in metrics if "@" in key] == expected
 
 
 class Unmarked(Even):

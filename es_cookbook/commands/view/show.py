@@ -41,7 +41,16 @@ from es_cookbook.runs.report.naming import (
     task_of,
 )
 from es_cookbook.runs.tracking.findings import all_findings
-from es_cookbook.runs.tracking.live import compact, duration, label, number, shown, sparkline
+from es_cookbook.runs.tracking.live import (
+    PROBLEMS,
+    compact,
+    duration,
+    interval,
+    label,
+    number,
+    shown,
+    sparkline,
+)
 
 _ALWAYS = (
     *("model_name", "dataset", "method", "optimizer", "optimizer.sigma", "optimizer.learning_rate"),
@@ -166,7 +175,17 @@ def _gains(run: RunFiles) -> Iterator[str]:
         if values:
             name = label(key).removeprefix("held-out ")
             change = f"{number(values[0])} -> {number(values[-1])}"
-            yield f"{name:<24}  {change:<18}  highest {number(max(values))}"
+            highest = f"highest {number(max(values))}"
+            yield f"{name:<24}  {change:<18}  {highest:<16}{_sure(run.metrics, key)}".rstrip()
+
+
+def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
+    """The interval of the last value of a held-out metric, and the problems that it is over."""
+    last = next(row for row in reversed(rows) if math.isfinite(row.get(key, math.nan)))
+    within = interval(last, key)
+    return (
+        f"95 %: {within}, {last[PROBLEMS]:.0f} problems" if within and PROBLEMS in last else within
+    )
 
 
 def _trends(run: RunFiles, width: int) -> Iterator[str]:

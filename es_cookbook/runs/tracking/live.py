@@ -32,6 +32,8 @@ from es_cookbook.runs.tracking.findings import Findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
 
 _SPEED = "throughput/tokens_per_second"
+PROBLEMS = "test/problems"
+"""How many held-out problems the centre was measured on."""
 _RECENT = 20
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND = 24
@@ -116,7 +118,11 @@ class PlainTracker(Tracker):
         last = generation >= total
         which = "finished" if last else f"generation {generation + 1}/{total}"
         parts = [which]
-        parts += [f"{label(key)} {value:.3f}" for key, value in shown(metrics).items()]
+        for key, value in shown(metrics).items():
+            sure = f" ({within})" if (within := interval(metrics, key)) else ""
+            parts.append(f"{label(key)} {value:.3f}{sure}")
+        if PROBLEMS in metrics:
+            parts.append(f"{plural(round(metrics[PROBLEMS]), 'held-out problem')}")
         if _SPEED in metrics:
             parts.append(f"{compact(metrics[_SPEED])} tokens/s")
         if not last:
@@ -150,6 +156,7 @@ class ScreenTracker(Tracker):
         self._pace = Pace(run, clock)
         self._generation = 0
         self._courses: dict[str, _Course] = {}
+        self._intervals: dict[str, str] = {}
         self._last_two: list[Mapping[str, float]] = []
         self._findings = Findings()
         for metrics in read_metrics(run.path / "metrics.jsonl"):
@@ -226,6 +233,7 @@ class ScreenTracker(Tracker):
         self._findings.take(metrics)
         for key, value in shown(metrics).items():
             self._courses.setdefault(key, _Course()).add(value)
+            self._intervals[key] = interval(metrics, key) or self._intervals.get(key, "")
 
     def _draw_numbers(self) -> RenderableType:
         if not self._last_two:
@@ -234,6 +242,8 @@ class ScreenTracker(Tracker):
         table.add_column("")
         for column in ("first", "max", "now"):
             table.add_column(column, justify="right", no_wrap=True, min_width=5)
+        if any(self._intervals.values()):
+            table.add_column("95 %", no_wrap=True)
         table.add_column("trend")
         for key, course in self._courses.items():
             held_out = key.startswith("test/")
@@ -242,6 +252,7 @@ class ScreenTracker(Tracker):
                 number(course.first),
                 number(course.largest),
                 Text(number(course.last), style="bold green" if held_out else "bold"),
+                *([self._intervals[key]] if any(self._intervals.values()) else []),
                 _Trend(course.means, "green" if held_out else "cyan"),
             )
         latest: dict[str, float] = {}
@@ -250,6 +261,8 @@ class ScreenTracker(Tracker):
         facts = [f"{compact(latest[_SPEED])} tokens/s"] if _SPEED in latest else []
         if "progress/tokens" in latest:
             facts.append(f"{compact(latest['progress/tokens'])} tokens so far")
+        if PROBLEMS in latest:
+            facts.append(plural(round(latest[PROBLEMS]), "held-out problem"))
         if "genomes/tied_fraction" in latest:
             facts.append(f"{latest['genomes/tied_fraction']:.0%} of pairs tied")
         if "rollouts/mean_tokens" in latest:
@@ -269,6 +282,17 @@ def shown(metrics: Mapping[str, float]) -> dict[str, float]:
     for prefix in ("env/all/", "test/reward/mean", "test/env/all/", PASS_AT):
         keys += [key for key in metrics if key.startswith(prefix)]
     return {key: metrics[key] for key in keys}
+
+
+def interval(metrics: Mapping[str, float], key: str) -> str:
+    """Where a held-out mean lies with a confidence of 95 %; empty where that was not measured.
+
+    >>> interval({"test/low/reward/mean": 0.1, "test/high/reward/mean": 0.35}, "test/reward/mean")
+    '0.100 to 0.350'
+    """
+    rest = key.removeprefix("test/")
+    ends = [metrics.get(f"test/{end}/{rest}", math.nan) for end in ("low", "high")]
+    return " to ".join(map(number, ends)) if all(map(math.isfinite, ends)) else ""
 
 
 def label(key: str) -> str:

@@ -55,6 +55,18 @@ def test_a_summary_has_state_settings_gains_trends_and_sizes(
     assert "could not be read" not in found
 
 
+def test_held_out_values_have_an_interval_and_a_number_of_problems(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    within = {"test/low/env/all/correct": 0.2, "test/high/env/all/correct": 0.5}
+    row = {"progress/generation": 3, "test/env/all/correct": 0.33, "test/problems": 40, **within}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    lines = shown(run, capsys)["held-out, before -> after"]
+    (line,) = [line for line in lines if line.startswith("correct ")]
+    assert line.endswith("95 %: 0.200 to 0.500, 40 problems")
+
+
 def test_a_run_that_learned_nothing_says_why(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     nothing = {"reward/max_genome": 0.0, "reward/min_genome": 0.0}

@@ -85,6 +85,28 @@ def test_what_goes_wrong_is_told_once_and_stays_on_the_screen(
     assert "50% of the answers were cut off at sampling.max_tokens" in drawn
 
 
+def test_held_out_values_say_how_sure_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    within = {"test/low/env/all/correct": 0.2, "test/high/env/all/correct": 0.5}
+    measured = {**METRICS, "test/env/all/correct": 0.33, "test/problems": 40, **within}
+    tracker = PlainTracker(info(tmp_path), Clock())
+    tracker.log(0, measured)
+    tracker.recorded(1)
+    assert "  held-out correct 0.330 (0.200 to 0.500)  40 held-out problems  " in (
+        capsys.readouterr().out
+    )
+    screen = Console(file=io.StringIO(), width=100, force_terminal=True)
+    live = ScreenTracker(info(tmp_path), 0, screen)
+    live.log(0, measured)
+    live.log(1, METRICS)
+    live.recorded(2)
+    live.close()
+    assert isinstance(screen.file, io.StringIO)
+    drawn = screen.file.getvalue()
+    assert "95 %" in drawn and "0.200 to 0.500" in drawn
+
+
 MEASURED_TOO = {
     "reward/mean": 0.4,
     "objective/mean": 0.7,

@@ -92,6 +92,17 @@ function stateChip(group) {
   );
 }
 
+/** The interval of a held-out metric's last value, and how many problems it is over; of one run alone. */
+function sure(group, key, unit) {
+  if (group.runs.length > 1) return "";
+  const { columns } = report.runs[group.runs[0]];
+  const last = (name) => (columns[name] ?? []).findLast(finite);
+  const rest = key.replace(/^test\//, "");
+  const [low, high, problems] = [`test/low/${rest}`, `test/high/${rest}`, "test/problems"].map(last);
+  if (![low, high, problems].every(finite)) return "";
+  return `; 95 % interval ${formatted(low, unit)} to ${formatted(high, unit)}, ${plural(problems, "problem")}`;
+}
+
 function fillTiles() {
   const tile = (label, value, aside = "") =>
     el("div", { class: "tile" }, el("dt", {}, label), el("dd", {}, value, aside ? el("small", {}, aside) : null));
@@ -106,9 +117,10 @@ function fillTiles() {
         unit === "share"
           ? `${last >= first ? "+" : "−"}${Math.abs(100 * (last - first)).toFixed(1)} points`
           : `${last >= first ? "+" : "−"}${Math.abs(last - first).toFixed(3)}`;
-      tiles.push(tile(label, formatted(last, unit), `from ${formatted(first, unit)}, ${gain}`));
+      tiles.push(tile(label, formatted(last, unit), `from ${formatted(first, unit)}, ${gain}${sure(group, key, unit)}`));
     };
-    for (const key of present(["test/env/all/correct", "test/env/all/format"])) change(key, `Held-out ${labelOf(key)}`);
+    const heldOut = present(["test/env/all/correct", "test/env/all/format"]);
+    for (const key of heldOut.length ? heldOut : present(["test/reward/mean"])) change(key, `Held-out ${labelOf(key)}`);
     change("reward/mean", "Reward");
     const runs = group.runs.map((number) => report.runs[number]);
     const done = Math.max(...runs.map((run) => run.done));
