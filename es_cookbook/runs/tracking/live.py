@@ -290,6 +290,8 @@ def interval(metrics: Mapping[str, float], key: str) -> str:
     >>> interval({"test/low/reward/mean": 0.1, "test/high/reward/mean": 0.35}, "test/reward/mean")
     '0.100 to 0.350'
     """
+    if not key.startswith("test/"):
+        return ""
     rest = key.removeprefix("test/")
     ends = [metrics.get(f"test/{end}/{rest}", math.nan) for end in ("low", "high")]
     return " to ".join(map(number, ends)) if all(map(math.isfinite, ends)) else ""
