@@ -3,6 +3,7 @@
 A request, a dialog or a message on the console fails whatever test it happens in.
 """
 
+import json
 import re
 import shutil
 import threading
@@ -130,6 +131,24 @@ def test_every_chart_is_drawn_and_has_its_numbers(opened: Opened, run: Path) -> 
     page.locator("#held-out summary").click()
     lists(page, "#held-out tbody td", ["25.0 %", "45.0 %", "65.0 %", "85.0 %", "75.0 %"])
     reads(page, ".facts", "0.01")
+
+
+def test_held_out_values_have_an_interval_and_what_to_look_at_is_said(
+    opened: Opened, run: Path
+) -> None:
+    measured = {
+        "progress/generation": 8,
+        "rollouts/truncated": 0.4,
+        "test/env/all/correct": 0.75,
+        "test/low/env/all/correct": 0.61,
+        "test/high/env/all/correct": 0.853,
+        "test/problems": 40,
+    }
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(measured) + "\n")
+    page = opened(run)
+    reads(page, "#tiles", "+50.0 points; 95 % interval 61.0 % to 85.3 %, 40 problems")
+    reads(page, "#notes", "To look at", "40% of the answers were cut off at sampling.max_tokens")
 
 
 def test_hovering_reads_and_dragging_zooms_all_charts(opened: Opened, run: Path) -> None:

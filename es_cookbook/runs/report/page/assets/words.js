@@ -94,7 +94,7 @@ function stateChip(group) {
 
 /** The interval of a held-out metric's last value, and how many problems it is over; of one run alone. */
 function sure(group, key, unit) {
-  if (group.runs.length > 1) return "";
+  if (group.runs.length > 1 || !isHeldOut(key)) return "";
   const { columns } = report.runs[group.runs[0]];
   const last = (name) => (columns[name] ?? []).findLast(finite);
   const rest = key.replace(/^test\//, "");
