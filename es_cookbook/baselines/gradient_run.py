@@ -297,6 +297,7 @@ async def _built(
             turn_timeout=config.turn_timeout,
             max_failed_fraction=config.max_failed_fraction,
             run_seed=config.seed,
+            log_path=Path(config.log_path),
         )
         sampled = Sampled(engine, sampler, lambda: learner.weights)
         if checkpoint is not None:

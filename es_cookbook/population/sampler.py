@@ -26,6 +26,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
@@ -37,6 +38,7 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.population.blocks import Shares
 from es_cookbook.population.group import RolloutGroup, cause_of
+from es_cookbook.population.lost import LostRollouts
 from es_cookbook.population.policy import EnginePolicy, Residents
 from es_cookbook.rl.rollouts import lost_rollouts
 from es_cookbook.rl.timeouts import Watch
@@ -83,6 +85,7 @@ class PopulationSampler:
             or a `step` to the next; None for as long as in all of them.
         max_failed_fraction: stop when more than this fraction of a generation's rollouts is lost.
         run_seed: the run's seed, from which sampling seeds are derived.
+        log_path: run directory, whose log takes tracebacks of lost rollouts; None for no log.
 
     Attributes:
         spans: takes when engines load and sample, and when Envs have control.
@@ -99,6 +102,7 @@ class PopulationSampler:
         turn_timeout: float | None = None,
         max_failed_fraction: float = 0.1,
         run_seed: int = 0,
+        log_path: Path | None = None,
     ) -> None:
         self.engine = engine
         self.sampling = sampling
@@ -111,6 +115,7 @@ class PopulationSampler:
         self.seconds = Seconds()
         self.spans: Spans = NO_SPANS
         self._warned: set[str] = set()
+        self._lost = LostRollouts(log_path)
         self._shares = Shares()
 
     async def rollout(
@@ -233,6 +238,8 @@ class PopulationSampler:
         self.seconds = Seconds(load_time.seconds, total - load_time.seconds, watch.seconds)
         trajectory_groups_P = [group.result() for group in groups_P]
         what = "an evaluation" if generation is None else f"generation {generation}"
+        shown = what if generation is None else f"generation {generation + 1}"
+        self._lost.tell(shown, env_group_builders_P, trajectory_groups_P)
         self._check_lost(what, trajectory_groups_P, len(groups_P) * num_genomes * num_attempts)
         return trajectory_groups_P
 

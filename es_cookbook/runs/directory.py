@@ -191,12 +191,18 @@ def failures_told(log_path: Path) -> Generator[None]:
     except BaseException as error:
         for failure in leaves(error):
             if isinstance(failure, EngineError):
-                with contextlib.suppress(OSError), open_log(log_path / LOG) as file:
-                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-                    file.writelines(traceback.format_exception(failure))
+                if add_to_log(log_path, "".join(traceback.format_exception(failure))):
                     logger.warning("what is known of this failure is in %s", log_path / LOG)
                 break
         raise
+
+
+def add_to_log(log_path: Path, text: str) -> bool:
+    """Add a text and the time to `log.txt`; returns whether the disk took it."""
+    with contextlib.suppress(OSError), open_log(log_path / LOG) as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text.rstrip()}\n")
+        return True
+    return False
 
 
 def check_is_run(log_path: Path) -> None:

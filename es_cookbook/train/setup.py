@@ -191,6 +191,7 @@ def _sampler(config: Config, engine: Engine) -> PopulationSampler:
         turn_timeout=config.turn_timeout,
         max_failed_fraction=config.max_failed_fraction,
         run_seed=config.seed,
+        log_path=Path(config.log_path),
     )
 
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -245,6 +246,55 @@ async def test_a_failing_env_loses_its_own_rollout_only() -> None:
     assert "sleep_forever" in lost[1].traceback, "where it hung"
     assert all("misbehave" in rollout.traceback for rollout in lost[:2])
     assert problems[0].closed == [0]
+
+
+async def reward_of_text(env: DigitEnv, action: Action) -> None:
+    try:
+        if env.index == 1:
+            float("one")
+        if env.index == 2:
+            float({}["two"])
+    except Exception as error:
+        raise ValueError("the reward failed") from error
+
+
+async def test_the_first_lost_rollout_of_each_kind_is_told_with_its_traceback_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def complain(env: DigitEnv, action: Action) -> None:
+        if env.index in (1, 4):
+            raise ValueError(f"row {env.problem.number}: " + "no " * 9000)
+
+    problems = [Problem(0, misbehave=misbehave_for_one), Problem(1)]
+    sample = sampler(FakeEngine(), rollout_timeout=0.1, max_failed_fraction=0.5, log_path=tmp_path)
+    for generation in (3, 4):
+        await sample.rollout(generation, problems, GENOMES)
+    boom, timeout, nan, done = (record.getMessage() for record in caplog.records)
+    assert boom == (
+        "generation 4: 1 of 12 rollouts lost, the first at problem 0 by genome 2: "
+        f"KeyError: 'boom\\nand more'; its traceback is in {tmp_path}/log.txt"
+    )
+    assert "by genome 3: TimeoutError: not done after 0.1 s" in timeout
+    assert "by genome 4: EnvError: DigitEnv.step must give a finite number" in nan
+    assert "by genome 5: EnvError: DigitEnv.step must give a StepResult" in done
+    caplog.clear()
+    await sample.rollout(
+        5, [Problem(7, misbehave=complain), Problem(8, misbehave=complain)], GENOMES
+    )
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(
+        "generation 6: 4 of 12 rollouts lost, the first at problem 0 by genome 1: ValueError: row 7"
+    )
+    assert len(said) < 700
+    caplog.clear()
+    await sample.rollout(6, [Problem(0, misbehave=reward_of_text), Problem(1)], GENOMES)
+    assert [record.getMessage()[:59] for record in caplog.records] == [
+        "generation 7: 1 of 12 rollouts lost, the first at problem 0",
+        "generation 7: 1 of 12 rollouts lost, the first at problem 0",
+    ], "one sentence for two mistakes of the user's"
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("Traceback (most recent call last)") == 4 + 2 * 2, "but of the long one"
+    assert "in misbehave_for_one" in log and len(log) < 20_000
 
 
 async def test_too_many_lost_stop_the_run_with_the_first_traceback() -> None:

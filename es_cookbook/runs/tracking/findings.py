@@ -22,6 +22,9 @@ _MANY = 0.2
 """Of answers that are cut."""
 _AGAIN = 20
 """Generations after which what still holds is told again."""
+_ZERO, _EQUAL, _TIED, _CHANCE = "zero", "equal", "tied", "luck"
+_NO_SIGNAL = (_ZERO, _EQUAL, _TIED, _CHANCE)
+"""Kinds of generations of which nothing can be learned."""
 _SEE = "see docs/hyper_parameters.md"
 
 _Row = Mapping[str, float]
@@ -52,14 +55,12 @@ class Findings:
             self.take(row)
 
     def take(self, row: _Row) -> list[Finding]:
-        """Take the next row; returns what is new in it, or was told long ago and still holds."""
+        """Take the next row; returns what in it was not told lately."""
         self._taken += 1
         if "genomes/reliability" in row:
             self._reliabilities.append(row["genomes/reliability"])
         found = (self._no_signal(row), _cut(row), self._unchanged(row))
         self.latest = [each for each in found if each is not None]
-        kinds = {each.kind for each in self.latest}
-        self._told = {kind: when for kind, when in self._told.items() if kind in kinds}
         told = [each for each in self.latest if self._is_due(each.kind)]
         self._told |= {each.kind: self._taken for each in told}
         return told
@@ -74,26 +75,26 @@ class Findings:
         change = f"raise {sigma or 'optimizer.sigma'}, or ask more problems per generation; {_SEE}"
         if row.get("reward/max_genome") == 0 == row.get("reward/min_genome"):
             return Finding(
-                "every reward is 0",
-                "every reward is 0, so nothing is learned: look at the answers in rollouts.jsonl, "
-                "and take easier problems, a reward with partial credit, or a prompt that shows "
-                "the form of an answer",
+                _ZERO,
+                "every reward is 0, so nothing is learned: see in rollouts.jsonl whether the "
+                "reward takes right answers as right; if it does, take easier problems, partial "
+                "credit, or a prompt that shows the form of an answer",
             )
         spread = row.get("objective/std_genomes", row.get("reward/std_genomes", 1.0))
         if spread <= 1e-12:
             value = f" ({row['reward/mean']:.3g})" if "reward/mean" in row else ""
             return Finding(
-                "all genomes earn the same",
+                _EQUAL,
                 f"all genomes earn the same{value}, so nothing is learned: {change}",
             )
         if row.get("genomes/tied_fraction") == 1 or _is_empty(row):
             return Finding(
-                "all pairs are tied",
+                _TIED,
                 f"the step is empty or luck, since no genome differs from its twin: {change}",
             )
         if "genomes/reliability" in row and self._is_luck():
             return Finding(
-                "luck",
+                _CHANCE,
                 f"the genomes' differences were luck in the last {_GENERATIONS_OF_LUCK} "
                 f"generations (genomes/reliability below {_LUCK}), and so are the steps: {change}",
             )
@@ -110,10 +111,13 @@ class Findings:
             return None
         if "time/total" in row or not held_out or held_out != self._first:
             return None
+        change = "the steps changed no answer: raise optimizer.learning_rate or optimizer.sigma"
+        if any(each.kind in _NO_SIGNAL for each in self.latest):  # Of the last generation.
+            change = "nothing was learned"
         return Finding(
             "unchanged",
-            "the held-out result is the same as before the first generation in every digit, so the "
-            f"steps changed no answer: raise optimizer.learning_rate or optimizer.sigma; {_SEE}",
+            "the held-out result is the same as before the first generation in every digit: "
+            f"{change}; {_SEE}",
         )
 
 

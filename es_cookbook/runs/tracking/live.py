@@ -293,8 +293,9 @@ def interval(metrics: Mapping[str, float], key: str) -> str:
     if not key.startswith("test/"):
         return ""
     rest = key.removeprefix("test/")
-    ends = [metrics.get(f"test/{end}/{rest}", math.nan) for end in ("low", "high")]
-    return " to ".join(map(number, ends)) if all(map(math.isfinite, ends)) else ""
+    low, high = (metrics.get(f"test/{end}/{rest}", math.nan) for end in ("low", "high"))
+    # Where all problems have the same value, a bootstrap cannot tell.
+    return f"{number(low)} to {number(high)}" if low < high else ""
 
 
 def label(key: str) -> str:

@@ -99,7 +99,7 @@ function sure(group, key, unit) {
   const last = (name) => (columns[name] ?? []).findLast(finite);
   const rest = key.replace(/^test\//, "");
   const [low, high, problems] = [`test/low/${rest}`, `test/high/${rest}`, "test/problems"].map(last);
-  if (![low, high, problems].every(finite)) return "";
+  if (![low, high, problems].every(finite) || low === high) return "";
   return `; 95 % interval ${formatted(low, unit)} to ${formatted(high, unit)}, ${plural(problems, "problem")}`;
 }
 
