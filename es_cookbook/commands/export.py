@@ -1,8 +1,8 @@
 """Write the centre of a run as files that other programs load.
 
-    python -m es_cookbook export log_path=runs/mine output=exported
-    python -m es_cookbook export log_path=runs/mine generation=20 output=exported
-    python -m es_cookbook export log_path=runs/mine rank=8 output=adapter
+    python -m es_cookbook export runs/mine output=exported
+    python -m es_cookbook export runs/mine generation=20 output=exported
+    python -m es_cookbook export runs/mine rank=8 output=adapter
 
 The run directory is only read, and the run may be going on.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import plural, say
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ExportConfig:
     """Write a run's centre as a Hugging Face model directory or a PEFT adapter."""
 
-    log_path: str = chz.field(doc="run directory; it is only read")
+    log_path: str = chz.field(doc="run directory; it is only read", metadata=UNNAMED)
     output: str = chz.field(doc="directory to make; it must not be there yet")
     generation: int | None = chz.field(
         default=None, doc="the centre after so many generations, 0 is the base; all if unset"

@@ -1,7 +1,7 @@
 """Begin a new run with the first generations of another, and some fields changed.
 
-    python -m es_cookbook fork log_path=runs/a generation=30 output=runs/b optimizer.sigma=0.005
-    python -m es_cookbook resume log_path=runs/b
+    python -m es_cookbook fork runs/a generation=30 output=runs/b optimizer.sigma=0.005
+    python -m es_cookbook resume runs/b
 
 The new run takes the recorded steps as given: they made the centre that it starts from, whatever
 its own optimizer would have done. From generation t on its optimizer decides; one with a state of
@@ -14,7 +14,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.cli import UNNAMED, changed, run_cli, split_options
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
@@ -30,7 +30,7 @@ _ALLOWED = sorted(set(chz.chz_fields(train.Config)) - {*_REFUSED, "log_path"})
 class Fork:
     """Begin a new run with the first generations of another, and some of its fields changed."""
 
-    log_path: str = chz.field(doc="run directory to begin with; it is only read")
+    log_path: str = chz.field(doc="run directory to begin with; it is only read", metadata=UNNAMED)
     output: str = chz.field(doc="run directory of the new run")
     generation: int | None = chz.field(
         default=None, doc="how many generations to take, 0 on; None takes all"

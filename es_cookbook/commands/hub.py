@@ -1,7 +1,7 @@
 """Push a directory to the Hugging Face Hub: an export, or what makes a run.
 
-    HF_TOKEN=... python -m es_cookbook hub path=runs/mine repo_id=me/mine
-    HF_TOKEN=... python -m es_cookbook hub path=exported repo_id=me/mine revision=generation-50
+    HF_TOKEN=... python -m es_cookbook hub runs/mine repo_id=me/mine
+    HF_TOKEN=... python -m es_cookbook hub exported repo_id=me/mine revision=generation-50
 
 `es_cookbook.runs.hub.client` says what of a directory is pushed, and where to.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.terminal import say
 from es_cookbook.runs.hub.client import MAIN, check_repo_id, push
 
@@ -23,7 +23,7 @@ from es_cookbook.runs.hub.client import MAIN, check_repo_id, push
 class HubCommand:
     """Push an export, or what makes a run, to the Hugging Face Hub; the token is HF_TOKEN's."""
 
-    path: str = chz.field(doc="directory: an export, or a run directory")
+    path: str = chz.field(doc="directory: an export, or a run directory", metadata=UNNAMED)
     repo_id: str = chz.field(doc="repository: owner/name; made if there is none")
     revision: str = chz.field(default=MAIN, doc="branch; made if there is none")
     private: bool = chz.field(

@@ -1,7 +1,7 @@
 """Evaluate a run with a task of inspect-ai: its centre, its base, or any genome; or a model.
 
-    python -m es_cookbook inspect log_path=runs/mine task=my_task.py
-    python -m es_cookbook inspect log_path=runs/mine task=my_task.py genome=base limit=20
+    python -m es_cookbook inspect runs/mine task=my_task.py
+    python -m es_cookbook inspect runs/mine task=my_task.py genome=base limit=20
     python -m es_cookbook inspect model_name=Qwen/Qwen2.5-0.5B-Instruct task=inspect_evals/gsm8k
     inspect view --log-dir logs
 
@@ -22,7 +22,7 @@ import chz
 
 from es_cookbook.commands.evaluate.measuring import Subject, opened
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.terminal import plural, say
@@ -43,7 +43,7 @@ _ENGINES = Names(ENGINE_NAMES, default=None)
 class InspectConfig:
     """Evaluate a run's centre, its base, a genome, or a model, with a task of inspect-ai."""
 
-    log_path: str = chz.field(default="", doc="run directory; it is only read")
+    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
     task: str = chz.field(
         doc="a task of inspect-ai: my_task.py, my_task.py@name, or package/name of an installed "
         "package"

@@ -1,9 +1,9 @@
 """Talk to a run: its centre, its base, or any genome of any generation, rebuilt from seeds.
 
-    python -m es_cookbook play log_path=runs/mine
-    python -m es_cookbook play log_path=runs/mine generation=12 genome=3
-    python -m es_cookbook play log_path=runs/mine problem=7
-    echo 'What is 2 + 2?' | python -m es_cookbook play log_path=runs/mine genome=base
+    python -m es_cookbook play runs/mine
+    python -m es_cookbook play runs/mine generation=12 genome=3
+    python -m es_cookbook play runs/mine problem=7
+    echo 'What is 2 + 2?' | python -m es_cookbook play runs/mine genome=base
 
 In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe it is the same
 without decoration: a line for each answer, with newlines, control characters and backslashes
@@ -24,7 +24,7 @@ import chz
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from es_cookbook.commands.play_console import Console, open_console, read
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
@@ -45,7 +45,7 @@ _Result = TypeVar("_Result")
 class PlayConfig:
     """Answer prompts with the centre, the base or any genome of a run; /help lists commands."""
 
-    log_path: str = chz.field(doc="run directory")
+    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
     generation: int | None = chz.field(
         default=None,
         doc="the centre after so many generations, and the genomes around it; 0 is "

@@ -1,9 +1,9 @@
 """Go on with a run, from its directory alone.
 
-    python -m es_cookbook resume log_path=runs/my-run
-    python -m es_cookbook resume log_path=runs/my-run engine=ray engine.num_engines=2
+    python -m es_cookbook resume runs/my-run
+    python -m es_cookbook resume runs/my-run engine=ray engine.num_engines=2
 
-    python -m es_cookbook resume log_path=runs/my-run trust=my_package
+    python -m es_cookbook resume runs/my-run trust=my_package
 
 The Config is the one in the directory, rebuilt exactly, whichever recipe or script it came from.
 Classes that are not es_cookbook's own are imported from packages in `trust` alone.
@@ -15,7 +15,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.cli import UNNAMED, changed, run_cli, split_options
 from es_cookbook.common.terminal import BEGAN
 
 
@@ -23,7 +23,7 @@ from es_cookbook.common.terminal import BEGAN
 class Resume:
     """Go on with a run, from its directory alone."""
 
-    log_path: str = chz.field(doc="run directory")
+    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
     trust: tuple[str, ...] = chz.field(
         default=(), doc="packages beside es_cookbook whose code config.json may name"
     )

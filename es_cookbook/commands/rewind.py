@@ -1,7 +1,7 @@
 """Cut a run back to an earlier generation, in place; nothing is lost.
 
-    python -m es_cookbook rewind log_path=runs/a generation=30
-    python -m es_cookbook resume log_path=runs/a
+    python -m es_cookbook rewind runs/a generation=30
+    python -m es_cookbook resume runs/a
 
 The run as it stood is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
 `fork` begins a new run from it.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.directory import CONFIG
@@ -22,7 +22,7 @@ from es_cookbook.runs.scripts import trust_option
 class Rewind:
     """Cut a run back to an earlier generation, in place; what is cut off is kept beside."""
 
-    log_path: str = chz.field(doc="run directory")
+    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
     generation: int = chz.field(doc="how many generations stay, 0 on")
 
 

@@ -3,6 +3,7 @@
     python -m es_cookbook sweep values.optimizer.sigma=0.005,0.01 seeds=0,1,2 workers=2
     ... range.optimizer.sigma=0.001:0.03:log sampler=random trials=10
     ... range.optimizer.learning_rate=0.005:0.05:log sampler=optuna prune=median
+    ... recipe=train model_name=... data=rows.jsonl reward=exact values.optimizer.sigma=0.001,0.002
 
 `values.NAME=a,b,c` lists what an option of the recipe's `train_cli` may be; values that have commas
 themselves are separated by semicolons (`'values.objective.weights=1,0.2;1,0.5'`).
@@ -16,19 +17,20 @@ it was interrupted, and what is complete is not run again. What comes out is pri
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import chz
 
 from es_cookbook import train
 from es_cookbook.commands.recipe_configs import check_options, recipe_config
-from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.commands.train import SHORT, TrainConfig, whole_options
+from es_cookbook.common.cli import built, run_cli, split_options
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 
 _VALUES, _RANGE = "values", "range"
+_TRACKERS = "es_cookbook.runs.tracking.jsonl:JsonlTrackerBuilder"
 _REFUSED = {
     "seed": "seeds=... says which",
     "log_path": "every run has a directory of its own in the sweep's log_path",
@@ -41,17 +43,19 @@ _REFUSED = {
 class Sweep(SweepSettings):
     """Train a recipe under every combination of options, or under some of them."""
 
-    recipe: str = chz.field(default="countdown", doc="what the runs train on")
+    recipe: str = chz.field(
+        default="countdown", doc="what the runs train on; train: rows of your own, as that command"
+    )
     log_path: str = chz.field(default="", doc="directory of all runs; runs/sweep-<recipe> if empty")
 
     @property
-    def config_class(self) -> Callable[..., train.Config]:
-        """The config of the recipe's command.
+    def config_class(self) -> type[train.Config]:
+        """The config of the recipe's command, or of `train`.
 
         Raises:
             ConfigError: There is no such recipe.
         """
-        return recipe_config(self.recipe)
+        return TrainConfig if self.recipe == "train" else recipe_config(self.recipe)
 
 
 def searched(fields: Mapping[str, str]) -> tuple[Space, dict[str, str]]:
@@ -111,13 +115,18 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
     Raises:
         ConfigError: An option is none of the recipe's, or the sweep sets it.
     """
+    config_class = config.config_class
     space, of_all = searched(fields)
-    known = [*chz.chz_fields(config.config_class), *chz.chz_fields(Sweep), _VALUES, _RANGE]
+    known = [*chz.chz_fields(config_class), *chz.chz_fields(Sweep), _VALUES, _RANGE]
+    if config_class is TrainConfig:
+        known += [*SHORT, "environment"]
     check_options((*space, *of_all), known, _REFUSED, whose="the sweep's")
-    default = config.config_class(trackers=JsonlTrackerBuilder())
 
     def make(options: Mapping[str, Value]) -> train.Config:
-        return changed(default, {**of_all, **{name: str(value) for name, value in options.items()}})
+        given = {**of_all, **{name: str(value) for name, value in options.items()}}
+        if config_class is TrainConfig:
+            given = whole_options(given)
+        return built(config_class, {"trackers": _TRACKERS, **given})
 
     return make, space
 
@@ -132,6 +141,8 @@ def main(config: Sweep, fields: Mapping[str, str]) -> None:
 def cli() -> None:
     """The console entry point."""
     own, fields = split_options(Sweep)
+    if "recipe=train" in own:  # A reward of the user's own may measure nothing but itself.
+        own = ["metric=test/reward/mean", *own]
     more_help = (
         "\n\nvalues.NAME=a,b and range.NAME=LOW:HIGH[:log] say what an option of train_cli may be "
         "(values.optimizer.sigma=0.005,0.01);\nany other option of train_cli "

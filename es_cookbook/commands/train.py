@@ -17,7 +17,7 @@ where `my_taskset` is an installed package with a taskset of the verifiers libra
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import chz
 
@@ -68,6 +68,16 @@ def cli() -> None:
     """The console entry point."""
     short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
     run_cli(main, TrainConfig, whole_names(sys.argv[1:]), f"\n\nShort: {short}.")
+
+
+def whole_options(fields: Mapping[str, str]) -> dict[str, str]:
+    """The same of options that are already split into names and values.
+
+    >>> whole_options({"data": "rows.jsonl", "seed": "1"})
+    {'dataset.source': 'rows.jsonl', 'seed': '1'}
+    """
+    whole = whole_names(f"{name}={value}" for name, value in fields.items())
+    return {name: value for name, _, value in (option.partition("=") for option in whole)}
 
 
 def whole_names(arguments: Iterable[str]) -> list[str]:

@@ -59,6 +59,8 @@ from es_cookbook.common.terminal import (
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
+UNNAMED = {"unnamed": True}
+"""Metadata of the field whose values a user may type without its name: `show runs/mine`."""
 _DOC_COLUMN = 46
 
 
@@ -112,7 +114,7 @@ def run_cli(
     refuse_while_imported()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        given = _parse([argument for argument in arguments if argument not in _HELP])
+        given = _parse([each for each in arguments if each not in _HELP], unnamed_field(config))
         with until_stdout_closes(), as_program():
             if any(argument in _HELP for argument in arguments):
                 print(help_page(config, given) + more_help)
@@ -138,7 +140,8 @@ def split_options(
     others: dict[str, str] = {}
     for argument in sys.argv[1:] if argv is None else argv:
         name, equals, value = argument.lstrip("-").partition("=")
-        if equals and name.partition(".")[0] not in chz.chz_fields(config_class):
+        is_option = equals and not _is_path(argument)
+        if is_option and name.partition(".")[0] not in chz.chz_fields(config_class):
             others[name] = value
         else:
             own.append(argument)
@@ -176,7 +179,7 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
-        f"usage: {program()} [name=value ...]",
+        f"usage: {program()} {_unnamed_usage(config)}[name=value ...]",
         "",
         *textwrap.wrap(" ".join(summary.split()), width),
         "",
@@ -199,16 +202,46 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _parse(arguments: Sequence[str]) -> dict[str, str]:
+def unnamed_field(config: object) -> Field | None:
+    """The field whose values may be typed without its name, if a config or a class has one."""
+    fields = chz.chz_fields(cast("type", config)).values()
+    return next((field for field in fields if "unnamed" in (field.metadata or {})), None)
+
+
+def _parse(arguments: Sequence[str], unnamed: Field | None) -> dict[str, str]:
+    """Options by name; several values of the field without a name are one, with commas."""
     given: dict[str, str] = {}
+    paths: list[str] = []
+    unnamed_paths: list[str] = []
+    of_paths = unnamed.logical_name if unnamed else ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if not equals:
+        if of_paths and (_is_path(argument) or not (equals or argument.startswith("-"))):
+            paths.append(argument)
+            unnamed_paths.append(argument)
+        elif not equals:
             raise _OptionError(
                 f"an option is written name=value, found {argument!r}; --help lists them"
             )
-        given[name.lstrip("-")] = value
+        elif name.lstrip("-") == of_paths:
+            paths.append(value)
+        else:
+            given[name.lstrip("-")] = value
+    several = unnamed is not None and _holds_several(unnamed)
+    if len(unnamed_paths) > 1 and not several:
+        raise _OptionError(f"{of_paths} is one path here, found {' and '.join(unnamed_paths)}")
+    if paths:
+        given[of_paths] = ",".join(paths) if several else paths[-1]
     return given
+
+
+def _is_path(argument: str) -> bool:
+    """Whether it is a path: no option has a slash in its name, and directories may have a `=`."""
+    return "/" in argument.partition("=")[0]
+
+
+def _holds_several(field: Field) -> bool:
+    return typing.get_origin(field.x_type) is tuple
 
 
 def _is_for_chz(path: str) -> bool:
@@ -237,7 +270,9 @@ def _build(
         raise _OptionError(f"missing {', '.join(missing)}; --help lists all options")
     kept = {} if config is None else _kept(config, "", given)
     typed = {
-        path.removesuffix("@"): Reference(text) if path.endswith("@") else chz.Castable(text)
+        path.removesuffix("@"): Reference(text)
+        if path.endswith("@")
+        else (path in options and _switched_on(options[path].field, text)) or chz.Castable(text)
         for path, text in given.items()
     }
     blueprint = chz.Blueprint(config_class).apply(kept, layer_name="as it was")
@@ -402,6 +437,8 @@ def _part(
 
 def _chosen(field: Field, path: str, text: str) -> Callable[..., object] | None:
     """What a user's word builds; None where it is a value itself."""
+    if part := _switched_on(field, text):
+        return part
     meta_factory = field.meta_factory
     kinds = typing.get_args(field.x_type) or (field.x_type,)
     if isinstance(meta_factory, Names) or (meta_factory and any(map(chz.is_chz, kinds))):
@@ -411,8 +448,19 @@ def _chosen(field: Field, path: str, text: str) -> Callable[..., object] | None:
             try:
                 return meta_factory.from_string(text)
             except (chz.factories.MetaFromString, ConfigError) as error:
-                raise _OptionError(f"{path}={text}: {error}") from error
+                said = str(error)
+                if type(None) in kinds and not isinstance(meta_factory, Names):
+                    said = f"accepted: True, None, or options of it, {path}.NAME=..."
+                raise _OptionError(f"{path}={text}: {said}") from error
     return None
+
+
+def _switched_on(field: Field, text: str) -> Callable[..., object] | None:
+    """What True builds where a part may be left out: the part with its own defaults."""
+    kinds = typing.get_args(field.x_type)
+    if text not in ("True", "true") or type(None) not in kinds or not any(map(chz.is_chz, kinds)):
+        return None
+    return field.meta_factory.unspecified_factory() if field.meta_factory else None
 
 
 def _check_value(option: Option, text: str) -> None:
@@ -430,6 +478,14 @@ def _literals(field: Field) -> list[str]:
     """The values of a field that is typed as a `Literal`."""
     is_literal = typing.get_origin(field.x_type) is typing.Literal
     return [str(value) for value in typing.get_args(field.x_type)] if is_literal else []
+
+
+def _unnamed_usage(config: object) -> str:
+    field = unnamed_field(config)
+    if field is None:
+        return ""
+    path = "PATH ... " if _holds_several(field) else "PATH "
+    return path if default_of(field) is MISSING else f"[{path.strip()}] "
 
 
 def _name_of(field: Field, part: type) -> str:

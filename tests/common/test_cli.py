@@ -10,7 +10,7 @@ from typing import Literal
 import chz
 import pytest
 
-from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.cli import UNNAMED, changed, run_cli, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import EngineError, TooManyLostError
 from es_cookbook.common.schedules import Constant, Cosine
@@ -325,3 +325,53 @@ def test_ctrl_c_in_a_real_process_is_130_without_a_traceback(tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (130, "interrupted\n")
+
+
+@chz.chz
+class OfRuns:
+    """A command of one run, or of several."""
+
+    log_path: str = chz.field(doc="a run", metadata=UNNAMED)
+    depth: int = chz.field(default=1, doc="how deep")
+
+
+@chz.chz
+class OfSeveralRuns:
+    """A command of several runs."""
+
+    log_path: tuple[str, ...] = chz.field(doc="runs", metadata=UNNAMED)
+
+
+def test_a_run_needs_no_option_name_and_keeps_the_order_in_which_it_is_typed() -> None:
+    one: list[OfRuns] = []
+    run_cli(one.append, OfRuns, ["runs/sweep/optimizer.sigma=0.01-seed0", "depth=2"])
+    assert one == [OfRuns(log_path="runs/sweep/optimizer.sigma=0.01-seed0", depth=2)]
+    several: list[OfSeveralRuns] = []
+    run_cli(several.append, OfSeveralRuns, ["b", "log_path=a,c", "d"])
+    assert several == [OfSeveralRuns(log_path=("b", "a", "c", "d"))]
+    assert split_options(OfRuns, ["runs/a=b/c", "seed=1"]) == (["runs/a=b/c"], {"seed": "1"})
+
+
+def test_two_paths_for_a_command_of_one_run_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        run_cli(print, OfRuns, ["a", "b"])
+    assert capsys.readouterr().err == "log_path is one path here, found a and b\n"
+    run_cli(print, OfSeveralRuns, ["--help"])
+    assert " PATH ... [name=value ...]\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", ["kl=true", "pool=True"])
+def test_true_builds_a_part_that_is_left_out_by_default(given: str) -> None:
+    config = run(given, *(["kl.weight=0.1"] if given == "kl=true" else []))
+    assert (config.kl is not None) == (given == "kl=true")
+    assert (config.pool is not None) == (given == "pool=True")
+
+
+def test_what_is_neither_true_nor_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("pool=yes")
+    assert capsys.readouterr().err == (
+        "pool=yes: accepted: True, None, or options of it, pool.NAME=...\n"
+    )

@@ -1,8 +1,8 @@
 """What a run's centre or a model is worth on held-out problems, and whether another is better.
 
-    python -m es_cookbook evaluate log_path=runs/mine
-    python -m es_cookbook evaluate log_path=runs/mine against=base
-    python -m es_cookbook evaluate log_path=runs/mine generation=20 attempts=8 temperature=1
+    python -m es_cookbook evaluate runs/mine
+    python -m es_cookbook evaluate runs/mine against=base
+    python -m es_cookbook evaluate runs/mine generation=20 attempts=8 temperature=1
     python -m es_cookbook evaluate model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=rush_hour
     python -m es_cookbook evaluate model_name=exported data=rows.jsonl reward=my_rewards:score
 

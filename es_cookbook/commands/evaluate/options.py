@@ -19,7 +19,7 @@ from es_cookbook.commands.evaluate.saved import Saved, read
 from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
 from es_cookbook.commands.train import TrainConfig
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import built, changed
+from es_cookbook.common.cli import UNNAMED, built, changed
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, did_you_mean
 from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -43,7 +43,7 @@ _BASE = "base"
 class EvaluateConfig:
     """Measure a run's centre or a model on held-out problems, alone or against another."""
 
-    log_path: str = chz.field(default="", doc="run directory; it is only read")
+    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
     generation: int | None = chz.field(
         default=None, doc="the centre after so many generations; 0 is the base, None the latest"
     )

@@ -1,6 +1,6 @@
 r"""Does a second answer help, and where: answers, a cue to reconsider, answers again.
 
-    es-cookbook reconsider log_path=runs/mine
+    es-cookbook reconsider runs/mine
     es-cookbook reconsider model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=math output=second
     es-cookbook reconsider recipe=countdown cue='\n'
 
@@ -30,7 +30,7 @@ from es_cookbook.commands.reconsider.report import buckets_of, mean, table, writ
 from es_cookbook.commands.reconsider.study import Passes, both_passes, entropies
 from es_cookbook.commands.train import whole_names
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.cli import UNNAMED, run_cli, split_options
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.rl.objectives import REWARD
@@ -44,7 +44,7 @@ from es_cookbook.train.signals import run_until_signal
 class ReconsiderConfig:
     """Have a run's centre or a model answer held-out problems twice, then after a cue."""
 
-    log_path: str = chz.field(default="", doc="run directory; it is only read")
+    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
     generation: int | None = chz.field(
         default=None, doc="the centre after so many generations; 0 is the base, None the latest"
     )

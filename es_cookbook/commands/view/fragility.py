@@ -37,13 +37,13 @@ def read_study(path: Path) -> dict[str, Lost]:
         found = {one_line(name): _lost(of_run) for name, of_run in runs.items()}
     except OSError as error:
         raise ConfigError(
-            f"log_paths: {file} cannot be read: {error.strerror or error}; fragility is drawn from "
+            f"log_path: {file} cannot be read: {error.strerror or error}; fragility is drawn from "
             "the output of python -m es_cookbook.recipes.markovian.study"
         ) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"log_paths: {file} is no study: {error!r:.200}") from error
+        raise ConfigError(f"log_path: {file} is no study: {error!r:.200}") from error
     if not any(found.values()):
-        raise ConfigError(f"log_paths: {file} has measured no fragility")
+        raise ConfigError(f"log_path: {file} has measured no fragility")
     return found
 
 

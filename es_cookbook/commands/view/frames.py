@@ -1,7 +1,7 @@
-"""Runs as one table in a Parquet file, for pandas, Polars, DuckDB or R.
+"""Runs as one table in a Parquet or CSV file, for pandas, Polars, DuckDB or R.
 
-    python -m es_cookbook frames log_paths=runs/a,runs/b output=frames.parquet
-    ... log_paths=runs/sweep output=rollouts.parquet of=rollouts
+    python -m es_cookbook frames runs/a,runs/b output=frames.parquet
+    ... runs/sweep output=rollouts.parquet of=rollouts
 
 A row is a generation of a run, or a rollout that it recorded; `es_cookbook.runs.report.frames` says
 which columns there are. A directory of run directories, such as a sweep's, stands for all of them.
@@ -11,28 +11,30 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.terminal import plural
-from es_cookbook.runs.report.frames import Of, frames, write_parquet
+from es_cookbook.runs.report.frames import Of, frames, write_table
 
 
 @chz.chz
 class Frames:
     """Write runs as one table: a row a generation, or a row a recorded rollout."""
 
-    log_paths: tuple[str, ...] = chz.field(
-        doc="run directories, or directories of run directories, with commas between them"
+    log_path: tuple[str, ...] = chz.field(
+        doc="run directories, or directories of run directories, with commas between them",
+        metadata=UNNAMED,
     )
     output: str = chz.field(
-        default="frames.parquet", doc="the file to write; one of that name is replaced"
+        default="frames.parquet",
+        doc="the .parquet or .csv file to write; one of that name is replaced",
     )
     of: Of = chz.field(default="generations", doc="what a row is")
 
 
 def main(config: Frames) -> None:
     """Write the file, and say what is in it."""
-    table = frames(config.log_paths, config.of)
-    write_parquet(table, Path(config.output))
+    table = frames(config.log_path, config.of)
+    write_table(table, Path(config.output))
     what = f"{plural(len(table), 'row')} of {plural(len(set(table['run'])), 'run')}"
     print(f"{what}, with {plural(len(table.columns), 'column')}: {config.output}")
 

@@ -179,7 +179,7 @@ async def _rewards(
     config, engine = rebuilt.run.config, rebuilt.engine
     problems_P = (await config.dataset(engine.tokenizer)).test_P[:num_problems]
     if not problems_P:
-        raise ConfigError("log_paths: the run holds out no problems, so there is none to attempt")
+        raise ConfigError("log_path: the run holds out no problems, so there is none to attempt")
     sampler = PopulationSampler(
         engine,
         sampling=chz.replace(config.sampling, temperature=config.eval_temperature),

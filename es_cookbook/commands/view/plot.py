@@ -1,10 +1,10 @@
 """Plots for papers, from what runs, evaluations and studies have written: PNG and SVG.
 
-    python -m es_cookbook plot log_paths=runs/es-seed0,runs/es-seed1,runs/gradient
-    ... log_paths=runs/mine metric=reward/mean x=generations
-    ... kind=pass_at_k log_paths=before.json,after.json
-    ... kind=fragility log_paths=runs/markovian-study
-    ... kind=landscape log_paths=runs/mine around.generation=20 around.genomes=3,8
+    python -m es_cookbook plot runs/es-seed0,runs/es-seed1,runs/gradient
+    ... runs/mine metric=reward/mean x=generations
+    ... kind=pass_at_k before.json,after.json
+    ... kind=fragility runs/markovian-study
+    ... kind=landscape runs/mine around.generation=20 around.genomes=3,8
 
 - `curves`: a metric over rollouts, generations, tokens or seconds, of runs of evolution strategies
   and of gradients alike. Runs that differ in their seed alone are one curve: their mean, and their
@@ -28,7 +28,7 @@ from es_cookbook.commands.evaluate.report import estimates_of
 from es_cookbook.commands.evaluate.saved import Saved, read
 from es_cookbook.commands.view.fragility import draw_fragility
 from es_cookbook.commands.view.landscape import Around, draw_landscape
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import one_line, plural, say
@@ -51,8 +51,9 @@ _SIZES = {"column": COLUMN, "page": PAGE}
 class Plot:
     """Draw curves, pass@k, fragility or a landscape, as a PNG and an SVG for a paper."""
 
-    log_paths: tuple[str, ...] = chz.field(
-        doc="run directories; for pass_at_k files of evaluations, for fragility studies"
+    log_path: tuple[str, ...] = chz.field(
+        doc="run directories; for pass_at_k files of evaluations, for fragility studies",
+        metadata=UNNAMED,
     )
     kind: Kind = chz.field(default="curves", doc="what is drawn")
     output: str = chz.field(
@@ -75,11 +76,11 @@ class Plot:
 
     @chz.validate
     def _paths(self) -> None:
-        if not self.log_paths:
-            raise ConfigError("log_paths must name at least one, found none")
-        if self.kind == "landscape" and len(self.log_paths) > 1:
+        if not self.log_path:
+            raise ConfigError("log_path must name at least one, found none")
+        if self.kind == "landscape" and len(self.log_path) > 1:
             raise ConfigError(
-                f"log_paths: a landscape is of one run, found {len(self.log_paths)} of them"
+                f"log_path: a landscape is of one run, found {len(self.log_path)} of them"
             )
 
 
@@ -103,9 +104,9 @@ def main(config: Plot) -> None:
         case "pass_at_k":
             written = draw_pass_at_k(config, output, size)
         case "fragility":
-            written = draw_fragility(config.log_paths, output, config.title, size)
+            written = draw_fragility(config.log_path, output, config.title, size)
         case "landscape":
-            (run,) = config.log_paths
+            (run,) = config.log_path
             written = draw_landscape(
                 *(run, config.around, config.engine, output, config.title, size)
             )
@@ -119,7 +120,7 @@ def draw_curves(config: Plot, output: Path, size: Size) -> list[Path]:
         ConfigError: A run has not measured it.
         RunDirectoryError: One is not a run directory.
     """
-    runs = [read_run(Path(log_path)) for log_path in config.log_paths]
+    runs = [read_run(Path(log_path)) for log_path in config.log_path]
     for problem in (problem for run in runs for problem in run.problems):
         say(problem)
     groups = grouped(runs)
@@ -146,7 +147,7 @@ def draw_pass_at_k(config: Plot, output: Path, size: Size) -> list[Path]:
     """
     lines: dict[str, Line] = {}
     tasks: dict[str, None] = {}
-    for log_path in config.log_paths:
+    for log_path in config.log_path:
         saved = read(Path(log_path))
         name = one_line(saved.evaluation.title)
         lines[name if name not in lines else f"{name} ({log_path})"] = _pass_at(saved, log_path)
@@ -172,7 +173,7 @@ def _pass_at(saved: Saved, log_path: str) -> Line:
     }
     if not by_k:
         raise ConfigError(
-            f"log_paths: {log_path} has no pass@k: it needs several attempts at each problem "
+            f"log_path: {log_path} has no pass@k: it needs several attempts at each problem "
             "(es-cookbook evaluate attempts=8 temperature=1 output=...) and Envs that report "
             "correct or solved"
         )

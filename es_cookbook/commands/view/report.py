@@ -1,8 +1,8 @@
 """A page about runs: what they measured, their genomes, what models wrote, and their Configs.
 
-    es-cookbook report log_path=runs/mine
-    es-cookbook report log_path=runs/es-0 log_path=runs/es-1 log_path=runs/grpo output=both.html
-    es-cookbook report log_path=runs/mine watch=true
+    es-cookbook report runs/mine
+    es-cookbook report runs/es-0 runs/es-1 runs/grpo output=both.html
+    es-cookbook report runs/mine watch=true
 
 One HTML file that needs no network and opens from the disk. Runs that differ in their seed alone
 are drawn as their mean and range; runs of gradients are drawn beside those of evolution strategies.
@@ -10,14 +10,12 @@ With `watch=true` nothing is written: the page is served to this machine's brows
 runs that go on.
 """
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import printable, say
 from es_cookbook.runs.directory import REPORT
@@ -31,7 +29,7 @@ class Report:
     """Write a page about one run or several, or serve it while they go on."""
 
     log_path: tuple[str, ...] = chz.field(
-        doc="run directories; with commas between them, or given again for each"
+        doc="run directories; with commas between them, or given again for each", metadata=UNNAMED
     )
     output: str = chz.field(
         default="",
@@ -83,16 +81,4 @@ def main(report: Report) -> None:
 
 def cli() -> None:
     """The console entry point."""
-    run_cli(main, Report, together(sys.argv[1:]))
-
-
-def together(arguments: Sequence[str]) -> list[str]:
-    """Arguments in which every `log_path=` is one option with commas.
-
-    >>> together(["log_path=a", "watch=true", "log_path=b"])
-    ['watch=true', 'log_path=a,b']
-    """
-    start = "log_path="
-    paths = [text.removeprefix(start) for text in arguments if text.startswith(start)]
-    others = [text for text in arguments if not text.startswith(start)]
-    return [*others, start + ",".join(paths)] if paths else others
+    run_cli(main, Report)

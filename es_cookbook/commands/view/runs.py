@@ -1,7 +1,7 @@
 """List the runs in a directory: where each stands, how far it is, and how good it was.
 
     python -m es_cookbook runs
-    python -m es_cookbook runs directory=runs/compare-countdown
+    python -m es_cookbook runs runs/compare-countdown
 
 All folders below are looked through, but not those of a run itself (`rewound/`, say). Runs are only
 read, and may be in progress; the one that wrote last comes first.
@@ -26,7 +26,7 @@ from es_cookbook.commands.view.texts import (
     shown_path,
     updated,
 )
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
@@ -43,7 +43,7 @@ _LEFT_OUT = ("best held-out", "updated", "kind")
 class Runs:
     """List the runs in a directory and its folders, the one that wrote last first."""
 
-    directory: str = chz.field(default="runs", doc="where to look")
+    directory: str = chz.field(default="runs", doc="where to look", metadata=UNNAMED)
 
 
 def found_in(directory: Path) -> Iterator[RunFiles]:

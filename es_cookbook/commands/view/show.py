@@ -1,6 +1,6 @@
 """Print a summary of a run: what it is, how far it is, what it reached, and what of it is damaged.
 
-    python -m es_cookbook show log_path=runs/mine
+    python -m es_cookbook show runs/mine
 
 The run directory is only read, and the run may be in progress. Nothing that its config.json names
 is imported, but for the recipe of this package whose defaults it is compared with.
@@ -28,7 +28,7 @@ from es_cookbook.commands.view.texts import (
     shown_path,
     updated,
 )
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import one_line, show_bytes
 from es_cookbook.runs.config_differences import flattened
@@ -68,7 +68,7 @@ _NARROW = 80
 class Show:
     """Print a summary of a run, with trends of its reward, held-out score and speed."""
 
-    log_path: str = chz.field(doc="run directory")
+    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
 
 
 def main(config: Show) -> None:

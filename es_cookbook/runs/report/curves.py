@@ -47,7 +47,7 @@ def points(run: RunFiles, metric: str, over: Spent) -> dict[float, float]:
     if not found:
         known = sorted({key for row in run.metrics for key in row})
         raise ConfigError(
-            f"log_paths: {run.path} has not measured {metric} over {over}: "
+            f"log_path: {run.path} has not measured {metric} over {over}: "
             f"{nearest(metric, known) if known else 'it has measured nothing'}"
         )
     return found
@@ -97,7 +97,7 @@ def _line(runs: Sequence[RunFiles], metric: str, over: Spent, scale: float) -> L
     shared = sorted(set(points_R[0]).intersection(*points_R[1:]))
     if not shared:
         raise ConfigError(
-            f"log_paths: {runs[0].path} and the runs that differ from it in their seed alone were "
+            f"log_path: {runs[0].path} and the runs that differ from it in their seed alone were "
             f"never measured after the same number of {over}"
         )
     values_R_M: NDArray[np.float64] = np.array([[each[x] for x in shared] for each in points_R])

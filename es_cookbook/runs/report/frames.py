@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Of: TypeAlias = Literal["generations", "rollouts"]
 Paths: TypeAlias = str | Path | Iterable[str | Path]
-SUFFIX = ".parquet"
+SUFFIXES = (".parquet", ".csv")
 _CLASS = "config"
 """What the class of the Config itself is called, which stands at no path."""
 _LARGEST = 2**63 - 1
@@ -70,15 +70,20 @@ def frames(log_paths: Paths, of: Of = "generations") -> "pandas.DataFrame":
     return _table(rows, first=("run", "generation", *(path or _CLASS for path in fields)))
 
 
-def write_parquet(table: "pandas.DataFrame", output: Path) -> None:
-    """Write a table as a Parquet file, whole or not at all; a former one is replaced.
+def write_table(table: "pandas.DataFrame", output: Path) -> None:
+    """Write a table as a Parquet or CSV file, whole or not at all; a former one is replaced.
 
     Raises:
-        ConfigError: The name does not end in .parquet, or pyarrow is not installed.
+        ConfigError: The name ends otherwise, or pyarrow is not installed.
         RunDirectoryError: The disk refuses.
     """
-    if output.suffix != SUFFIX:
-        raise ConfigError(f"output must be a file whose name ends in {SUFFIX}, found {output}")
+    if output.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"output must be a file whose name ends in {' or '.join(SUFFIXES)}, found {output}"
+        )
+    if output.suffix == ".csv":
+        replace_file(output, [table.to_csv(index=False).encode("utf-8", "replace")])
+        return
     written = io.BytesIO()
     try:
         table.to_parquet(written, engine="pyarrow", index=False)
@@ -104,7 +109,7 @@ def _read(log_paths: Paths) -> list[RunFiles]:
         except RunDirectoryError as error:
             failed.append(error)
     if not runs:
-        none = RunDirectoryError("log_paths must name at least one run directory, found none")
+        none = RunDirectoryError("log_path must name at least one run directory, found none")
         raise failed[0] if failed else none
     left_out = [f"{error}; it is left out" for error in failed]
     for problem in [*left_out, *(problem for run in runs for problem in run.problems)]:

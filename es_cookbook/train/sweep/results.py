@@ -17,7 +17,7 @@ from es_cookbook.common.errors import HistoryError
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.comparison import is_share
-from es_cookbook.runs.report.frames import table_of, write_parquet
+from es_cookbook.runs.report.frames import table_of, write_table
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.sweep.pruning import Curve
@@ -116,7 +116,7 @@ def write_results(log_path: Path, results: Sequence[Result], metric: str) -> str
         }
         for result in results
     ]
-    write_parquet(table_of(rows), log_path / f"{RESULTS}.parquet")
+    write_table(table_of(rows), log_path / f"{RESULTS}.parquet")
     text = table(results, metric)
     replace_file(log_path / f"{RESULTS}.md", [text.encode(), b"\n"])
     return text

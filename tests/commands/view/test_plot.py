@@ -75,7 +75,7 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_range(tmp_path: Pat
 
 def plotted(tmp_path: Path, log_paths: list[str], **options: Any) -> str:
     """The text of the SVG; the PNG lies beside it."""
-    main(Plot(log_paths=tuple(log_paths), output=str(tmp_path / "plots" / "it.svg"), **options))
+    main(Plot(log_path=tuple(log_paths), output=str(tmp_path / "plots" / "it.svg"), **options))
     assert (tmp_path / "plots" / "it.png").read_bytes().startswith(b"\x89PNG")
     return (tmp_path / "plots" / "it.svg").read_text()
 
@@ -95,12 +95,12 @@ def test_a_held_out_metric_stands_at_what_was_spent_before_it(tmp_path: Path) ->
 def test_what_was_not_measured_is_refused_with_the_nearest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, f"log_paths={RUNS[0]}", "metric=reward/meen", f"output={tmp_path}/x")
+    said = refused(capsys, f"log_path={RUNS[0]}", "metric=reward/meen", f"output={tmp_path}/x")
     assert "has not measured reward/meen over rollouts: did you mean 'reward/mean'?" in said
-    assert "must be a run directory" in refused(capsys, f"log_paths={tmp_path}/none")
-    assert "log_paths must name at least one" in refused(capsys, "log_paths=")
+    assert "must be a run directory" in refused(capsys, f"log_path={tmp_path}/none")
+    assert "log_path must name at least one" in refused(capsys, "log_path=")
     assert "is no evaluation" in refused(
-        capsys, f"log_paths={RUNS[0]}/config.json", "kind=pass_at_k"
+        capsys, f"log_path={RUNS[0]}/config.json", "kind=pass_at_k"
     )
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_study_is_refused(
 ) -> None:
     (tmp_path / "study.json").write_text(there)
     assert "study.json is no study" in refused(
-        capsys, f"log_paths={tmp_path}", "kind=fragility", f"output={tmp_path}/x"
+        capsys, f"log_path={tmp_path}", "kind=fragility", f"output={tmp_path}/x"
     )
 
 
@@ -165,7 +165,7 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_landscape_goes_through_the_centre_along_a_genome_or_two(
     real_run: Path, tmp_path: Path
 ) -> None:
-    around = ["around.points=3", "around.reach=1", f"log_paths={real_run}", "kind=landscape"]
+    around = ["around.points=3", "around.reach=1", f"log_path={real_run}", "kind=landscape"]
     run_cli(main, Plot, [*around, f"output={tmp_path}/one", "around.trust=tests"])
     found = json.loads((tmp_path / "one.json").read_text())
     assert found["multiples"] == [-1.0, 0.0, 1.0]
@@ -182,11 +182,11 @@ def test_a_landscape_goes_through_the_centre_along_a_genome_or_two(
 def test_a_landscape_of_what_is_not_there_is_refused(
     real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [f"log_paths={real_run}", "kind=landscape", "around.trust=tests"]
+    options = [f"log_path={real_run}", "kind=landscape", "around.trust=tests"]
     assert "there is no genome 9" in refused(capsys, *options, "around.genomes=9")
     assert "are a mirrored pair" in refused(capsys, *options, "around.genomes=0,1")
     assert "one or two different ones" in refused(capsys, *options, "around.genomes=1,2,3")
-    assert "a landscape is of one run" in refused(capsys, *options, "log_paths=a,b")
+    assert "a landscape is of one run" in refused(capsys, *options, "log_path=a,b")
 
 
 def test_pass_at_k_is_drawn_from_evaluations_with_several_attempts(
@@ -202,5 +202,5 @@ def test_pass_at_k_is_drawn_from_evaluations_with_several_attempts(
     text = plotted(tmp_path, [several], kind="pass_at_k")
     assert "pass@k -->" in text and "after 2 generations -->" in text
     assert "it needs several attempts" in refused(
-        capsys, f"log_paths={evaluated()}", "kind=pass_at_k", f"output={tmp_path}/x"
+        capsys, f"log_path={evaluated()}", "kind=pass_at_k", f"output={tmp_path}/x"
     )

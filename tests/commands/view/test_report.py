@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands.view.report import Report, main, together
+from es_cookbook.commands.view.report import Report, main
 from es_cookbook.common.cli import run_cli
 from tests.runs.report.made_runs import make_run
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit):
-        run_cli(main, Report, together(arguments))
+        run_cli(main, Report, arguments)
     return capsys.readouterr().err
 
 
@@ -36,7 +36,7 @@ def test_runs_are_given_with_commas_or_one_by_one(
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         make_run(tmp_path / name)
-    run_cli(main, Report, together(["log_path=a", "log_path=b"]))
+    run_cli(main, Report, ["log_path=a", "b"])
     one_by_one = Path("report.html").read_bytes()
     run_cli(main, Report, ["log_path=a,b", "output=other.html"])
     assert Path("other.html").read_bytes() == one_by_one

@@ -15,7 +15,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.runs import frames
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.report.frames import table_of, write_parquet
+from es_cookbook.runs.report.frames import table_of, write_table
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 RECORDED = Path(__file__).parents[2] / "data/recorded"
@@ -105,7 +105,7 @@ def test_whatever_a_stranger_wrote_fits_into_parquet(tmp_path: Path) -> None:
         )
     for of in ("generations", "rollouts"):
         table = frames([RUN, odd], of=of)
-        write_parquet(table, tmp_path / f"{of}.parquet")
+        write_table(table, tmp_path / f"{of}.parquet")
         read = pandas.read_parquet(tmp_path / f"{of}.parquet")
         assert list(read.columns) == list(table.columns)
         assert len(read) == len(table)
@@ -123,8 +123,8 @@ def test_text_and_numbers_at_one_place_are_texts() -> None:
 
 
 def test_a_table_has_another_name_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ends in .parquet, found .*table.csv"):
-        write_parquet(frames(RUN), tmp_path / "table.csv")
+    with pytest.raises(ConfigError, match=r"ends in .parquet or .csv, found .*table.xlsx"):
+        write_table(frames(RUN), tmp_path / "table.xlsx")
     with pytest.raises(ConfigError, match="did you mean 'rollouts'"):
         frames(RUN, of="rollout")
 
@@ -133,12 +133,13 @@ def test_the_command_writes_the_file_and_says_what_is_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "all.parquet"
-    options = [f"log_paths={RUN},{other(tmp_path)}", f"output={output}"]
+    options = [str(RUN), str(other(tmp_path)), f"output={output}"]
     run_cli(command.main, command.Frames, options)
     assert len(pandas.read_parquet(output)) == 10
     assert capsys.readouterr().out.startswith("10 rows of 2 runs, with ")
-    run_cli(command.main, command.Frames, [f"log_paths={RUN}", f"output={output}", "of=rollouts"])
-    assert "answered" in pandas.read_parquet(output)
+    output = tmp_path / "all.csv"
+    run_cli(command.main, command.Frames, [str(RUN), f"output={output}", "of=rollouts"])
+    assert "answered" in pandas.read_csv(output)
 
 
 def test_the_pages_example_runs(
