@@ -25,6 +25,7 @@ from es_cookbook.runs.directory import (
     GENERATION_KEYS,
     HISTORY,
     METRICS,
+    TRAINED_ON,
     checked_names,
     failures_told,
     generation_of,
@@ -96,7 +97,7 @@ def standing_of(config: GradientConfig) -> GradientStanding:
     log_path = Path(config.log_path)
     names = checked_names(log_path)
     checkpoint = latest_checkpoint(log_path)
-    if not names or (checkpoint is None and names <= {CONFIG}):
+    if not names or (checkpoint is None and names <= {CONFIG, TRAINED_ON}):
         return GradientStanding()
     behavior = config.behavior_if_log_dir_exists
     if behavior != "delete" and HISTORY in names:

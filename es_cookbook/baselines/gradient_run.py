@@ -64,7 +64,7 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from es_cookbook.runs.directory import LOG, METRICS
+from es_cookbook.runs.directory import LOG, METRICS, keep_trained_on
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.report.page.at_the_end import ReportWriter
@@ -264,6 +264,7 @@ async def opened_with(
         for generation, results_P in enumerate(checkpoint.results if checkpoint else ()):
             datasets.train.tell(generation, results_P)
         start = begin(config, standing)
+        keep_trained_on(log_path, datasets, start)
         info = RunInfo(log_path, config_to_json(config), config.seed, config.num_generations, start)
         trackers = [config.trackers(info), ReportWriter(log_path)]
         tracker = Trackers([*trackers, *([config.hub(info)] if config.hub else [])])

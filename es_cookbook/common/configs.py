@@ -50,6 +50,7 @@ _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
 
 _NEEDS_TRUST = "needs_trust"
+_RECORDED_WITHOUT = "recorded_without"
 _RUN_CODE = ("ray", "vllm")
 """Packages that some values of fields, marked by `needs_trust`, make run anything."""
 _LONGEST_LINE = 500
@@ -76,8 +77,8 @@ def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     type, and a class or a function itself may stand only where that asks for one. Nothing is called
     but the chz classes.
 
-    A field that a class has gained since takes its default; a field it has lost is refused, unless
-    it has the value that is how the class behaves now.
+    A field that a class has gained since takes its default, or what `recorded_without` says. One it
+    has lost is refused, unless it has the value that is how the class behaves now.
 
     Raises:
         ConfigError: Not such JSON, a class or function that is unknown or not trusted, an unknown
@@ -151,6 +152,11 @@ def needs_trust(package: str, is_harmless: Callable[[object], bool]) -> dict[str
     """
     assert package in _RUN_CODE
     return {_NEEDS_TRUST: (package, is_harmless)}
+
+
+def recorded_without(value: object) -> dict[str, object]:
+    """Metadata of a field that a class has gained: what a config that lacks it means by that."""
+    return {_RECORDED_WITHOUT: value}
 
 
 def _read(text: str, declared: type, trust: Collection[str]) -> object:
@@ -423,7 +429,11 @@ class _Reader:
             raise _unfit(where, declared, f"an object of {text}")
         known = chz.chz_fields(config_class)
         plain_fields = _without_dropped(config_class, plain_fields, where)
-        values: dict[str, object] = {}
+        values: dict[str, object] = {
+            name: metadata[_RECORDED_WITHOUT]
+            for name, field in known.items()
+            if _RECORDED_WITHOUT in (metadata := field.metadata or {})
+        }
         for name, plain in plain_fields.items():
             if name not in known:
                 raise ConfigError(

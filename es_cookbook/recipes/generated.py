@@ -5,6 +5,7 @@ seed, agrees on which ones no one trains on. `development` is a second held-out 
 chosen on it, so that the test chooses nothing.
 """
 
+import dataclasses
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
@@ -16,7 +17,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 
 Fold: TypeAlias = Literal["train", "development", "test"]
@@ -81,12 +82,21 @@ class GeneratedDatasetBuilder(RLDatasetBuilder):
     def builders(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        """The distinct problems of a fold, in an order that follows from the seed."""
+        """The distinct problems of a fold, in an order that follows from the seed.
+
+        A problem's name says what it is, however it is asked.
+        """
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate, and render the prompts."""
-        train = list(islice(self.builders(self.seed, "train", tokenizer), self.num_train))
-        # The same for every seed: runs compare.
-        test_P = list(islice(self.builders(0, self.held_out, tokenizer), self.num_test))
+
+        def made(seed: int, fold: Fold, most: int) -> list[ProblemGroupBuilder]:
+            builders = islice(self.builders(seed, fold, tokenizer), most)
+            return [
+                dataclasses.replace(each, contents=(digest_of(each.name),)) for each in builders
+            ]
+
+        train = made(self.seed, "train", self.num_train)
+        test_P = made(0, self.held_out, self.num_test)  # The same for every seed: runs compare.
         dataset = ProblemDataset(train, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)

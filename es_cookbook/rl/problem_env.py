@@ -6,10 +6,12 @@ rollout: a generation makes thousands of Envs, all on one event loop.
 """
 
 import dataclasses
+import hashlib
 import logging
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 
 from es_cookbook.rl.types import (
     Action,
@@ -95,12 +97,14 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         gold: an answer that must earn the Env's full reward, where one is known; for a
             `MessageEnv` of several turns a text for each.
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
+        contents: digests of what the problem is, whatever its prompt.
     """
 
     make_env: Callable[[], Env]
     name: str
     gold: str | tuple[str, ...] | None = None
     problem_tags: tuple[str, ...] = ()
+    contents: tuple[int, ...] = ()
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Fresh Envs that share nothing but the problem."""
@@ -110,6 +114,21 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     def tags(self) -> tuple[str, ...]:
         """The problem's tags."""
         return self.problem_tags
+
+    @property
+    def digests(self) -> tuple[int, ...]:
+        """Of its contents, and of its prompt where it has one turn."""
+        env = self.make_env()
+        if not isinstance(env, ProblemEnv):
+            return self.contents
+        return (*self.contents, digest_of(env.observation.tokens_T))
+
+
+def digest_of(content: str | Sequence[int]) -> int:
+    """64 bits (BLAKE2b) that stand for a text, or for a prompt's tokens."""
+    is_text = isinstance(content, str)
+    data = content.encode("utf-8", "replace") if is_text else array("q", content).tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def render_prompt(

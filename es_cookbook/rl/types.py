@@ -363,6 +363,15 @@ class EnvGroupBuilder(ABC):
         """Names under which this problem's metrics are reported, in addition to `all`."""
         return ()
 
+    @property
+    def digests(self) -> tuple[int, ...]:
+        """What the problem is, however it is asked (`es_cookbook.rl.problem_env.digest_of`).
+
+        Problems that share a digest are the same one: an evaluation says how many a run was trained
+        on. None where that is not known.
+        """
+        return ()
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProblemResult:
@@ -410,6 +419,11 @@ class RLDataset(ABC):
             DataError: They are of other problems than the generation's, and not given.
         """
         del generation, results_P, given
+
+    @property
+    def problems(self) -> Sequence[EnvGroupBuilder]:
+        """All that batches are made of; none where they are made as they are asked for."""
+        return ()
 
     @property
     def depends_on_results(self) -> bool:

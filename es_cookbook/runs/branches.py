@@ -19,6 +19,7 @@ from es_cookbook.runs.directory import (
     REPORT,
     SNAPSHOTS,
     check_is_run,
+    copy_trained_on,
     lines_before,
     locked,
     made_beside,
@@ -60,6 +61,8 @@ def fork_run(
         for name, key in GENERATION_KEYS.items():
             if (source / name).exists():
                 replace_file(beside / name, lines_before(source / name, key, taken))
+        if taken:
+            copy_trained_on(source, beside)
         copy_scripts(source, beside)
     return taken
 

@@ -31,6 +31,9 @@ from es_cookbook.common.files import (
     read_file,
     whole_directory,
 )
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.data.trained_on import TrainedOn
+from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
@@ -50,6 +53,7 @@ PUSHED = "pushed"
 PROFILE = "profile.json"
 TENSORBOARD = "tensorboard"
 REPORT = "report.html"
+TRAINED_ON = "trained_on.bin"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
 """What a run is made of; anything else follows from it or is about it."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
@@ -57,11 +61,14 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, "optimizer", "wandb", "wandb_id"),
+        *(LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON),
+        *("optimizer", "wandb", "wandb_id"),
     }
 )
 """What may be in a run directory; anything else is somebody's own."""
 _FOLDERS = {SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS, PUSHED, TENSORBOARD, "optimizer", "wandb"}
+_MOST_TRAINED_ON = 2**28
+"""Bytes that are read of a record of training problems: ten million of them have fewer."""
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +153,58 @@ def set_aside(log_path: Path) -> Path:
             if (log_path / name).exists():
                 with opened(log_path / name, ANY_SIZE, log_path) as file:
                     replace_file(beside / name, lines(file))
+        copy_trained_on(log_path, beside)
         copy_scripts(log_path, beside)
     return rewound
+
+
+def keep_trained_on(log_path: Path, datasets: Datasets, generations: int, forked: int = 0) -> None:
+    """Record what a run may train on, beside what it could before; warn where that is held out.
+
+    Nothing is recorded where it is not known: where problems have no digests, and of a fork whose
+    parent has recorded nothing.
+
+    Args:
+        log_path: the run's directory.
+        datasets: what is trained on from now on, and what is held out.
+        generations: how many are recorded.
+        forked: how many of them are another run's.
+
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
+    found = TrainedOn.of(problem.digests for problem in datasets.train.problems)
+    shared = found and found.overlap(problem.digests for problem in datasets.test_P)
+    if shared:
+        logger.warning(
+            "%d of the %s are among those that are trained on",
+            shared,
+            plural(len(datasets.test_P), "held-out problem"),
+        )
+    before = read_trained_on(log_path) if generations else None
+    if found is None:
+        (log_path / TRAINED_ON).unlink(missing_ok=True)
+    elif before is not None or not forked:
+        whole = found if before is None else found.and_of(before)
+        replace_file(log_path / TRAINED_ON, [whole.encode()])
+
+
+def read_trained_on(log_path: Path) -> TrainedOn | None:
+    """What a run may have trained on; None where that is not recorded, or damaged.
+
+    Raises:
+        RunDirectoryError: It is no file that a run makes.
+    """
+    try:
+        return TrainedOn.decode(read_file(log_path / TRAINED_ON, _MOST_TRAINED_ON, log_path))
+    except FileNotFoundError:
+        return None
+
+
+def copy_trained_on(source: Path, target: Path) -> None:
+    """Copy what a run may have trained on, where that is recorded."""
+    if (found := read_trained_on(source)) is not None:
+        replace_file(target / TRAINED_ON, [found.encode()])
 
 
 @contextlib.contextmanager

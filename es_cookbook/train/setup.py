@@ -25,7 +25,7 @@ from es_cookbook.population.sampler import Overlap, PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset
-from es_cookbook.runs.directory import LOG, PROFILE, RunDirectory
+from es_cookbook.runs.directory import LOG, PROFILE, RunDirectory, keep_trained_on
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.history.store import check_fingerprint, header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
@@ -134,6 +134,9 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
         directory.begin()
+        fork = standing.header and standing.header.fork
+        forked = fork.generation if fork else 0
+        keep_trained_on(log_path, datasets, directory.history.next_generation, forked)
         if not directory.history.next_generation and datasets.test_P:
             say(
                 f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"

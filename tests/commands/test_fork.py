@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from es_cookbook import train
@@ -16,6 +17,8 @@ from es_cookbook.commands import fork, resume, rewind
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.lock import RunLock
@@ -394,3 +397,36 @@ def test_what_may_not_differ_and_runs_that_are_none_are_refused(
         resumes(tmp_path / "script")
     assert "give that script as trust=path/to/script.py, or run it again" in capsys.readouterr().err
     assert files(recorded) == before
+
+
+def test_a_run_records_what_it_trains_on_and_a_fork_what_it_was_trained_on_before(
+    tmp_path: Path, forks: Callable[..., None], resumes: Callable[..., None]
+) -> None:
+    def countdown(seed: int) -> CountdownDatasetBuilder:
+        return CountdownDatasetBuilder(
+            seed=seed, num_train=30, num_test=2, problems_per_generation=2
+        )
+
+    def digests(seed: int) -> list[tuple[int, ...]]:
+        datasets = anyio.run(countdown(seed), FakeEngineBuilder().made[-1].tokenizer)
+        return [problem.digests for problem in datasets.train.problems]
+
+    run, forked, unknown = tmp_path / "run", tmp_path / "forked", tmp_path / "unknown"
+    train.run(config(run, dataset=countdown(0), num_generations=2))
+    found = read_trained_on(run)
+    assert found is not None and found.overlap(digests(0)) == 30
+    others = found.overlap(digests(1))
+    assert others is not None and others < 30
+
+    forks(f"log_path={run}", f"output={forked}", "dataset.seed=1", "num_generations=3")
+    resumes(forked)
+    found = read_trained_on(forked)
+    assert found is not None and [found.overlap(digests(seed)) for seed in (0, 1)] == [30, 30]
+
+    (run / "trained_on.bin").unlink()
+    forks(f"log_path={run}", f"output={unknown}", "dataset.seed=1", "num_generations=3")
+    resumes(unknown)
+    assert read_trained_on(unknown) is None, "what its parent trained on is not recorded"
+    resumes(run, "num_generations=3")
+    found = read_trained_on(run)
+    assert found is not None and found.overlap(digests(0)) == 30

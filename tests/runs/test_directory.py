@@ -5,15 +5,20 @@ import pty
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.branches import fork_run, rewind_run
-from es_cookbook.runs.directory import failures_told, locked
+from es_cookbook.runs.directory import failures_told, keep_trained_on, locked, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.opening import Behavior, open_run_directory, standing_of
+from tests.fakes import SmallDataset, problem
 from tests.runs.records import HEADER, make_record
 
 CONFIG = json.dumps(
@@ -335,7 +340,9 @@ def test_an_unreadable_config_cannot_be_resumed(tmp_path: Path) -> None:
         opened(tmp_path, CONFIG, "resume")
 
 
-@pytest.mark.parametrize("name", ["config.json", "history.jsonl", "metrics.jsonl", "lock"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "history.jsonl", "metrics.jsonl", "lock", "trained_on.bin"]
+)
 def test_a_link_to_another_file_is_not_written_through(tmp_path: Path, name: str) -> None:
     record_run(tmp_path / "run", 1).history.close()
     (tmp_path / "precious").write_text("one line")
@@ -353,3 +360,18 @@ def test_a_link_in_place_of_a_temporary_file_is_not_written_through(tmp_path: Pa
     replace_file(tmp_path / "config.json", [b"{}"])
     assert (tmp_path / "config.json").read_text() == "{}"
     assert (tmp_path / "precious").read_text() == "one line"
+
+
+def test_what_is_held_out_and_trained_on_is_said_and_what_is_not_known_not_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems = [problem(number, "any") for number in range(4)]
+    train = ProblemDataset(cast("list[ProblemGroupBuilder]", problems), 1, seed=0)
+    keep_trained_on(tmp_path, Datasets(train, [*problems[:3], problem(50, "test")]), 0)
+    assert caplog.messages == ["3 of the 4 held-out problems are among those that are trained on"]
+    found = read_trained_on(tmp_path)
+    assert found is not None and found.overlap(each.digests for each in problems) == 4
+    keep_trained_on(tmp_path, Datasets(SmallDataset(), problems), 1)
+    assert read_trained_on(tmp_path) is None and not (tmp_path / "trained_on.bin").exists()
+    (tmp_path / "trained_on.bin").write_bytes(found.encode()[:-1])
+    assert read_trained_on(tmp_path) is None

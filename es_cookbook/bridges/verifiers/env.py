@@ -20,6 +20,7 @@ from es_cookbook.bridges.verifiers.agent import Agent, Trace, as_message, openin
 from es_cookbook.bridges.verifiers.library import Source, Task, said
 from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.rl.messages.chat import Chat
+from es_cookbook.rl.problem_env import digest_of
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -53,6 +54,11 @@ class TaskBuilder(EnvGroupBuilder):
     def content(self) -> str:
         """What the task holds, without its place in the taskset."""
         return self.task.data.model_dump_json(exclude={"idx"})
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return (digest_of(self.content),)
 
     def prompt_length(self) -> int:
         """Tokens of the task's own prompt; 0 where its environment opens the chat."""

@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
 import anyio
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, ESCookbookError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine, EngineBuilder
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -19,9 +20,11 @@ from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.problem_dataset import EpochDataset, check_problem
+from es_cookbook.rl.data.trained_on import TrainedOn
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
 
@@ -34,6 +37,8 @@ class Subject:
         name: the model's name or the run directory, as it was given.
         run: None for a model.
         generations: at which it is evaluated; (0,) for a model.
+        trained_in: the run directory that tells what it was trained on; None if nothing does.
+        dataset: what it was trained on if that is not recorded there.
     """
 
     name: str
@@ -42,6 +47,8 @@ class Subject:
     search_space: SearchSpaceBuilder
     run: RecordedRun | None = None
     generations: Sequence[int] = (0,)
+    trained_in: Path | None = None
+    dataset: RLDatasetBuilder | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +93,7 @@ class Evaluation:
         generation: None for a model.
         model: what was evaluated, to the bit: base and fingerprint.
         metrics: means by the names that a run gives them, without `test/`.
+        trained_on: how many of the problems its run may have trained on; None if that is not known.
     """
 
     name: str
@@ -93,6 +101,7 @@ class Evaluation:
     model: Mapping[str, str | None]
     metrics: Mapping[str, float]
     results: Results
+    trained_on: int | None = None
 
     @property
     def title(self) -> str:
@@ -206,7 +215,25 @@ async def _evaluation(
         model=await _identity(subject, generation, engine),
         metrics=summary(groups_P, setting.attempts),
         results=results_of(problems_P, groups_P),
+        trained_on=await trained_on(subject, generation, engine, problems_P),
     )
+
+
+async def trained_on(
+    subject: Subject, generation: int, engine: Engine, problems_P: Sequence[EnvGroupBuilder]
+) -> int | None:
+    """How many of the problems a run may have trained on by this generation; None if unknown."""
+    run, known = subject.run, None
+    if run is not None and generation == 0:
+        return 0
+    if subject.trained_in is not None:
+        known = read_trained_on(subject.trained_in)
+    fork = run.header.fork if run is not None and run.header is not None else None
+    if known is None and subject.dataset is not None and (fork is None or not fork.generation):
+        with contextlib.suppress(ESCookbookError):  # Its rows need not be here any more.
+            datasets = await subject.dataset(engine.tokenizer)
+            known = TrainedOn.of(problem.digests for problem in datasets.train.problems)
+    return known and known.overlap(problem.digests for problem in problems_P)
 
 
 async def _identity(subject: Subject, generation: int, engine: Engine) -> Mapping[str, str | None]:

@@ -203,7 +203,8 @@ def _of_run(
     run.check_generation(generation)
     own = {path: text for path, text in fields.items() if _first(path) == "engine"}
     engine = changed(run.config, own).engine
-    return Subject(name, run.model_name, engine, run.config.search_space, run, (generation,))
+    space, recorded = run.config.search_space, (Path(name), run.config.dataset)
+    return Subject(name, run.model_name, engine, space, run, (generation,), *recorded)
 
 
 def _of_gradients(
@@ -223,8 +224,10 @@ def _of_gradients(
         generation, model_name = checkpoint.generation, str(checkpoint.model)
         if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
             engine = chz.replace(engine, dtype=checkpoint.dtype)
-    title = f"{name} before its first generation" if generation == 0 else name
-    return Subject(title, model_name, engine, run.search_space)
+    if generation == 0:
+        return Subject(f"{name} before its first generation", model_name, engine, run.search_space)
+    recorded = Path(name), run.dataset
+    return Subject(name, model_name, engine, run.search_space, None, (0,), *recorded)
 
 
 def _against(

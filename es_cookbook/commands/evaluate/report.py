@@ -52,6 +52,7 @@ def report(
                 setting.attempts,
             )
         )
+        parts += _not_held_out(setting, against)
     if notes := notes_on(estimates["all"], comparisons):
         parts.append("\n".join(notes))
     return printable("\n\n".join(parts))
@@ -68,7 +69,20 @@ def heading(setting: Setting, evaluation: Evaluation) -> str:
         f"{plural(setting.attempts, 'attempt')} at each, {how}, at most "
         f"{plural(setting.sampling.max_tokens, 'token')}, seed {setting.seed}"
     )
-    return f"{evaluation.title}\n{_wrapped(said)}"
+    return "\n".join([evaluation.title, _wrapped(said), *_not_held_out(setting, evaluation)])
+
+
+def _not_held_out(setting: Setting, evaluation: Evaluation) -> list[str]:
+    """How many of the problems were trained on, where that matters and is not none."""
+    if setting.split == "train" or evaluation.trained_on == 0:
+        return []
+    if evaluation.trained_on is None:
+        if not evaluation.generation:  # A model, of which nobody expects to know it.
+            return []
+        return [_wrapped(f"Which of these problems {evaluation.name} trains on is not known.")]
+    count = plural(len(evaluation.results.names_P), "problem")
+    said = f"Not held out: {evaluation.name} trains on {evaluation.trained_on} of {count}."
+    return [_wrapped(said)]
 
 
 def _table(estimates: Mapping[str, Estimate], metric: str) -> str:

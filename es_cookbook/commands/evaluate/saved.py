@@ -105,6 +105,7 @@ def _described(evaluation: Evaluation) -> dict[str, object]:
         "generation": evaluation.generation,
         "model": dict(evaluation.model),
         "metrics": dict(evaluation.metrics),
+        "trained_on": evaluation.trained_on,
     }
 
 
@@ -146,6 +147,7 @@ def _saved(plain: Mapping[str, Any]) -> Saved:
             for name, value in plain["metrics"].items()
         },
         results=results,
+        trained_on=None if (count := plain.get("trained_on")) is None else int(count),
     )
     return Saved(evaluation, dict(plain["settings"]))
 

@@ -31,13 +31,14 @@ from es_cookbook.baselines.grpo.run import main as run_grpo
 from es_cookbook.commands.gradients import as_program
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.types import Metrics, RLDatasetBuilder
-from es_cookbook.runs.directory import CHECKPOINTS, HISTORY
+from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.train.recorded import RecordedRun, rebuild
 
@@ -179,6 +180,10 @@ async def _final(config: AnyConfig, finals: Finals, *, at_the_base: bool = False
         found = await evaluate(sampler, test_P, finals.attempts, 1.0, beside_P)
         if finals.second is not None:
             second_P = (await finals.second(engine.tokenizer)).test_P
+            known = None if at_the_base else read_trained_on(Path(config.log_path))
+            if shared := known and known.overlap(problem.digests for problem in second_P):
+                count = plural(len(second_P), "problem")
+                say(f"not held out: {config.log_path} trains on {shared} of the {count} of second")
             second = await evaluate(sampler, second_P)
             found |= {f"second/{key}": value for key, value in second.items()}
         return found

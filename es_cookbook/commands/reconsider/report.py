@@ -107,7 +107,7 @@ def table(
 ) -> str:
     """All of it as text of 80 columns."""
     generation = None if subject.run is None else subject.generations[0]
-    evaluation = Evaluation(subject.name, generation, {}, {}, passes.first)
+    evaluation = Evaluation(subject.name, generation, {}, {}, passes.first, passes.trained_on)
     both = [each for each in passes.first.metrics if each in passes.second.metrics]
     compared = [compare(passes.second, passes.first, each, setting.seed) for each in both]
     columns = ("second", "first")

@@ -17,6 +17,7 @@ from es_cookbook.commands.evaluate.measuring import (
     opened,
     problems_of,
     sampler_of,
+    trained_on,
 )
 from es_cookbook.commands.reconsider.second_pass import Cue, SecondPass, first_of_one_turn
 from es_cookbook.common.errors import ConfigError
@@ -47,12 +48,16 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passes:
-    """One answer to each problem, and another after the cue; None where one was lost."""
+    """One answer to each problem, and another after the cue; None where one was lost.
+
+    `trained_on` is how many of the problems a run may have trained on; None if that is not known.
+    """
 
     first_P: Sequence[Answer | None]
     second_P: Sequence[Answer | None]
     first: Results
     second: Results
+    trained_on: int | None = None
 
 
 async def both_passes(
@@ -96,6 +101,7 @@ async def both_passes(
             [_answer(engine.tokenizer, each) for each in second_P],
             results_of(problems_P, first_P),
             results_of(again_P, second_P),
+            await trained_on(subject, subject.generations[0], engine, problems_P),
         )
 
 

@@ -11,11 +11,12 @@ from collections import defaultdict
 from typing import Literal, TypeAlias
 
 import anyio
+from typing_extensions import override
 
 from es_cookbook.recipes.code.problems import Problem
 from es_cookbook.rl.grading.asserts import run_asserts
 from es_cookbook.rl.grading.sandbox import Limits, Ran, run_code
-from es_cookbook.rl.problem_env import Grade
+from es_cookbook.rl.problem_env import Grade, digest_of
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.timeouts import nobody_has_control
 from es_cookbook.rl.types import Action, Env, EnvGroup, EnvGroupBuilder, Observation, StepResult
@@ -169,6 +170,11 @@ class CodeGroupBuilder(EnvGroupBuilder):
     reward: Reward
     limits: Limits
     name: str
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return digest_of(self.problem.key), digest_of(self.observation.tokens_T)
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Envs that share what has been graded."""

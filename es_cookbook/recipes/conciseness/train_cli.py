@@ -53,6 +53,7 @@ _TASK = functools.partial(
     source=str(QUESTIONS),
     fold=2,  # The settings were chosen on folds 0 and 1.
     prompt=PROMPT,
+    split_by=PROMPT,
     reward=Conciseness(),
     full_reward=0.0,
     batch=16,

@@ -23,7 +23,7 @@ from es_cookbook.recipes.countdown.problems import (
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_sources
 from es_cookbook.rl.data.splits import load_splits
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
@@ -117,7 +117,9 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"
         given = Observation(tokens_T), problem.numbers, problem.target, self.reward, ends_in_think
         gold = gold.removeprefix(THINK_OPEN) if ends_in_think else gold
-        return ProblemGroupBuilder(functools.partial(CountdownEnv, *given), name, gold)
+        contents = (digest_of(f"countdown {problem.key}"),)
+        make_env = functools.partial(CountdownEnv, *given)
+        return ProblemGroupBuilder(make_env, name, gold, contents=contents)
 
 
 def _read(row: Row) -> Problem:

@@ -27,7 +27,7 @@ from es_cookbook.recipes.logic.generators import (
 from es_cookbook.rl.data.choosing import quotas
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 
 SMALL_TASK = "chain_sum"
@@ -224,6 +224,7 @@ class LogicDatasetBuilder(RLDatasetBuilder):
             f"{source}, problem {problem.question[-60:]!r}",
             problem.gold if style == "compact" else f"<answer>{problem.gold}</answer>",
             () if source.level is None else (f"level{source.level}",),
+            (digest_of(f"{source.task} {problem.question}"),),
         )
 
 

@@ -19,6 +19,7 @@ from es_cookbook.recipes.markovian.template import TEMPLATE_NAMES, Template
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
 from es_cookbook.rl.data.rows import check_sources
 from es_cookbook.rl.data.splits import load_splits
+from es_cookbook.rl.problem_env import digest_of
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 
 _TEMPLATES = Names(TEMPLATE_NAMES, default="compact")
@@ -142,7 +143,12 @@ class MarkovianDatasetBuilder(RLDatasetBuilder):
         )
         make_env = functools.partial(MarkovianEnv, asked)
         return MarkovianProblem(
-            make_env, name, problem_tags=problem.tags, question=problem.question, asked=asked
+            make_env,
+            name,
+            problem_tags=problem.tags,
+            contents=(digest_of(problem.source or problem.question),),
+            question=problem.question,
+            asked=asked,
         )
 
 

@@ -31,6 +31,7 @@ class Problem:
         thought: a hand-written chain of thought, where one is known.
         tags: names under which metrics are reported.
         held_out_fold: which fold of the questions is held out.
+        source: the text that the question was cut from, if it was.
     """
 
     question: str
@@ -38,6 +39,7 @@ class Problem:
     thought: str | None = None
     tags: tuple[str, ...] = ()
     held_out_fold: int = 0
+    source: str = ""
 
     @property
     def key(self) -> str:

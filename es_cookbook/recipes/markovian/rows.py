@@ -49,7 +49,7 @@ def read_problem(
     """
     found = {name for name, value in row.fields.items() if value is not None}
     tags: tuple[str, ...] = ()
-    thought = None
+    thought, source = None, ""
     if {"question", "choices"} <= found:
         question, answer, tags = _choice(row)
     elif {"Body", "Question", "Answer"} <= found:
@@ -68,6 +68,7 @@ def read_problem(
             steps, _, answer = answer.rpartition(MARK)
             thought, answer = steps.strip(), answer.strip().replace(",", "")
     elif "text" in found:
+        source = row.text("text")
         question, answer = _cut(row, tokenizer, *lengths)
     else:
         raise row.error(
@@ -79,7 +80,7 @@ def read_problem(
     if not answer:
         raise row.error("the answer is empty")
     written = row.optional_text("thought")
-    return Problem(question, answer, written or thought, tags, held_out_fold)
+    return Problem(question, answer, written or thought, tags, held_out_fold, source)
 
 
 def _one(row: Row, name: str) -> str:

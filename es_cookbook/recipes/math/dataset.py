@@ -19,7 +19,7 @@ from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_sources
 from es_cookbook.rl.data.splits import load_splits
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
 from es_cookbook.rl.rewards.format import prompt_ends_in_think
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 
@@ -119,4 +119,5 @@ class MathDatasetBuilder(RLDatasetBuilder):
             name,
             gold=gold_text(problem.gold, self.prompt, prompt_ends_in_think=ends_in_think),
             problem_tags=problem.tags,
+            contents=(digest_of(problem.key),),
         )

@@ -42,6 +42,7 @@ _TASK = functools.partial(
     JudgedTask,
     source=str(ADDITIONS),
     prompt="{question}",
+    split_by="question",
     reward=measured,
     full_reward=1.0,
     judge=BaseJudge(template=JUDGED),

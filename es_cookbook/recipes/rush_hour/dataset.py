@@ -28,7 +28,7 @@ from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositions
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_sources
 from es_cookbook.rl.data.splits import load_splits
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 
@@ -118,7 +118,8 @@ class RushHourDatasetBuilder(RLDatasetBuilder):
         gold = gold.removeprefix(THINK_OPEN) if ends_in_think else gold
         given = Observation(tokens_T), problem.board, len(solution), self.reward, ends_in_think
         make_env = functools.partial(RushHourEnv, *given)
-        return ProblemGroupBuilder(make_env, name, gold, (difficulty(len(solution)),))
+        tags, contents = (difficulty(len(solution)),), (digest_of(f"rush hour {problem.key}"),)
+        return ProblemGroupBuilder(make_env, name, gold, tags, contents)
 
 
 def _read(row: Row, held_out_fold: int) -> Problem:

@@ -29,7 +29,7 @@ from es_cookbook.recipes.tic_tac_toe.game import (
 )
 from es_cookbook.recipes.tic_tac_toe.players import perfect_move, random_move
 from es_cookbook.recipes.tic_tac_toe.tournament import Tournament
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, render_prompt
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, digest_of, render_prompt
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -103,6 +103,11 @@ class OpeningGroup(EnvGroupBuilder):
     @override
     def asks_genomes(self) -> bool:
         return True
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return (digest_of(f"tic-tac-toe {self.opening}"),)
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Envs that ask for the first move."""
@@ -184,6 +189,11 @@ class OpponentGroup(EnvGroupBuilder):
     opponent: Opponent
     seed: int
     draw: float
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return (digest_of(f"tic-tac-toe {self.opening}"),)
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Envs that share nothing but the opponent's luck."""

@@ -162,7 +162,8 @@ class Mixture(RLDatasetBuilder):
             datasets.append(built.train)
             problems += [_problem(b, p, part, tokenizer) for b in built.train.builders]
             held_out += [_problem(b, p, part, tokenizer) for b in built.test_P]
-        _refuse_shared(problems, held_out)
+        is_recorded = any(getattr(p.dataset, "split_by", "") is None for p in self.members)
+        _refuse_shared(problems, held_out, by_content=not is_recorded)
         test_P = [problem.builder for problem in held_out]
         return Datasets(MixtureDataset(problems, datasets, self), test_P)
 
@@ -204,14 +205,22 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
-def _refuse_shared(problems: Sequence[_Problem], held_out: Sequence[_Problem]) -> None:
-    train = {problem.asks: problem.builder.name for problem in problems}
+def _refuse_shared(
+    problems: Sequence[_Problem], held_out: Sequence[_Problem], *, by_content: bool
+) -> None:
+    """Refuse what is trained on and held out, by the prompt and by what the problem is."""
+
+    def known(problem: _Problem) -> tuple[str | int, ...]:
+        return (problem.asks, *(problem.builder.digests if by_content else ()))
+
+    train = {each: problem.builder.name for problem in problems for each in known(problem)}
     for problem in held_out:
-        if problem.asks in train:
-            raise DataError(
-                f"{problem.builder.name}: this problem is held out in one part and trained on in "
-                f"another, as {train[problem.asks]}; training and test must be disjoint"
-            )
+        for each in known(problem):
+            if each in train:
+                raise DataError(
+                    f"{problem.builder.name}: this problem is held out in one part and trained on "
+                    f"in another, as {train[each]}; training and test must be disjoint"
+                )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,6 +240,11 @@ class _InPart(EnvGroupBuilder):
     @override
     def tags(self) -> tuple[str, ...]:
         return (*((self.tag,) if self.tag else ()), *self.builder.tags)
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return self.builder.digests
 
     @property
     @override
@@ -306,6 +320,11 @@ class MixtureDataset(RLDataset):
     def __len__(self) -> int:
         """Number of problems."""
         return len(self._problems)
+
+    @property
+    @override
+    def problems(self) -> Sequence[EnvGroupBuilder]:
+        return [problem.builder for problem in self._problems]
 
     async def validate(self, context_length: int) -> None:
         """Check every part."""

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from typing_extensions import override
+
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.epochs import EpochOrder
@@ -47,6 +49,11 @@ class EpochDataset(RLDataset, Generic[_Builder]):
     def __len__(self) -> int:
         """Number of problems."""
         return len(self.builders)
+
+    @property
+    @override
+    def problems(self) -> Sequence[_Builder]:
+        return self.builders
 
 
 def check_prompt(name: str, length: int, context_length: int) -> None:

@@ -3,31 +3,43 @@
 Loading from a file or the Hub, holding rows out, batches in an order that follows from the seed,
 and the checks before the first generation. Fields that a subclass adds are options beside these:
 `dataset.batch=8`.
+
+A row is held out by what it is, never by how it is asked. Its key, all of its fields or those that
+`split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
+the file, and where `num_test` asks for more, the places that follow. So the held-out rows are the
+same for every seed and prompt, and fewer of them are the first of more.
 """
 
 import dataclasses
 import hashlib
 import json
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_sources
+from es_cookbook.rl.data.rows import Row, check_sources, load_rows
 from es_cookbook.rl.data.splits import Split, load_splits
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.data.template import check_template, filled
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
+
+_NUM_TEST = 200
+"""Most held-out rows where `num_test` does not say how many."""
 
 
 @chz.chz
 class RowDatasetBuilder(RLDatasetBuilder):
     """A problem a row, for training and, disjoint from it, for the held-out test.
 
-    A row is held out by what it asks (`key`), so a question that stands there twice is in one of
-    the splits, and every seed has the same test.
+    Rows of equal keys are in one of the splits, and a training row that asks what a held-out one
+    asks, word for word, is left out.
     """
 
     source: str = chz.field(doc=".jsonl or .parquet file, or Hub set")
@@ -35,9 +47,18 @@ class RowDatasetBuilder(RLDatasetBuilder):
         default=None, doc="the same for the test; None holds rows of `source` out"
     )
     num_train: int = chz.field(default=10_000, doc="most training problems used")
-    num_test: int = chz.field(default=200, doc="most held-out problems used; 0 for none")
-    test_fraction: float = chz.field(default=0.1, doc="share of the rows that may be held out")
+    num_test: int | None = chz.field(
+        default=None,
+        doc=f"exactly so many held-out problems, 0 for none; None: the share, {_NUM_TEST} at most",
+    )
+    test_fraction: float = chz.field(default=0.1, doc="share of the rows that is held out")
     fold: int = chz.field(default=0, doc="which such share of them: 0, 1, ...")
+    split_by: str | None = chz.field(
+        default="",
+        metadata=recorded_without(None),
+        doc="what rows of one split share: a field, several with commas between them, or text with "
+        "fields in braces; empty: all fields; None: as runs had it that do not record this option",
+    )
     batch: int = chz.field(default=32, doc="problems in a generation")
     seed: int = chz.field(default=0, doc="of the order of the training problems")
 
@@ -46,6 +67,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         check_range(self, "num_train", "batch", at_least=1)
         check_range(self, "num_test", "fold", at_least=0)
         check_range(self, "test_fraction", above=0, at_most=0.5)
+        check_template(self.split_by or "", "split_by")
         if (self.fold + 1) * self.test_fraction > 1 + 1e-9:
             raise ConfigError(
                 f"fold={self.fold} is past the end: with test_fraction={self.test_fraction:g} "
@@ -61,8 +83,8 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """
 
     def key(self, row: Row) -> str:
-        """Equal for rows that ask the same, which then are in the same split; all of it here."""
-        return json.dumps(dict(row.fields), sort_keys=True, default=str)
+        """Equal for rows that are to be in one split, where `split_by` does not say: all of it."""
+        return _all_of(row)
 
     @override
     def check(self) -> None:
@@ -70,26 +92,88 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Load the rows, hold some out, and make their problems."""
-        most = {"num_train": self.num_train, "num_test": self.num_test}
-        train, test = load_splits(self.source, self.test_source, self._asked, **most)
+        train, test = self._splits()
         if not train:
             raise DataError(f"{self.source}: there are no rows to train on")
-        builders = [self.problem(asked.row, tokenizer) for asked in train.values()]
-        test_P = [self.problem(asked.row, tokenizer) for asked in test.values()]
+        test_P = [self._built(keyed, tokenizer) for keyed in test]
+        builders = self._not_asked([self._built(keyed, tokenizer) for keyed in train], test_P)
         dataset = ProblemDataset(builders, self.batch, self.seed, test_P, "dataset.batch")
         return Datasets(dataset, test_P)
 
-    def _asked(self, row: Row) -> "_Asked":
-        key = self.key(row)
+    def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
+        num_test = _NUM_TEST if self.num_test is None else self.num_test
+        most = {"num_train": self.num_train, "num_test": num_test}
+        train, test = load_splits(self.source, self.test_source, self._keyed, **most)
+        if len(test) == num_test or self.num_test is None or self.split_by is None:
+            return list(train.values()), list(test.values())
+        source = self.test_source or self.source
+        keyed = [self._keyed(row) for row in load_rows(source)]
+        if self.test_source is not None or num_test >= len(keyed):
+            left = "" if self.test_source else ", and some must be left to train on"
+            raise DataError(
+                f"dataset.num_test={num_test}: {source} has {plural(len(keyed), 'row')}{left}"
+            )
+        held_out = sorted(keyed, key=lambda each: each.turn)[:num_test]
+        keys = {each.key for each in held_out}
+        return [each for each in keyed if each.key not in keys][: self.num_train], held_out
+
+    def _keyed(self, row: Row) -> "_Keyed":
+        key = self._by_fields(row) if self.split_by else self.key(row)
         digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
-        place = int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction
-        return _Asked(row, key, "test" if 0 <= place < self.test_fraction else "train")
+        place = (int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction) % 1.0
+        return _Keyed(row, key, place, "test" if place < self.test_fraction else "train")
+
+    def _by_fields(self, row: Row) -> str:
+        assert self.split_by is not None
+        try:
+            if "{" in self.split_by:
+                return filled(self.split_by, row)
+            return "\n".join(str(row.value(name.strip())) for name in self.split_by.split(","))
+        except DataError as error:
+            raise DataError(f"{error} (dataset.split_by={self.split_by})") from error
+
+    def _built(self, keyed: "_Keyed", tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        contents = (digest_of(_all_of(keyed.row)), digest_of(keyed.key))
+        return dataclasses.replace(self.problem(keyed.row, tokenizer), contents=contents)
+
+    def _not_asked(
+        self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
+    ) -> list[ProblemGroupBuilder]:
+        """Those that ask something else than all held-out ones."""
+        if self.split_by is None:
+            return builders
+        held_out = {digest for problem in test_P for digest in problem.digests}
+        kept = [builder for builder in builders if held_out.isdisjoint(builder.digests)]
+        if (num_left_out := len(builders) - len(kept)) > 0:
+            said = (
+                f"{self.source}: {num_left_out:,} of {plural(len(builders), 'training row')} have "
+                "the prompt of a held-out row, token by token, and are left out; "
+                "dataset.split_by=FIELD holds rows out together that have the same FIELD"
+            )
+            if not kept:
+                raise DataError(said)
+            say(said)
+        return kept
+
+
+def _all_of(row: Row) -> str:
+    return json.dumps(dict(row.fields), sort_keys=True, default=str)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Asked:
-    """A row, what it asks, and where it belongs."""
+class _Keyed:
+    """A row, its key, and where it belongs.
+
+    Attributes:
+        place: in [0, 1), by the key, from the beginning of the share that is held out.
+    """
 
     row: Row
     key: str
+    place: float
     split: Split
+
+    @property
+    def turn(self) -> float:
+        """Rows are held out in this order, and in that of the file."""
+        return 0.0 if self.split == "test" else self.place

@@ -71,7 +71,7 @@ class Task(RowDatasetBuilder):
 
     @override
     def key(self, row: Row) -> str:
-        return filled(self.prompt, row)
+        return filled(self.prompt, row) if self.split_by is None else super().key(row)
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:

@@ -6,8 +6,8 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.data.rows import Row
 
 
-def check_template(template: str) -> None:
-    """Refuse what is no template.
+def check_template(template: str, option: str = "prompt") -> None:
+    """Refuse what is no template; `option` is the user's name for it.
 
     Raises:
         ConfigError: It cannot be read, or asks for more than a field.
@@ -15,11 +15,11 @@ def check_template(template: str) -> None:
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(f"prompt={template!r:.80}: {error}; write {{{{ for a brace") from error
+        raise ConfigError(f"{option}={template!r:.80}: {error}; write {{{{ for a brace") from error
     for _, field, form, conversion in pieces:
         if field is not None and (not field.isidentifier() or form or conversion):
             raise ConfigError(
-                f"prompt={template!r:.80}: in braces stands the name of one field of the row, "
+                f"{option}={template!r:.80}: in braces stands the name of one field of the row, "
                 f"found {field!r:.40}; write {{{{ for a brace"
             )
 

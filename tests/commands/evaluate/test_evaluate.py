@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.__main__ import main as es_cookbook
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import TinyConfig, write_tiny_model
@@ -165,6 +169,86 @@ def test_a_model_is_measured_on_a_recipe_and_a_run_on_another_recipe() -> None:
     done = evaluate("log_path=real", *options)
     assert done.returncode == 0, done.stderr
     assert "5 held-out problems of countdown" in done.stdout and "at most 32 tokens" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def rows_run(here: Path) -> str:
+    """A run on sixty rows, of which twelve are held out."""
+    with contextlib.chdir(here):
+        rows = [json.dumps({"question": f"{i}", "answer": f"{i}a", "n": i}) for i in range(60)]
+        Path("sixty.jsonl").write_text("\n".join(rows))
+        task = Task(source="sixty.jsonl", reward=Exact(), num_test=12, batch=2, num_train=48)
+        fake = TinyConfig(model_name="model", log_path="of_rows", engine=FakeEngineBuilder())
+        run(chz.replace(fake, dataset=task))
+    return "of_rows"
+
+
+def without_record(log_path: str, name: str) -> str:
+    """A copy of a run as an earlier version recorded it."""
+    shutil.rmtree(name, ignore_errors=True)
+    shutil.copytree(log_path, name)
+    Path(name, "trained_on.bin").unlink()
+    config = json.loads(Path(name, "config.json").read_text())
+    del config["dataset"]["split_by"]
+    Path(name, "config.json").write_text(json.dumps(config))
+    return name
+
+
+OTHERWISE = [
+    (["prompt={question} 1"], 12, 0),
+    (["prompt={answer}", "dataset.seed=4", "dataset.system=1"], 12, 0),
+    (["dataset.num_test=5"], 5, 0),
+    (["dataset.num_test=20", "prompt={answer}"], 20, 8),
+    (["dataset.split_by=question"], 12, 11),
+    (["dataset.fold=5", "prompt={answer}"], 12, 12),
+    (["data=trained.jsonl", "dataset.num_test=1", "prompt={answer}"], 1, 1),
+    (["recipe=countdown", "dataset.num_test=3", "dataset.num_train=40"], 3, 0),
+]
+"""Options of an evaluation, how many problems it has, and how many the run trains on."""
+
+
+@pytest.mark.parametrize(("options", "problems", "shared"), OTHERWISE)
+def test_what_the_run_trains_on_is_counted_however_it_is_asked(
+    rows_run: str, options: list[str], problems: int, shared: int
+) -> None:
+    train = sorted({*range(60)} - held_out(rows_run))
+    trained = [json.dumps({"question": f"{n}", "answer": f"{n}a", "n": n}) for n in train[:3]]
+    Path("trained.jsonl").write_text("\n".join(trained))
+    found = measured(f"log_path={rows_run}", *options, "against=base")
+    assert (len(found["problems"]), found["trained_on"]) == (problems, shared)
+    assert found["against"]["trained_on"] == 0
+    said = f"Not held out: {rows_run} trains on {shared} of {plural(problems, 'problem')}.\n"
+    assert (said in evaluate(f"log_path={rows_run}", *options).stdout) == bool(shared)
+
+
+def held_out(log_path: str) -> set[int]:
+    names = [problem["name"] for problem in measured(f"log_path={log_path}")["problems"]]
+    return {int(name.rpartition(" ")[2]) - 1 for name in names}
+
+
+def test_training_rows_of_a_run_that_recorded_none_are_those_of_its_config(rows_run: str) -> None:
+    old = without_record(rows_run, "old")
+    assert measured(f"log_path={old}")["trained_on"] == 0
+    # It held out by the prompt, and another one deals the rows anew.
+    found = measured(f"log_path={old}", "prompt={question} 1")
+    assert (len(found["problems"]), found["trained_on"]) == (5, 4)
+    done = evaluate(f"log_path={old}", "prompt={question} 1")
+    assert "Not held out: old trains on 4 of 5 problems." in done.stdout
+    config = Path(old, "config.json")
+    config.write_text(config.read_text().replace("sixty.jsonl", "gone.jsonl"))
+    options = ("data=sixty.jsonl", "dataset.num_test=2")
+    assert measured(f"log_path={old}", *options)["trained_on"] is None
+    done = evaluate(f"log_path={old}", *options)
+    assert "Which of these problems old trains on is not known.\n" in done.stdout
+
+
+def test_two_runs_say_each_what_they_train_on(rows_run: str) -> None:
+    old = without_record(rows_run, "older")
+    options = (f"log_path={rows_run}", f"against={old}")
+    done = evaluate(*options)
+    count = measured(*options)["against"]["trained_on"]
+    assert f"Not held out: {old} trains on {count} of 12 problems.\n" in done.stdout
+    assert f"Not held out: {rows_run}" not in done.stdout and 0 < count < 12
 
 
 def test_training_problems_are_measured_where_there_is_a_list_of_them() -> None:

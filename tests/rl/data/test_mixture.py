@@ -1,9 +1,11 @@
 """Mixtures: shares, tags and limits of parts; and choices that follow from results alone."""
 
 import functools
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import chz
@@ -16,7 +18,9 @@ from es_cookbook.rl.data.choosing import Curriculum, Filter, Stream, quotas
 from es_cookbook.rl.data.mixture import EASY_POOL, Mixture, MixtureDataset, Part, easy_pool
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.replay import Replay
+from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -224,6 +228,26 @@ async def test_a_problem_in_training_and_test_of_two_parts_is_refused() -> None:
     parts = Part(dataset=Numbers(size=4, held_out=2)), Part(dataset=Numbers(size=6))
     with pytest.raises(DataError, match=r"1/4: .* held out in one part and trained on"):
         await _built(*parts)
+
+
+async def test_a_row_in_training_and_test_of_two_parts_is_refused_however_it_is_asked(
+    tmp_path: Path,
+) -> None:
+    lines = [json.dumps({"question": f"{i}", "answer": f"{i}a"}) for i in range(40)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(lines))
+
+    def part(prompt: str, **fields: Any) -> Part:
+        task = Task(source=str(path), prompt=prompt, reward=Exact(), batch=1, **fields)
+        return Part(dataset=task)
+
+    plain = part("{question}", num_test=4)
+    assert len(await _built(plain, part("{answer}", num_test=4))) == 70
+    with pytest.raises(DataError, match=r"line \d+: this problem is held out in one part"):
+        await _built(plain, part("{answer}", num_test=9))
+    # As runs had it that were recorded before contents were compared.
+    before = [part(prompt, num_test=9, split_by=None) for prompt in ("{question}", "{answer}")]
+    assert len(await _built(*before))
 
 
 async def test_a_data_set_that_is_not_in_memory_is_refused() -> None:

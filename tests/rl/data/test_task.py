@@ -77,7 +77,8 @@ async def test_what_is_held_out_is_disjoint_by_what_is_asked_and_the_same_for_ev
         assert not {*asked(datasets.test_P)} & {*asked(problems(datasets))}
     assert 10 <= len(splits[0].test_P) <= 80
     folds = [
-        await built(path, test_fraction=0.25, fold=fold, full_reward=None) for fold in range(4)
+        await built(path, test_fraction=0.25, fold=fold, split_by="question", full_reward=None)
+        for fold in range(4)
     ]
     every = [question for datasets in folds for question in asked(datasets.test_P)]
     assert sorted(every) == sorted(asked(problems(folds[0])) + asked(folds[0].test_P))

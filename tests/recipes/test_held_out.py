@@ -1,0 +1,97 @@
+"""No recipe holds out what it trains on, and their splits are what they were."""
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.population.results import problem_names
+from es_cookbook.recipes.alignment.train_cli import PAIRS
+from es_cookbook.recipes.conciseness.train_cli import PROMPT
+from es_cookbook.rl.data.mixture import Mixture
+from es_cookbook.rl.data.problem_dataset import EpochDataset
+from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.data.trained_on import TrainedOn
+from es_cookbook.rl.problem_env import digest_of, render_prompt
+from es_cookbook.rl.types import Datasets, RLDatasetBuilder
+
+pytestmark = pytest.mark.anyio
+
+SIZES = [{"num_train": 40, "num_test": 5}, {"num_train": 200, "num_test": 40}]
+FEW = {"num_train": 12, "num_test": 3}
+SLOW = {"code", "rush_hour"}
+"""Their problems take a while to make, or their solutions to run."""
+
+
+@functools.cache
+def tokenizer_of(recipe: str) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(recipe_config(recipe)().model_name)
+
+
+def of_size(dataset: RLDatasetBuilder, seed: int, size: Mapping[str, int]) -> RLDatasetBuilder:
+    """With these fields, where it has them; a mixture's parts as well."""
+    given: dict[str, Any] = {"seed": seed, **size}
+    if isinstance(dataset, Mixture):
+        names = ("easy", "main", "hard")
+        given |= {name: of_size(getattr(dataset, name), seed, size) for name in names}
+    known = chz.chz_fields(dataset)
+    batch = dict.fromkeys(("batch", "problems_per_generation"), 4)
+    return chz.replace(dataset, **{k: v for k, v in (given | batch).items() if k in known})
+
+
+def overlap(datasets: Datasets) -> int | None:
+    known = TrainedOn.of(problem.digests for problem in datasets.train.problems)
+    assert known is not None and len(datasets.test_P)
+    return known.overlap(problem.digests for problem in datasets.test_P)
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+async def test_no_held_out_problem_is_trained_on_whatever_seed_and_number(recipe: str) -> None:
+    dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)
+    for seed, size in itertools.product((0, 1), [FEW] if recipe in SLOW else SIZES):
+        assert overlap(await of_size(dataset, seed, size)(tokenizer)) == 0
+    # Trained on one of them, and measured on another.
+    trained = await of_size(dataset, 1, FEW)(tokenizer)
+    measured = await of_size(dataset, 0, {**FEW, "num_test": 4})(tokenizer)
+    assert overlap(Datasets(trained.train, measured.test_P)) == 0
+
+
+BEFORE = {
+    "alignment": "9a9bd1e24fcab183",
+    "conciseness": "9a9bd1e24fcab183",
+    "crossword": "d28ba7ea6fdfc946",
+    "pairwise": "e45129c10568f977",
+}
+"""Of the rows that each trains on, holds out, and has in its fourth batch, when these were split by
+their prompts."""
+
+
+@pytest.mark.parametrize("recipe", BEFORE)
+async def test_recipes_of_rows_hold_out_what_they_did_now_whatever_the_prompt(recipe: str) -> None:
+    dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)
+    datasets = await dataset(tokenizer)
+    assert isinstance(datasets.train, EpochDataset)
+    parts = [datasets.train.builders, datasets.test_P, datasets.train.get_batch(3)]
+    lines = [[name.rpartition(" ")[2] for name in problem_names(part)] for part in parts]
+    text = " ".join([*lines[0], "|", *lines[1], "|", *lines[2]])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == BEFORE[recipe]
+    if recipe != "crossword":
+        other = await chz.replace(dataset, prompt="1{question}", full_reward=None)(tokenizer)
+        assert problem_names(other.test_P) == problem_names(datasets.test_P)
+
+
+async def test_no_preference_pair_is_about_what_is_held_out() -> None:
+    tokenizer = tokenizer_of("alignment")
+    prompts = {
+        digest_of(render_prompt(tokenizer, row.text("prompt"), chat=False))
+        for row in load_rows(str(PAIRS))
+    }
+    datasets = await recipe_config("alignment")().dataset(tokenizer)
+    assert len(prompts) > 900 and PROMPT.endswith("\n")
+    assert not prompts & {digest for problem in datasets.test_P for digest in problem.digests}

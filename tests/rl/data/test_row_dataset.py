@@ -1,0 +1,154 @@
+"""A row is held out by what it is, whatever the prompt, seed and number."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.population.results import problem_names
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.types import Datasets
+from tests.tiny_models import character_tokenizer
+
+pytestmark = pytest.mark.anyio
+TOKENIZER = character_tokenizer()
+
+
+def score(text: str, row: Mapping[str, Any]) -> float:
+    return float(text == row["answer"])
+
+
+def write(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def sixty(tmp_path: Path) -> str:
+    """A file of sixty rows, two for each question."""
+    rows = [{"question": f"{i // 2}:1=", "answer": str(i), "part": f"p{i % 3}"} for i in range(60)]
+    return write(tmp_path / "rows.jsonl", rows)
+
+
+def task(source: str, **fields: Any) -> Task:
+    given = {"prompt": "{answer}:{question}", "batch": 1, "full_reward": None} | fields
+    return Task(source=source, reward=score, **given)
+
+
+def lines(datasets: Datasets) -> tuple[list[int], list[int]]:
+    """On which lines of the file the training and the held-out rows stand."""
+    assert isinstance(datasets.train, ProblemDataset)
+    train, test = map(problem_names, (datasets.train.builders, datasets.test_P))
+    return [int(name.rpartition(" ")[2]) for name in train], [
+        int(name.rpartition(" ")[2]) for name in test
+    ]
+
+
+async def test_another_prompt_or_seed_holds_out_the_same_rows_and_exactly_as_many_as_asked(
+    sixty: str,
+) -> None:
+    asked = [
+        {"prompt": "{answer}:{question}"},
+        {"prompt": "0{question}{answer}", "seed": 3},
+        {"prompt": "{answer}", "system": "1", "batch": 4},
+    ]
+    found = [lines(await task(sixty, num_test=12, **fields)(TOKENIZER)) for fields in asked]
+    assert [test for _, test in found] == [found[0][1]] * 3
+    assert all((len(train), len(test)) == (48, 12) for train, test in found)
+    assert not {*found[0][0]} & {*found[0][1]}
+
+
+async def test_fewer_held_out_rows_are_the_first_of_more_whatever_their_number(
+    sixty: str,
+) -> None:
+    found = {n: lines(await task(sixty, num_test=n)(TOKENIZER)) for n in range(60)}
+    for number, (train, test) in found.items():
+        assert test == found[59][1][:number] and not {*train} & {*test}
+    default = lines(await task(sixty)(TOKENIZER))
+    assert default[1] == found[len(default[1])][1] and 1 <= len(default[1]) <= 12
+    # A smaller number leaves the rest of the share unused, so that no row changes sides.
+    assert found[1][0] == default[0]
+    assert (await task(sixty, num_test=0)(TOKENIZER)).test_P == []
+    assert len(found[0][0]) == 60
+
+
+async def test_a_number_that_cannot_be_is_refused(sixty: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset\.num_test=60: .*rows\.jsonl has 60 rows, and s"):
+        await task(sixty, num_test=60)(TOKENIZER)
+    test = write(tmp_path / "test.jsonl", [{"question": "x", "answer": f"a{i}"} for i in range(3)])
+    assert len((await task(sixty, test_source=test, num_test=3)(TOKENIZER)).test_P) == 3
+    with pytest.raises(DataError, match=r"dataset\.num_test=4: .*test\.jsonl has 3 rows$"):
+        await task(sixty, test_source=test, num_test=4)(TOKENIZER)
+
+
+@pytest.mark.parametrize("split_by", ["question", "{question}", "question, part"])
+async def test_rows_that_share_the_fields_of_the_users_choice_are_in_one_split(
+    sixty: str, split_by: str
+) -> None:
+    rows = [json.loads(line) for line in Path(sixty).read_text().splitlines()]
+    for number in range(1, 30):
+        train, test = lines(await task(sixty, num_test=number, split_by=split_by)(TOKENIZER))
+        keys = [
+            {tuple(rows[line - 1][name] for name in ("question", "part")) for line in of_split}
+            for of_split in (train, test)
+        ]
+        if "part" not in split_by:
+            keys = [{question for question, _ in of_split} for of_split in keys]
+        assert len(test) == number and not keys[0] & keys[1]
+
+
+async def test_a_training_row_that_asks_what_a_held_out_one_asks_is_left_out(
+    sixty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("es_cookbook.rl.data.row_dataset.say", said.append)
+    train, test = lines(await task(sixty, prompt="{question}", num_test=12)(TOKENIZER))
+    assert len(test) == 12 and len(train) < 48
+    assert not {(line - 1) // 2 for line in train} & {(line - 1) // 2 for line in test}
+    assert said == [
+        f"{sixty}: {48 - len(train)} of 48 training rows have the prompt of a held-out row, "
+        "token by token, and are left out; dataset.split_by=FIELD holds rows out together that "
+        "have the same FIELD"
+    ]
+    with pytest.raises(
+        DataError, match=r"48 of 48 training rows have the prompt .*; dataset\.split"
+    ):
+        await task(sixty, prompt="1", num_test=12)(TOKENIZER)
+
+
+async def test_what_a_row_lacks_and_what_is_no_choice_is_refused(sixty: str) -> None:
+    with pytest.raises(DataError) as caught:
+        await task(sixty, split_by="qestion")(TOKENIZER)
+    assert str(caught.value) == (
+        f"{sixty}, line 1: field 'qestion' is missing; did you mean 'question'?; the row has: "
+        "question, answer, part (dataset.split_by=qestion)"
+    )
+    with pytest.raises(ConfigError, match=r"split_by='{a\.b}': in braces stands the name of one"):
+        task(sixty, split_by="{a.b}")
+
+
+async def test_a_config_that_says_nothing_of_it_splits_by_the_prompt_as_it_did(
+    tmp_path: Path,
+) -> None:
+    rows = [{"question": f"{i}:1=", "answer": str(i + 1), "size": len(str(i))} for i in range(60)]
+    source = write(tmp_path / "rows.jsonl", rows)
+    expected = {  # What it was before.
+        "{question}": [1, 3, 7, 10, 12, 13, 16, 19, 23, 28, 31, 45],
+        "Say: {question}": [1, 7, 10, 23, 51],
+    }
+    for prompt, held_out in expected.items():
+        plain = json.loads(config_to_json(task(source, prompt=prompt, num_test=12)))
+        del plain["split_by"]
+        recorded = config_from_json(json.dumps(plain), trust=["tests"])
+        assert isinstance(recorded, Task)
+        tokenizer = character_tokenizer()
+        tokenizer.add_tokens(list("Say "))
+        assert lines(await recorded(tokenizer))[1] == held_out
+        assert chz.replace(recorded, num_test=None).split_by is None
+        assert config_from_json(config_to_json(recorded), trust=["tests"]) == recorded
