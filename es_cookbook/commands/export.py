@@ -3,12 +3,13 @@
     python -m es_cookbook export runs/mine output=exported
     python -m es_cookbook export runs/mine generation=20 output=exported
     python -m es_cookbook export runs/mine rank=8 output=adapter
+    python -m es_cookbook export runs/mine rank=exact output=adapter
 
 The run directory is only read, and the run may be going on.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import chz
 
@@ -33,9 +34,10 @@ class ExportConfig:
     merge: bool = chz.field(
         default=False, doc="of an adapter run: write the whole model, with the adapter merged"
     )
-    rank: int | None = chz.field(
+    rank: int | Literal["exact"] | None = chz.field(
         default=None,
-        doc="of a low-rank or full-rank run: write an adapter of this rank, an approximation",
+        doc="of a low-rank or full-rank run: write an adapter of this rank, an approximation; "
+        "exact: of the rank that holds all of what the run changed",
     )
     model_name: str | None = chz.field(
         default=None, doc="where the base model is now, if not where it was"
@@ -46,7 +48,8 @@ class ExportConfig:
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "rank", at_least=1)
+        if self.rank != "exact":
+            check_range(self, "rank", at_least=1)
         check_range(self, "generation", at_least=0)
 
 

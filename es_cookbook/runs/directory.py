@@ -257,7 +257,8 @@ def failures_told(log_path: Path) -> Generator[None]:
 def add_to_log(log_path: Path, text: str) -> bool:
     """Add a text and the time to `log.txt`; returns whether the disk took it."""
     with contextlib.suppress(OSError), open_log(log_path / LOG) as file:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text.rstrip()}\n")
+        shown = text.rstrip().encode("utf-8", "backslashreplace").decode()
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{shown}\n")
         return True
     return False
 

@@ -1,6 +1,8 @@
 """What configs need of chz 0.4 that chz does not publish; pyproject bounds chz for it."""
 
 import re
+import typing
+from types import NoneType
 from typing import cast
 
 from chz.blueprint import (
@@ -52,7 +54,15 @@ def type_name(of_type: object) -> str:
 
     >>> type_name(tuple[re.Pattern, ...] | None)
     'tuple[Pattern, ...] | None'
+    >>> type_name(int | typing.Literal["exact"] | None)
+    "int | 'exact' | None"
     """
+    if typing.get_origin(of_type) is typing.Union:  # A Literal is among them.
+        return " | ".join(map(type_name, typing.get_args(of_type)))
+    if typing.get_origin(of_type) is typing.Literal:
+        return " | ".join(map(repr, typing.get_args(of_type)))
+    if of_type is NoneType:
+        return "None"
     return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(of_type))
 
 

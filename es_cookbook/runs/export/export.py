@@ -10,11 +10,13 @@ Nothing stands under `output` before all of it is there, and memory holds a tens
 """
 
 from pathlib import Path
+from typing import Literal
 
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.runs.export.forms import (
     Written,
+    exact_rank,
     write_fitted_adapter,
     write_model,
     write_own_adapter,
@@ -24,12 +26,17 @@ from es_cookbook.runs.replay import Replay
 
 
 def write_export(
-    replay: Replay, output: Path, *, merge: bool = False, rank: int | None = None
+    replay: Replay,
+    output: Path,
+    *,
+    merge: bool = False,
+    rank: int | Literal["exact"] | None = None,
 ) -> Written:
     """Write a centre with its model card to `output`, which must not be there yet.
 
     With `merge`, the whole model of an adapter run, with the adapter merged; with `rank`, an
-    adapter of this rank of a run that moves linear weights alone.
+    adapter of this rank of a run that moves linear weights alone, or of the smallest one that holds
+    all of what the run changed.
 
     Raises:
         HistoryError: The base is another than the run began with, or the rebuilt centre is not the
@@ -53,9 +60,12 @@ def write_export(
     return written
 
 
-def _write(directory: Path, replay: Replay, merge: bool, rank: int | None) -> Written:
+def _write(
+    directory: Path, replay: Replay, merge: bool, rank: int | Literal["exact"] | None
+) -> Written:
     if rank is not None:
-        return write_fitted_adapter(directory, replay, rank)
+        fitted = exact_rank(replay) if rank == "exact" else rank
+        return write_fitted_adapter(directory, replay, fitted)
     if (adapter := replay.space.adapter) is not None and not merge:
         return write_own_adapter(directory, replay, adapter)
     return write_model(directory, replay)

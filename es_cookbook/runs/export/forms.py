@@ -32,6 +32,8 @@ from es_cookbook.runs.replay import Replay
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """`max_lora_rank` that vLLM accepts."""
+_WORST = 3
+"""Weights of an approximation whose errors are told."""
 _LOAD_MODEL = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -165,25 +167,43 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
     write_adapter(directory, LoRA(rank, rank), weights, factors(), replay.model_name)
     errors = {name: relative_error(*squares[name]) for name in replay.space.shapes}
     over_all = relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
-    said = [f"{name}: relative error {error:.4g}" for name, error in errors.items()]
-    said += [f"over all: relative error {over_all:.4g}", _rank_of_change(rank, replay)]
     return dataclasses.replace(
         _adapter(f"a PEFT adapter of rank {rank}, the nearest to it", rank, replay, infos.values()),
-        said=tuple(said),
+        said=tuple(_nearness(rank, replay, errors, over_all)),
         errors=errors | {"over all": over_all},
     )
 
 
-def _rank_of_change(rank: int, replay: Replay) -> str:
-    """Whether an adapter of this rank can hold all of what the run changed."""
-    seeds = {term.seed for step in replay.steps for term in step.terms}
-    space = replay.space
-    moved = len(seeds) * (space.low_rank.rank if space.low_rank else math.inf)
-    exact = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
-    found = f"the run's {plural(len(seeds), 'seed')} changed a weight by at most rank {exact:.0f}"
+def _nearness(
+    rank: int, replay: Replay, errors: Mapping[str, float], over_all: float
+) -> Iterator[str]:
+    """How near an adapter of this rank is to what the run changed, the most important first."""
+    exact, seeds = exact_rank(replay), plural(_num_seeds(replay), "seed")
     if rank >= exact:
-        return f"{found}: this adapter holds all of it, and only rounding is left out"
-    return f"{found}; an adapter of that rank would leave out nothing but rounding"
+        yield (
+            f"this adapter holds all of what the run changed ({seeds} changed a weight by at most "
+            f"rank {exact}), and only rounding is left out: relative error {over_all:.4g}"
+        )
+        return
+    yield (
+        f"an approximation: {over_all:.0%} of what the run changed is left out (relative error "
+        f"{over_all:.4g}); an adapter of rank {exact} would hold all of it: rank=exact"
+    )
+    worst = sorted(errors, key=lambda name: -errors[name])[:_WORST]
+    told = ", ".join(f"{errors[name]:.4g} of {name}" for name in worst)
+    yield f"the largest errors are {told}; those of all weights are in its README.md"
+
+
+def exact_rank(replay: Replay) -> int:
+    """The smallest rank whose adapter surely holds all of what a run changed."""
+    space, seeds = replay.space, _num_seeds(replay)
+    moved = seeds * (space.low_rank.rank if space.low_rank else math.inf)
+    most = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
+    return max(int(most), 1)
+
+
+def _num_seeds(replay: Replay) -> int:
+    return len({term.seed for step in replay.steps for term in step.terms})
 
 
 def _model(kind: str, replay: Replay, *said: str) -> Written:

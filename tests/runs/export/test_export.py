@@ -55,8 +55,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
 
-def error_said(said: str, what: str) -> float:
-    found = re.search(rf"{re.escape(what)}: relative error (\S+)", said)
+def error_written(card: str, what: str) -> float:
+    found = re.search(rf"\| `{re.escape(what)}` \| (\S+) \|", card)
     assert found is not None
     return float(found[1])
 
@@ -259,9 +259,12 @@ async def test_a_low_rank_run_as_an_adapter_says_how_near_it_is(tmp_path: Path) 
     seeds = {t.seed for r in store.read_history(run / "history.jsonl") for t in r.step.terms}
     base, centre = weights(model), weights(tmp_path / "saved")
     found: dict[int, float] = {}
-    for rank in (1, len(seeds)):
-        said = write(run, tmp_path / f"rank{rank}", rank=rank)
+    told: dict[int, list[str]] = {}
+    given: dict[int, Any] = {1: 1, len(seeds): "exact"}
+    for rank, option in given.items():
+        said = write(run, tmp_path / f"rank{rank}", rank=option)
         adapter = weights(tmp_path / f"rank{rank}")
+        card = (tmp_path / f"rank{rank}" / "README.md").read_text()
         squares = torch.zeros(2)
         names = [name for name in base if f"base_model.model.{_factor(name, 'A')}" in adapter]
         assert len(names) == 15, "lm_head among them"
@@ -269,16 +272,21 @@ async def test_a_low_rank_run_as_an_adapter_says_how_near_it_is(tmp_path: Path) 
             a, b = (adapter[f"base_model.model.{_factor(name, side)}"] for side in "AB")
             change = centre[name] - base[name]
             left = (change - b @ a).norm()
-            error = error_said(said, name)
+            error = error_written(card, name)
             assert error == pytest.approx(float(left / change.norm()), rel=1e-3, abs=1e-6)
             squares += torch.stack([left, change.norm()]) ** 2
-        found[rank] = error_said(said, "over all")
+        found[rank] = error_written(card, "over all")
         assert found[rank] == pytest.approx(float((squares[0] / squares[1]) ** 0.5), rel=1e-3)
-        card = (tmp_path / f"rank{rank}" / "README.md").read_text()
-        assert f"| `over all` | {found[rank]:.4g} |" in card
-        holds = "this adapter holds all of it" in said
-        assert holds == (rank == len(seeds)), said
-        assert f"{len(seeds)} seeds changed a weight by at most rank {len(seeds)}" in said
+        told[rank] = said.splitlines()
+    assert told[1][0] == (
+        f"an approximation: {found[1]:.0%} of what the run changed is left out (relative error "
+        f"{found[1]:.4g}); an adapter of rank {len(seeds)} would hold all of it: rank=exact"
+    )
+    assert len(told[1]) == 3 and "; those of all weights are in its README.md" in told[1][1]
+    assert told[len(seeds)][0].startswith(
+        f"this adapter holds all of what the run changed ({len(seeds)} seeds changed a weight by "
+        f"at most rank {len(seeds)}), and only rounding is left out: relative error "
+    )
     assert found[1] > 0.1 and found[len(seeds)] < 1e-4
     directory = tmp_path / f"rank{len(seeds)}"
     check_same_answers(AutoPeftModelForCausalLM.from_pretrained(directory).eval(), actions)
@@ -295,7 +303,7 @@ async def test_what_an_adapter_cannot_hold_is_named(tmp_path: Path) -> None:
         write(dense, tmp_path / "out", rank=2)
     linear = await make_run(tmp_path / "linear", model, FullRank(include=("*proj*",)))
     said = write(linear, tmp_path / "out", rank=2)
-    assert "by at most rank 32;" in said
+    assert "an adapter of rank 32 would hold all of it: rank=exact" in said
     adapter = await make_run(tmp_path / "adapter", model, Adapter(rank=2))
     with pytest.raises(ConfigError, match="adapter has rank 2 and is written as it is without it"):
         write(adapter, tmp_path / "no", rank=2)
