@@ -54,6 +54,8 @@ _RESULTS: Mapping[Opponent, tuple[str, str, str]] = {
     name: (f"wins_against_{name}", f"draws_with_{name}", f"loses_to_{name}") for name in _PLAYERS
 }
 """Metrics of a game: won, drawn, lost."""
+_COMPACT_MOVE = 2
+"""Characters of an answer in the compact style: a sign of the player's own, and a cell."""
 _SHOWN_GAMES = 3
 """Games of each colour in a rollout's logs."""
 
@@ -71,7 +73,8 @@ class Prompts:
         if position not in self._observations:
             text = question(position, self._style)
             tokens_T = render_prompt(self._tokenizer, text, chat=self._style == "words")
-            self._observations[position] = Observation(tokens_T)
+            length = _COMPACT_MOVE if self._style == "compact" else None
+            self._observations[position] = Observation(tokens_T, max_tokens=length)
         return self._observations[position]
 
 
