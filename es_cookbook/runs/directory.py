@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -158,7 +158,13 @@ def set_aside(log_path: Path) -> Path:
     return rewound
 
 
-def keep_trained_on(log_path: Path, datasets: Datasets, generations: int, forked: int = 0) -> None:
+def keep_trained_on(
+    log_path: Path,
+    datasets: Datasets,
+    generations: int,
+    forked: int = 0,
+    more: Iterable[tuple[int, ...]] = (),
+) -> None:
     """Record what a run may train on, beside what it could before; warn where that is held out.
 
     Nothing is recorded where it is not known: where problems have no digests, and of a fork whose
@@ -169,11 +175,14 @@ def keep_trained_on(log_path: Path, datasets: Datasets, generations: int, forked
         datasets: what is trained on from now on, and what is held out.
         generations: how many are recorded.
         forked: how many of them are another run's.
+        more: digests of other problems that are trained on.
 
     Raises:
         RunDirectoryError: The disk refuses.
     """
     found = TrainedOn.of(problem.digests for problem in datasets.train.problems)
+    if found is not None and (added := TrainedOn.of(more)) is not None:
+        found = found.and_of(added)
     shared = found and found.overlap(problem.digests for problem in datasets.test_P)
     if shared:
         logger.warning(

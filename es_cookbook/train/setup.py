@@ -136,7 +136,9 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         directory.begin()
         fork = standing.header and standing.header.fork
         forked = fork.generation if fork else 0
-        keep_trained_on(log_path, datasets, directory.history.next_generation, forked)
+        pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
+        recorded = directory.history.next_generation
+        keep_trained_on(log_path, datasets, recorded, forked, pairs)
         if not directory.history.next_generation and datasets.test_P:
             say(
                 f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"

@@ -25,6 +25,7 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.sequences import Example, sequences_of
 from es_cookbook.rl.types import (
     Action,
@@ -39,6 +40,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
+from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.report.comparison import summarise
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import SmallDatasetBuilder
@@ -299,6 +301,18 @@ def test_other_tools_read_the_run_directory(model: Path, tmp_path: Path) -> None
     assert "holds a run of gradients, which has no history" in command(
         "resume", "trust=tests", f"log_path={log_path}"
     )
+
+
+def test_a_run_of_gradients_records_what_it_trains_on_too(model: Path, tmp_path: Path) -> None:
+    dataset = CountdownDatasetBuilder(num_train=4, num_test=2, problems_per_generation=2)
+    anyio.run(main, config(model, tmp_path, dataset=dataset, attempts=2, num_generations=1))
+    output = tmp_path.with_suffix(".json")
+    for number, split in enumerate(("train", "test")):
+        command("evaluate", f"log_path={tmp_path}", f"split={split}", f"output={output}")
+        assert json.loads(output.read_text())["trained_on"] == (4, 0)[number]
+        output.unlink()
+    known = read_trained_on(tmp_path)
+    assert known is not None and len(known.digests) == 8, "a content and a prompt for each"
 
 
 def command(*typed: str) -> str:

@@ -18,6 +18,8 @@ from es_cookbook.common.configs import load_config
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.problem_env import digest_of
+from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_header, read_history
@@ -412,9 +414,13 @@ def test_a_run_records_what_it_trains_on_and_a_fork_what_it_was_trained_on_befor
         return [problem.digests for problem in datasets.train.problems]
 
     run, forked, unknown = tmp_path / "run", tmp_path / "forked", tmp_path / "unknown"
-    train.run(config(run, dataset=countdown(0), num_generations=2))
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "{", "chosen": "a", "rejected": "b"}')
+    preference = PreferencePairs(weight=1.0, source=str(pairs))
+    train.run(config(run, dataset=countdown(0), num_generations=2, preference=preference))
     found = read_trained_on(run)
     assert found is not None and found.overlap(digests(0)) == 30
+    assert found.overlap([(digest_of((ord("{") - 32,)),)]) == 1, "the pair's prompt"
     others = found.overlap(digests(1))
     assert others is not None and others < 30
 

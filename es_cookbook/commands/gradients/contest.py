@@ -15,7 +15,7 @@ import json
 import multiprocessing
 import resource
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,7 +37,7 @@ from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
-from es_cookbook.rl.types import Metrics, RLDatasetBuilder
+from es_cookbook.rl.types import EnvGroupBuilder, Metrics, RLDatasetBuilder
 from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.train.recorded import RecordedRun, rebuild
@@ -180,13 +180,19 @@ async def _final(config: AnyConfig, finals: Finals, *, at_the_base: bool = False
         found = await evaluate(sampler, test_P, finals.attempts, 1.0, beside_P)
         if finals.second is not None:
             second_P = (await finals.second(engine.tokenizer)).test_P
-            known = None if at_the_base else read_trained_on(Path(config.log_path))
-            if shared := known and known.overlap(problem.digests for problem in second_P):
-                count = plural(len(second_P), "problem")
-                say(f"not held out: {config.log_path} trains on {shared} of the {count} of second")
+            if not at_the_base:
+                say_shared(Path(config.log_path), second_P)
             second = await evaluate(sampler, second_P)
             found |= {f"second/{key}": value for key, value in second.items()}
         return found
+
+
+def say_shared(log_path: Path, second_P: Sequence[EnvGroupBuilder]) -> None:
+    """Say how many of another task's problems a run trains on, where it does."""
+    known = read_trained_on(log_path)
+    if shared := known and known.overlap(problem.digests for problem in second_P):
+        of_second = plural(len(second_P), "problem")
+        say(f"not held out: {log_path} trains on {shared} of {of_second} of second")
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ Left out: an objective over the attempts at them. They count by their mean rewar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import chz
@@ -47,6 +47,11 @@ class Regulariser(ABC):
             DataError: Why.
         """
         return
+
+    def trained_on(self, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
+        """Digests of the problems of which it tells what is right, as of a training set's."""
+        del tokenizer
+        return ()
 
     @abstractmethod
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:

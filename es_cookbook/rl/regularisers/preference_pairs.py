@@ -21,7 +21,7 @@ is a prefix of another is not always likelier.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import chz
@@ -32,7 +32,7 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.data.rows import Row, check_source, load_rows
-from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.problem_env import digest_of, render_prompt
 from es_cookbook.rl.regularisers.base import AddedProblems, Regulariser
 from es_cookbook.rl.types import (
     Action,
@@ -152,6 +152,13 @@ class PreferencePairs(Regulariser):
     @override
     def check(self) -> None:
         check_source(self.source, "preference.source")
+
+    @override
+    def trained_on(self, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
+        if self.weight > 0:
+            for row in load_rows(self.source, option="preference.source"):
+                prompt_T = render_prompt(tokenizer, row.text("prompt"), chat=self.chat)
+                yield (digest_of(prompt_T),)
 
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
         """Load the pairs as tokens."""

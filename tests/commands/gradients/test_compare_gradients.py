@@ -18,12 +18,14 @@ from es_cookbook.commands.gradients.compare_gradients import (
     reward_at_the_end,
     rollouts,
 )
-from es_cookbook.commands.gradients.contest import Measured
+from es_cookbook.commands.gradients.contest import Measured, say_shared
 from es_cookbook.commands.gradients.race import Race, race_of, table
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
+from es_cookbook.rl.data.trained_on import TrainedOn
 from es_cookbook.rl.surrogate import Surrogate
+from tests.fakes import problem
 
 ARITHMETIC = ("recipe=arithmetic", "dataset.num_test=20", "dataset.problems_per_generation=4")
 
@@ -147,6 +149,21 @@ def test_the_table_has_means_and_ranges_beside_the_base() -> None:
     assert quick.startswith("| quick | 60.0 % (50.0 … 70.0) | 60.0 % (50.0 … 70.0) | 2 |")
     assert slow.startswith("| slow | 90.0 % (90.0 … 90.0) | 10.0 % (10.0 … 10.0) | 8 |")
     assert slow.endswith("| 0.250 | 50.0 % (50.0 … 50.0) | 2 | 3 |")
+
+
+def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("es_cookbook.commands.gradients.contest.say", said.append)
+    second_P = [problem(number, "test") for number in range(3)]
+    say_shared(tmp_path, second_P)
+    for trained in (second_P[:2], []):
+        known = TrainedOn.of([(1,), *(each.digests for each in trained)])
+        assert known is not None
+        (tmp_path / "trained_on.bin").write_bytes(known.encode())
+        say_shared(tmp_path, second_P)
+    assert said == [f"not held out: {tmp_path} trains on 2 of 3 problems of second"]
 
 
 @pytest.mark.slow

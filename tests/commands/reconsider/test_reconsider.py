@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from es_cookbook.commands.reconsider.study import Answer, Passes
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.population.results import results_of
+from es_cookbook.rl.data.trained_on import TrainedOn
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
@@ -238,3 +240,15 @@ def test_several_turns_are_refused() -> None:
 def test_nothing_is_written_without_held_out_problems() -> None:
     done = command("reconsider", "recipe=countdown", r"cue=\n", "dataset.num_test=0")
     assert done.returncode == 1 and "there are no held-out problems" in done.stderr
+
+
+def test_problems_that_a_run_trains_on_are_counted() -> None:
+    shutil.copytree("gradient", "known", dirs_exist_ok=True)
+    known = TrainedOn.of(problem(number, "test").digests for number in (50, 52, 7))
+    assert known is not None
+    Path("known/trained_on.bin").write_bytes(known.encode())
+    said = "Not held out: known trains on 2 of 4 problems.\n"
+    for name in ("reconsider", "evaluate"):
+        assert said in command(name, "log_path=known").stdout
+        assert "Not held out" not in command(name, "log_path=known", "generation=0").stdout
+        assert "Not held out" not in command(name, "log_path=gradient").stdout
