@@ -139,6 +139,7 @@ def _deep() -> Iterator[tuple[str, Any]]:
         yield "preference", {"$path": hidden}
         yield "dataset.reward", {"$class": hidden}
         yield "dataset.reward", {"$class": ["evil_env:Builder"], "$import": "evil_env:run"}
+    yield from _by_own_functions()
     vllm = "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"
     for name, value in (
         ("worker_cls", "evil_env.Builder"),
@@ -161,6 +162,37 @@ def _deep() -> Iterator[tuple[str, Any]]:
         ("engine", {"$class": ray}),
     ):
         yield "engine", {"$class": ray, name: value}
+
+
+def _by_own_functions() -> Iterator[tuple[str, Any]]:
+    """Functions of es_cookbook as rewards: each of them ran a script, or wrote a file."""
+    task = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl"}
+    script: dict[str, Any] = {"trust": {"$tuple": ["evil_env.py"]}}
+    loading = {"$partial": "es_cookbook.common.configs:load_fields", "args": []}
+    for reward in (
+        loading | {"keywords": script},
+        {"$import": "es_cookbook.common.configs:load_fields"},
+        {"$import": "es_cookbook.common.configs:config_from_json"},
+        {"$partial": "es_cookbook.common.references:resolve", "args": ["evil_env:run"]},
+        {"$import": "es_cookbook.common.references:resolve"},
+        {"$import": "es_cookbook.rl.data.rows:write_rows"},
+        {"$partial": "es_cookbook.rl.data.rows:write_rows", "args": [CANARY]},
+        {"$import": "es_cookbook.common.cli:run_cli"},
+        {"$import": "__main__:main"},
+        {"$class": "es_cookbook.evolution.optimizers.es:ES"},
+        {"$class": "es_cookbook.rl.rewards.judge:Judge", "url": "http://10.0.0.1/v1", "model": "m"},
+    ):
+        yield "dataset", task | {"reward": reward}
+    verifiers = "es_cookbook.bridges.verifiers.dataset:TasksetProblems"
+    for taskset in ("es_cookbook.rl.data.task:Task", "es_cookbook.train.config:Config"):
+        yield "dataset", {"$class": verifiers, "taskset": {"$import": taskset}}
+    textarena = "es_cookbook.bridges.textarena:TextArenaDatasetBuilder"
+    yield "dataset", {"$class": textarena, "game": "evil_env"}
+    logic = "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"
+    yield "dataset", {"$class": logic, "options": {"$tuple": ["data_file=/etc/passwd"]}}
+    pushing = "es_cookbook.runs.hub.checkpoint_push:CheckpointPush"
+    options = {"$tuple": ["recipe=countdown", "engine=evil_env:Builder"]}
+    yield "trackers", {"$class": pushing, "repo_id": "me/run", "evaluate": options}
 
 
 def hostile_configs() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from es_cookbook.baselines.gradient_config import MAY_DIFFER, GradientConfig
 from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.common.configs import config_to_json, load_config, text_of
+from es_cookbook.common.configs import config_to_json, read_config, text_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.rl.types import ProblemResult
@@ -34,6 +34,7 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.opening import decided, delete_run
+from es_cookbook.runs.seal import seal, with_sealed
 
 MODEL, STATE = "model", "state.json"
 
@@ -118,7 +119,9 @@ def begin(config: GradientConfig, standing: GradientStanding) -> int:
     """Keep the Config, cut what comes after the checkpoint; returns the first generation to run."""
     log_path = Path(config.log_path)
     start = standing.checkpoint.generation if standing.checkpoint else 0
-    replace_file(log_path / CONFIG, [config_to_json(config).encode()])
+    config_json = config_to_json(config)
+    replace_file(log_path / CONFIG, [config_json.encode()])
+    seal(log_path, config_json)
     cut_lines(log_path, start)
     return start
 
@@ -190,20 +193,27 @@ def state_json(generation: int, dtype: str, results: Sequence[Sequence[ProblemRe
     return json.dumps({"generation": generation, "dtype": dtype, "results": plain})
 
 
-def recorded_gradients(log_path: Path, trust: Collection[str] = ()) -> GradientConfig | None:
+def recorded_gradients(
+    log_path: Path, trust: Collection[str] = (), typed: Collection[str] = ()
+) -> GradientConfig | None:
     """The Config of a run of gradients; None where the directory is no such run's.
+
+    Nothing is trained, tracked or pushed with it. `trust` and `typed` as of `recorded_config`.
 
     Raises:
         ConfigError: Its Config cannot be rebuilt here.
     """
     if not (log_path / CHECKPOINTS).is_dir() or (log_path / HISTORY).exists():
         return None
+    path = log_path / CONFIG
     try:
-        if "$class" not in json.loads(text_of(log_path / CONFIG)):
+        text = text_of(path)
+        if "$class" not in json.loads(text):
             return None
     except (ConfigError, ValueError, TypeError):
         return None
-    return load_config(log_path / CONFIG, GradientConfig, trust)
+    trust = with_sealed(log_path, text, trust)
+    return read_config(path, text, GradientConfig, trust, typed, ("hub", "trackers", "trl"))
 
 
 def _last_line(log_path: Path) -> int | None:

@@ -11,6 +11,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.schedules import SCHEDULE_NAMES, Linear, Schedule
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -114,3 +115,12 @@ class GradientConfig:
     def search_space(self) -> SearchSpaceBuilder:
         """The trained weights, as an engine names them."""
         return FullRank() if self.trained == "all" else LowRank()
+
+
+parts(
+    GradientConfig,
+    "es_cookbook.baselines.grpo.config:Config",
+    "es_cookbook.baselines.policy_gradient:Config",
+    "es_cookbook.commands.gradients.grpo:GRPOCommand",
+    "es_cookbook.commands.gradients.policy_gradient:PolicyGradientConfig",
+)

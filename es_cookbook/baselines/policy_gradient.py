@@ -45,6 +45,7 @@ from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.objectives import SOLVED, solved_in
 from es_cookbook.rl.rollouts import rollout_metrics
@@ -85,6 +86,9 @@ class Method(ABC):
         """What is maximised, token by token; `sampled` are the log-probabilities at sampling."""
         del sampled
         return weights * logprobs
+
+
+parts(Method, f"{__name__}:Group", f"{__name__}:PPO", f"{__name__}:Expert")
 
 
 @chz.chz

@@ -43,6 +43,7 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.opening import decided
+from es_cookbook.runs.seal import seal
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 
@@ -148,7 +149,9 @@ def opened(config: SFTConfig) -> Generator[SFTRun]:
         evaluated: Callable[[], Metrics] = dict
         if config.evaluation is not None:
             evaluated = stack.enter_context(_evaluated(config, config.evaluation, model))
-        replace_file(log_path / CONFIG, [config_to_json(config).encode()])
+        config_json = config_to_json(config)
+        replace_file(log_path / CONFIG, [config_json.encode()])
+        seal(log_path, config_json)
         yield SFTRun(config, log_path, model, tokenizer, data, evaluated)
 
 

@@ -16,6 +16,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, ModelError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
@@ -53,6 +54,9 @@ class SupervisedDatasetBuilder(ABC):
             DataError: A row that cannot be used; names the file and the line.
             ModelError: The tokenizer cannot do what the rows need.
         """
+
+
+parts(SupervisedDatasetBuilder, f"{__name__}:SupervisedRows")
 
 
 @chz.chz

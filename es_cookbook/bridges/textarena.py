@@ -34,6 +34,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
+from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
 from es_cookbook.rl.problem_env import render_prompt
@@ -284,11 +285,18 @@ class GamesDataset(EpochDataset[GameProblem]):
             check_prompt(name, len(tokens_T), context_length)
 
 
+def _package(_: "TextArenaDatasetBuilder") -> str:
+    return "textarena"
+
+
 @chz.chz
 class TextArenaDatasetBuilder(RLDatasetBuilder):
     """A game of TextArena with many seeds, and others for the held-out test."""
 
-    game: str = chz.field(doc="a name of textarena's, for example TowerOfHanoi-v0")
+    game: str = chz.field(
+        doc="a name of textarena's, for example TowerOfHanoi-v0",
+        metadata=needs_trust(_package, "is code of the package textarena, which is run"),
+    )
     opponent: Opponent = chz.field(
         default="random",
         doc="of two-player games; random: any legal move, where the game lists them; base: the "

@@ -49,7 +49,7 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
                 f"else; what may change: {', '.join(_ALLOWED)}"
             )
     source, output = Path(fork.log_path), Path(fork.output)
-    recorded = train.recorded_config(source, fork.trust)
+    recorded = train.recorded_config(source, fork.trust, fields)
     config = config_to_json(chz.replace(changed(recorded, fields), log_path=fork.output))
     taken = fork_run(source, fork.generation, output, config, recorded.model_name)
     begins = (

@@ -31,7 +31,7 @@ class Resume:
 
 def main(resume: Resume, fields: dict[str, str]) -> None:
     """Train on, with these fields of the run's Config, and say in one line what it brought."""
-    recorded = train.recorded_config(Path(resume.log_path), resume.trust)
+    recorded = train.recorded_config(Path(resume.log_path), resume.trust, fields)
     config = changed(recorded, fields)
     config = chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume")
     train.train_and_tell(config, began=BEGAN)

@@ -24,7 +24,7 @@ import chz
 import chz.factories
 
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields.chz_fields import CastError, Field, type_name
+from es_cookbook.common.fields.chz_fields import CastError, type_name
 from es_cookbook.common.fields.declared_types import (
     argument_types,
     entry_types,
@@ -35,9 +35,13 @@ from es_cookbook.common.fields.declared_types import (
     may_hold_object,
     takes,
 )
+from es_cookbook.common.fields.parts import may_be_named
+from es_cookbook.common.fields.reach import check_reached
 from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.references import (
-    belongs_to,
+    ANYTHING_REACHED,
+    current,
+    is_own,
     reference,
     resolve,
     trusted_modules,
@@ -49,10 +53,7 @@ _Loaded = TypeVar("_Loaded")
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
 
-_NEEDS_TRUST = "needs_trust"
 _RECORDED_WITHOUT = "recorded_without"
-_RUN_CODE = ("ray", "vllm")
-"""Packages that some values of fields, marked by `needs_trust`, make run anything."""
 _LONGEST_LINE = 500
 _REFERENCES = ("$class", "$partial", "$import")
 
@@ -65,17 +66,19 @@ def config_to_json(config: object) -> str:
             of its field's type; names the field.
     """
     plain = _to_plain(config, "config")
-    _Reader(_RUN_CODE + tuple(_modules_in(plain))).read(plain, "config", object)
+    _Reader(_trust_of(plain)).read(plain, "config", object)
     return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     """Rebuild the object that `config_to_json` wrote.
 
-    The text may be anybody's. It names classes and functions of es_cookbook, of the packages and
-    scripts in `trust` and of the script that was run; every value must be of its field's declared
+    The text may be anybody's. Of es_cookbook it names the classes that a field takes
+    (`es_cookbook.common.fields.parts`) and no function; of the packages and scripts in `trust` and
+    of the script that was run, classes and functions. Every value must be of its field's declared
     type, and a class or a function itself may stand only where that asks for one. Nothing is called
-    but the chz classes.
+    but the chz classes. What it would reach (an address, a repository) has to be in `trust` too
+    (`es_cookbook.common.fields.reach`).
 
     A field that a class has gained since takes its default, or what `recorded_without` says. One it
     has lost is refused, unless it has the value that is how the class behaves now.
@@ -93,13 +96,38 @@ _DROPPED: Mapping[str, Mapping[str, object]] = {
 """Fields that a class no longer has, each with the value that is how the class behaves now."""
 
 
-def load_config(path: Path, config_class: type[_Loaded], trust: Collection[str] = ()) -> _Loaded:
+def load_config(
+    path: Path,
+    config_class: type[_Loaded],
+    trust: Collection[str] = (),
+) -> _Loaded:
     """Read a config file that must hold a `config_class`.
 
     Raises:
         ConfigError: As `config_from_json`, another class, or the file cannot be read; names it.
     """
-    config = _at(path, lambda text: _read(text, config_class, trust), text_of(path))
+    return read_config(path, text_of(path), config_class, trust)
+
+
+def read_config(
+    path: Path,
+    text: str,
+    config_class: type[_Loaded],
+    trust: Collection[str],
+    typed: Collection[str] = (),
+    unused: Collection[str] = (),
+) -> _Loaded:
+    """The same of a text from a file.
+
+    Args:
+        path: of the file, for sentences.
+        text: that was read from it.
+        config_class: as of `load_config`.
+        trust: as of `config_from_json`.
+        typed: options that the user gave in place of what the file has: they may reach anything.
+        unused: fields that nobody asks for; they have their defaults.
+    """
+    config = _at(path, lambda text: _read(text, config_class, trust, typed, unused), text)
     return cast(_Loaded, config)
 
 
@@ -121,18 +149,30 @@ def load_fields(
         raise ConfigError(f"{path} must hold a run's Config, which has a {' and a '.join(missing)}")
 
     def read(name: str) -> object:
-        return _guarded(lambda: _Reader(modules).read(entries[name], f"config.{name}", types[name]))
+        where = f"config.{name}"
+        found = _Reader(modules).read(entries[name], where, types[name])
+        check_reached(found, trust, where=where)
+        return found
 
-    return {name: _at(path, read, name) for name in types}, entries
+    return {name: _at(path, lambda name: _guarded(lambda: read(name)), name) for name in types}, (
+        entries
+    )
 
 
 def trust_of(text: str) -> frozenset[str]:
     """All that a config of this process needs trusted to be read back: whoever made it had it.
 
+    What is read with it may reach anything, so it is this config, or only compared with it.
+
     Args:
         text: from `config_to_json`, not from a file.
     """
-    return frozenset({*_RUN_CODE, *modules_named(text)})
+    return frozenset(_trust_of(_parsed(text)))
+
+
+def own_words(text: str) -> frozenset[str]:
+    """The same but for packages and scripts, of a text that this user sealed."""
+    return frozenset(_own_words(_parsed(text)))
 
 
 def modules_named(text: str) -> list[str]:
@@ -144,25 +184,30 @@ def modules_named(text: str) -> list[str]:
     return sorted(_guarded(lambda: _modules_in(_parsed(text))))
 
 
-def needs_trust(package: str, is_harmless: Callable[[object], bool]) -> dict[str, object]:
-    """Metadata of a field of which some values make a package run whatever they say.
-
-    On the command line and in Python they are the user's own word; a file may have them where the
-    package is trusted.
-    """
-    assert package in _RUN_CODE
-    return {_NEEDS_TRUST: (package, is_harmless)}
-
-
 def recorded_without(value: object) -> dict[str, object]:
     """Metadata of a field that a class has gained: what a config that lacks it means by that."""
     return {_RECORDED_WITHOUT: value}
 
 
-def _read(text: str, declared: type, trust: Collection[str]) -> object:
+def _read(
+    text: str,
+    declared: type,
+    trust: Collection[str],
+    typed: Collection[str] = (),
+    unused: Collection[str] = (),
+) -> object:
     modules = trusted_modules(trust)
     plain = _parsed(text)
-    return _guarded(lambda: _Reader(modules).read(plain, "config", declared))
+    if isinstance(plain, dict):
+        entries = cast("dict[str, object]", plain)
+        plain = {name: item for name, item in entries.items() if name not in unused}
+
+    def read() -> object:
+        config = _Reader(modules).read(plain, "config", declared)
+        check_reached(config, trust, typed)
+        return config
+
+    return _guarded(read)
 
 
 def text_of(path: Path) -> str:
@@ -195,19 +240,31 @@ def _guarded(function: Callable[[], _Found]) -> _Found:
         raise ConfigError("a config must be JSON that is not nested so deeply") from error
 
 
+def _trust_of(plain: object) -> set[str]:
+    return _own_words(plain) | _modules_in(plain)
+
+
+def _own_words(plain: object) -> set[str]:
+    return {ANYTHING_REACHED, *filter(is_own, _references_in(plain))}
+
+
 def _modules_in(plain: object) -> set[str]:
+    names = {text.partition(":")[0] for text in _references_in(plain)}
+    return {name for name in names if not name.endswith("__main__")}  # which needs no trust
+
+
+def _references_in(plain: object) -> set[str]:
     found: set[str] = set()
     waiting = [plain]
     while waiting:
         item = waiting.pop()
         if isinstance(item, dict):
             entries = cast("dict[str, object]", item)
-            texts = [text for key in _REFERENCES if isinstance(text := entries.get(key), str)]
-            found.update(text.partition(":")[0] for text in texts)
+            found.update(text for key in _REFERENCES if isinstance(text := entries.get(key), str))
             waiting += entries.values()
         elif isinstance(item, list):
             waiting += cast("list[object]", item)
-    return {name for name in found if not name.endswith("__main__")}  # which needs no trust
+    return found
 
 
 class Names(chz.factories.MetaFactory):
@@ -352,7 +409,8 @@ def _to_plain(value: object, where: str) -> object:
 class _Reader:
     """Undoes `_to_plain`, as far as declared types and trust allow.
 
-    `trust` are the packages, beside es_cookbook, whose classes and functions may be named.
+    `trust` are the packages, beside es_cookbook, whose classes and functions may be named, and what
+    of es_cookbook may be named anywhere.
     """
 
     trust: Collection[str]
@@ -422,7 +480,7 @@ class _Reader:
     ) -> object:
         if not may_hold_object(declared):
             raise _unfit(where, declared, "an object")
-        config_class = self._resolved(text, where)
+        config_class = self._resolved(text, where, declared, is_part=True)
         if not (isinstance(config_class, type) and chz.is_chz(config_class)):
             raise ConfigError(f"{where}: {text} is not a chz class")
         if not holds_class(config_class, declared):
@@ -441,7 +499,6 @@ class _Reader:
                     f"{nearest(name[:60], known)}"
                 )
             values[name] = self.read(plain, f"{where}.{name}", known[name].x_type)
-            self._check_harmless(values[name], known[name], f"{where}.{name}")
         try:
             return config_class(**values)
         except (TypeError, ValueError, ArithmeticError) as error:
@@ -479,24 +536,34 @@ class _Reader:
                 f"{where}: a class or a function itself may stand only where the type asks for "
                 f"one, and it is {type_name(declared)}"
             )
-        found = self._resolved(text, where)
+        found = self._resolved(text, where, declared, is_part=False)
         if not takes(found, declared, partial):
             raise _unfit(where, declared, text)
         return found
 
-    def _resolved(self, text: str, where: str) -> Callable[..., object]:
-        return _at(where, functools.partial(resolve, trust=self.trust), text)
+    def _resolved(
+        self, text: str, where: str, declared: object, *, is_part: bool
+    ) -> Callable[..., object]:
+        """What a name stands for, of es_cookbook only where it may.
 
-    def _check_harmless(self, value: object, field: Field, where: str) -> None:
-        needs = (field.metadata or {}).get(_NEEDS_TRUST)
-        if needs is None:
+        A package that is trusted may have imported something of es_cookbook: that is not its own.
+        """
+        self._check_own(text, where, declared, is_part)
+        found = _at(where, functools.partial(resolve, trust=self.trust), text)
+        self._check_own(f"{found.__module__}:{found.__qualname__}", where, declared, is_part)
+        return found
+
+    def _check_own(self, text: str, where: str, declared: object, is_part: bool) -> None:
+        """Refuse what is es_cookbook's and not a part that the field takes; imports nothing."""
+        if not is_own(text) or text in self.trust:
             return
-        package, is_harmless = cast("tuple[str, Callable[[object], bool]]", needs)
-        if not is_harmless(value) and not belongs_to(package, self.trust):
+        if not is_part:
             raise ConfigError(
-                f"{where}: {value!r:.60} can make {package} run code that is not part of "
-                f"es_cookbook; if you trust it, add trust={package}"
+                f"{where}: {text!r:.200} is es_cookbook's own; a config from a file names "
+                "functions, and classes themselves, of the packages and scripts in trust= alone"
             )
+        if not may_be_named(current(text), declared):
+            raise _unfit(where, declared, f"an object of {text!r:.200}")
 
 
 def _without_dropped(

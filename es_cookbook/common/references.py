@@ -35,6 +35,10 @@ _IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 _loaded_scripts: dict[str, Path] = {}
 """Name of a module -> the trusted script that was imported as it."""
 _is_importing = False
+ANYTHING_REACHED = "(anything)"
+"""Stands in `trust` for all that a config reaches: one of this process, or only compared."""
+_WORDS = ("http://", "https://", "hub:", "wandb:", "trackio:", "options:", f"{_OWN}.")
+"""How what is trusted begins that is no package and no script."""
 _LONGEST = 300
 """Characters of a name that is followed."""
 
@@ -88,8 +92,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
         ConfigError: The module is not trusted (says what `trust=` would allow), or no class or
             function of that name is defined in it; names the nearest.
     """
-    module_name, _, qualname = text.partition(":")
-    module_name = _MOVED.get(module_name, module_name)
+    module_name, _, qualname = current(text).partition(":")
     if module_name in _MAIN and len(scripts := _loaded_scripts.keys() & set(trust)) == 1:
         (module_name,) = scripts  # Written before scripts had names of their own.
     is_main = module_name in (*_MAIN, _module_that_was_run())
@@ -117,6 +120,20 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
     return found
 
 
+def current(text: str) -> str:
+    """A "module:qualname" of es_cookbook as it is written now."""
+    module_name, colon, qualname = text.partition(":")
+    return f"{_MOVED.get(module_name, module_name)}{colon}{qualname}"
+
+
+def is_own(text: str) -> bool:
+    """Whether a "module:qualname" is of es_cookbook itself, maybe of one of its programs."""
+    module_name = text.partition(":")[0]
+    if module_name in _MAIN and (run := _module_that_was_run()) not in (None, _OWN_MAIN):
+        module_name = run
+    return belongs_to(_MOVED.get(module_name, module_name), (_OWN,))
+
+
 def typed(text: str) -> Callable[..., object]:
     """The class or function that a user's word "module:name" or "path/to/script.py:name" means.
 
@@ -136,11 +153,20 @@ def typed(text: str) -> Callable[..., object]:
 def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
     """Names of the packages and modules that a user trusts; scripts, given by path, are loaded.
 
+    What else the user trusts (an address, a repository) stays as it is.
+
     Raises:
         ConfigError: One can be neither; or a script is not there, fails, or has the name of another
             module.
     """
-    return tuple(_loaded(Path(name)) if is_script(name) else _checked(name) for name in trust)
+    return tuple(
+        name if _is_word(name) else _loaded(Path(name)) if is_script(name) else _checked(name)
+        for name in trust
+    )
+
+
+def _is_word(trusted: str) -> bool:
+    return trusted == ANYTHING_REACHED or (":" in trusted and trusted.startswith(_WORDS))
 
 
 def is_script(trusted: str) -> bool:

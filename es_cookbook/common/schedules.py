@@ -16,6 +16,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.terminal import plural
 
 SCHEDULE_NAMES = {
@@ -36,6 +37,9 @@ class Schedule(ABC):
     @abstractmethod
     def __call__(self, generation: int, num_generations: int) -> float:
         """The factor of `generation`, counted from 0, in a run of `num_generations`."""
+
+
+parts(Schedule, *SCHEDULE_NAMES.values())
 
 
 @chz.chz

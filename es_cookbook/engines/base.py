@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 import chz
 
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action, Observation, SamplingParams
@@ -228,6 +229,9 @@ class EngineBuilder(ABC):
         Raises:
             ModelError: The model cannot be loaded or the search space does not fit it.
         """
+
+
+parts(EngineBuilder, *ENGINE_NAMES.values())
 
 
 @chz.chz

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
+from es_cookbook.common.fields.parts import parts
 
 FITNESS_NAMES = {
     "zscore": "es_cookbook.evolution.fitness:ZScore",
@@ -71,6 +72,9 @@ class Fitness(ABC):
             EnvError: An infinite reward.
             ValueError: An array that is not problems x genomes.
         """
+
+
+parts(Fitness, *FITNESS_NAMES.values())
 
 
 @chz.chz

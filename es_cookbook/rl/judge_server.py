@@ -17,6 +17,7 @@ from anyio.lowlevel import RunVar
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.fields.reach import address_of, needs_trust
 from es_cookbook.common.servers.chat import AskAgainError, RefusedError, asked, completion
 from es_cookbook.common.servers.http import key_in
 from es_cookbook.rl.timeouts import nobody_has_control
@@ -27,12 +28,21 @@ _limiters: RunVar[dict[int, anyio.CapacityLimiter]] = RunVar("_limiters")
 _T = TypeVar("_T")
 
 
+def _address(judge: "JudgeServer") -> str | None:
+    """Whom it asks; nobody without a model, as the judge of a sum that has none."""
+    return address_of(judge.url) if judge.model else None
+
+
 @chz.chz
 class JudgeServer:
     """Which server and model judge, and how they are asked."""
 
     url: str = chz.field(
-        default="http://127.0.0.1:8000/v1", doc="of an OpenAI-compatible server, up to /v1"
+        default="http://127.0.0.1:8000/v1",
+        doc="of an OpenAI-compatible server, up to /v1",
+        metadata=needs_trust(
+            _address, f"is where questions go, with the key in {KEY} if there is one"
+        ),
     )
     model: str = chz.field(default="", doc="the server's name for the judge; needed")
     temperature: float = chz.field(default=0.0, doc="of the judge's sampling")
@@ -63,6 +73,8 @@ class JudgeServer:
         Raises:
             EnvError: Nothing after all attempts, or a refusal that another would not change.
         """
+        if not self.model:
+            raise EnvError(f"the judge at {self.url} needs a model, and is not asked without one")
         with nobody_has_control():  # A queue is not this rollout's fault.
             limiter = self._limiter()
             await limiter.acquire()

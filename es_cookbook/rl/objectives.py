@@ -35,6 +35,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.rewards.length import (
     STRENGTH,
     dynamic_fractions,
@@ -224,6 +225,9 @@ class Objective(ABC):
         Raises:
             ConfigError: A metric that no Env reports.
         """
+
+
+parts(Objective, *OBJECTIVE_NAMES.values())
 
 
 @chz.chz

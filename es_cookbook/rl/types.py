@@ -19,6 +19,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -492,3 +493,14 @@ class RLDatasetBuilder(ABC):
             DataError: A row that cannot be used; names the file and the line.
             ConfigError: Fields that cannot work together.
         """
+
+
+parts(
+    RLDatasetBuilder,
+    "es_cookbook.rl.data.task:Task",
+    "es_cookbook.rl.data.mixture:Mixture",
+    "es_cookbook.rl.judging.task:JudgedTask",
+    "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
+    "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+    "es_cookbook.recipes.*.dataset:*",
+)

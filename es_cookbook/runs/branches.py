@@ -30,6 +30,7 @@ from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
 from es_cookbook.runs.history.store import Beginning, read_beginning
 from es_cookbook.runs.opening import refuse_lost_history
 from es_cookbook.runs.scripts import copy_scripts
+from es_cookbook.runs.seal import seal
 
 
 def fork_run(
@@ -38,7 +39,8 @@ def fork_run(
     """Make a run directory, new or empty, that begins with the first generations of another.
 
     All that are recorded if `generation` is None. `source` is only read, so it may be going on.
-    `model_name` is of its recorded Config, for a history that does not name it.
+    `model_name` is of its recorded Config, for a history that does not name it. `config_json` is of
+    this process, the user's own word.
 
     Returns:
         How many generations were taken.
@@ -57,6 +59,7 @@ def fork_run(
     forked = Beginning(header, beginning.records, FORMAT_VERSION)
     with made_beside(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
+        seal(beside, config_json)
         replace_file(beside / HISTORY, forked.encode())
         for name, key in GENERATION_KEYS.items():
             if (source / name).exists():

@@ -39,6 +39,7 @@ from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
 from es_cookbook.runs.log import open_log
 from es_cookbook.runs.scripts import SCRIPTS, copy_scripts, keep_scripts
+from es_cookbook.runs.seal import SEAL, seal
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"
@@ -61,7 +62,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON),
+        *(SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON),
         *("optimizer", "wandb", "wandb_id"),
     }
 )
@@ -75,11 +76,16 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """An open run directory: its history for appending, and the Config that it keeps."""
+    """An open run directory: its history for appending, and the Config that it keeps.
+
+    Attributes:
+        is_own: whether that Config is this user's own word, and is sealed.
+    """
 
     path: Path
     history: HistoryStore
     config_json: str
+    is_own: bool
 
     def begin(self) -> tuple[str, ...]:
         """Keep the Config and its scripts, and cut what the history does not hold.
@@ -101,6 +107,8 @@ class RunDirectory:
             )
             logger.warning(warnings[0])
         replace_file(self.path / CONFIG, [self.config_json.encode()])
+        if self.is_own:
+            seal(self.path, self.config_json)
         keep_scripts(self.path, self.config_json)
         self.history.begin()
         warnings.append(self.history.warning)
@@ -149,7 +157,7 @@ def set_aside(log_path: Path) -> Path:
     numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
     rewound = log_path / REWOUND / str(max(numbers, default=0) + 1)
     with made_beside(rewound) as beside:
-        for name in FILES_OF_RUNS:
+        for name in (*FILES_OF_RUNS, SEAL):
             if (log_path / name).exists():
                 with opened(log_path / name, ANY_SIZE, log_path) as file:
                     replace_file(beside / name, lines(file))

@@ -34,6 +34,7 @@ from es_cookbook.runs.directory import (
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
+from es_cookbook.runs.seal import is_own_word
 
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 """What to do about a directory that already holds a run."""
@@ -150,9 +151,11 @@ def open_run_directory(
         if (log_path / HISTORY).exists():
             replace_file(log_path / HISTORY, [])
         replace_file(log_path / CONFIG, [config_json.encode()])
+        is_own = True
     else:
+        is_own = is_own_word(log_path, standing.config_json, config_json)
         config_json = _with_length(standing.config_json, num_generations)
-    return RunDirectory(log_path, HistoryStore(log_path / HISTORY, header), config_json)
+    return RunDirectory(log_path, HistoryStore(log_path / HISTORY, header), config_json, is_own)
 
 
 def refuse_lost_history(log_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Literal
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names, load_config, text_of
+from es_cookbook.common.configs import Names, read_config, text_of
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.references import is_script
 from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule, check_temperatures
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
@@ -27,6 +28,7 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.scripts import scripts_not_trusted, trust_option
+from es_cookbook.runs.seal import with_sealed
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
@@ -214,18 +216,39 @@ class Config:
         return self.sampling.scaled(self.temperature_schedule(generation, self.num_generations))
 
 
-def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:
+parts(
+    Config,
+    "es_cookbook.train:Config",
+    "es_cookbook.recipes.*.train_cli:CLIConfig",
+    "es_cookbook.commands.train:TrainConfig",
+)
+
+
+def recorded_config(
+    log_path: Path,
+    trust: Collection[str] = (),
+    typed: Collection[str] = (),
+    unused: Collection[str] = (),
+) -> Config:
     """The Config of the run in a directory, as it was begun, but for a length that it was given.
 
-    It may name classes and functions of es_cookbook and of the packages and scripts in `trust`.
+    It may name parts of es_cookbook, and classes and functions of the packages and scripts in
+    `trust`; what it reaches has to be there too, or the run to be this user's own.
+
+    Args:
+        log_path: the directory.
+        trust: packages, scripts, and words for what is reached (`es_cookbook.common.fields.reach`).
+        typed: options that the user gives in place of the run's own.
+        unused: fields that nobody asks for; they have their defaults.
 
     Raises:
         RunDirectoryError: There is no run.
-        ConfigError: Its Config cannot be rebuilt here.
+        ConfigError: Its Config cannot be rebuilt here, or reaches what is not trusted.
     """
     check_is_run(log_path)
     path = log_path / CONFIG
     text = text_of(path)
+    trust = with_sealed(log_path, text, trust)
     if '"__main__:' in text and not any(map(is_script, trust)):
         raise ConfigError(
             f"{path} names classes of the script that wrote it, as __main__; give that script as "
@@ -237,4 +260,4 @@ def recorded_config(log_path: Path, trust: Collection[str] = ()) -> Config:
             f"{path} names classes of {', '.join(script.name for script in scripts)}, which is not "
             f"part of es_cookbook; if you trust that script, add{trust_option(log_path, text)}"
         )
-    return load_config(path, Config, trust)
+    return read_config(path, text, Config, trust, typed, unused)

@@ -52,7 +52,8 @@ class RecordedRun:
     """What a run directory says, read and never written.
 
     `model_name` is where the run's base model is here; where the run had it if None. `trust` are
-    packages, beside es_cookbook, of which its config.json may name classes and functions.
+    packages, beside es_cookbook, of which its config.json may name classes and functions, and what
+    it may reach; `typed` are options that replace some of it. Nothing is tracked or pushed here.
 
     Attributes:
         header: what the run began with; None where that is not recorded.
@@ -65,10 +66,14 @@ class RecordedRun:
     """
 
     def __init__(
-        self, log_path: Path, model_name: str | None = None, trust: Collection[str] = ()
+        self,
+        log_path: Path,
+        model_name: str | None = None,
+        trust: Collection[str] = (),
+        typed: Collection[str] = (),
     ) -> None:
         self.history = log_path / HISTORY
-        self.config = recorded_config(log_path, trust)
+        self.config = recorded_config(log_path, trust, typed, unused=("hub", "trackers"))
         refuse_lost_history(log_path)
         self.model_name = model_name or self.config.model_name
         self.header = read_header(self.history)

@@ -205,7 +205,7 @@ def test_a_run_over_a_game(tmp_path: Path) -> None:
     ]
     seen: list[CLIConfig] = []
     run_cli(seen.append, CLIConfig, options)
-    assert config_from_json(config_to_json(seen[0])) == seen[0]
+    assert config_from_json(config_to_json(seen[0]), ["textarena"]) == seen[0]
     run_cli(main, CLIConfig, options)
     (first, *_) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert {"env/all/invalid", "env/player_0/correct", "test/env/player_1/turns"} <= first.keys()

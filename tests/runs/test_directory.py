@@ -75,7 +75,11 @@ def test_a_fresh_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     run = opened(tmp_path / "a" / "b", CONFIG, "raise")
     assert not run.resumed and run.history.next_generation == 0 and run.warnings == ()
     assert (tmp_path / "a" / "b" / "config.json").read_text() == CONFIG
-    assert sorted(entry.name for entry in run.path.iterdir()) == ["config.json", "history.jsonl"]
+    assert sorted(entry.name for entry in run.path.iterdir()) == [
+        "config.json",
+        "history.jsonl",
+        "seal",
+    ]
 
 
 def test_the_same_config_resumes_where_the_history_ends(tmp_path: Path) -> None:
@@ -147,7 +151,7 @@ def test_more_than_a_crash_leaves_is_set_aside_before_it_is_cut(tmp_path: Path) 
     run = opened(tmp_path, CONFIG, "resume")
     assert run.history.next_generation == 3 and str(tmp_path / "rewound/1") in run.warnings[0]
     kept = {path.name: path.read_bytes() for path in (tmp_path / "rewound/1").iterdir()}
-    assert kept == {name: before[name] for name in kept} and len(kept) == 4
+    assert kept == {name: before[name] for name in kept} and len(kept) == 5
     assert len(metrics.read_bytes().splitlines()) == 3
     run.history.close()
     # Lines in the middle that cannot be read, and those of generations that nobody knows.
@@ -175,7 +179,11 @@ def test_delete_starts_again_also_with_another_config(tmp_path: Path) -> None:
     other = changed(sigma=1.0)
     run = opened(tmp_path, other, "delete")
     assert not run.resumed and run.history.next_generation == 0
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.json", "history.jsonl"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "config.json",
+        "history.jsonl",
+        "seal",
+    ]
     assert (tmp_path / "config.json").read_text() == other
 
 

@@ -9,6 +9,7 @@ from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.schedules import (
     SCHEDULE_NAMES,
     Constant,
@@ -18,6 +19,11 @@ from es_cookbook.common.schedules import (
 from es_cookbook.rl.types import SamplingParams
 
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+
+
+def _arguments(config: "Config") -> str | None:
+    values = [text.partition("=")[2] for text in config.trl]
+    return None if is_plain_option(values) else "options:trl"
 
 
 @chz.chz
@@ -63,6 +69,7 @@ class Config(GradientConfig):
     trl: tuple[str, ...] = chz.field(
         default=(),
         doc="more arguments of TRL's GRPOConfig, as NAME=VALUE; in commands trl.NAME=VALUE",
+        metadata=needs_trust(_arguments, "are options of a package, and can name files and code"),
     )
 
     @chz.validate

@@ -8,9 +8,10 @@ this process, with your rights.
 
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import chz
 import chz.factories
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, not_installed
+from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
@@ -50,6 +52,18 @@ class _Package(chz.factories.MetaFactory):
         return find_taskset(value)
 
 
+def _options(problems: "TasksetProblems") -> str | None:
+    """Of a package: numbers and plain words in them can name nothing else."""
+    try:
+        given = json.loads(problems.options)
+    except (ValueError, RecursionError):
+        given = None
+    options = cast("dict[str, object]", given) if isinstance(given, dict) else {"": given}
+    if all(map(is_plain_option, options.values())):
+        return None
+    return f"options:{problems.taskset.__module__.partition('.')[0]}"
+
+
 @chz.chz
 class TasksetProblems(RLDatasetBuilder):
     """The tasks of a taskset, for training and, disjoint from it, for the held-out test.
@@ -62,7 +76,9 @@ class TasksetProblems(RLDatasetBuilder):
         meta_factory=_Package(), doc="installed package that exports a taskset of verifiers (v1)"
     )
     options: str = chz.field(
-        default="{}", doc='options of the taskset, as JSON: \'{"game": "Hangman-v0"}\''
+        default="{}",
+        doc='options of the taskset, as JSON: \'{"game": "Hangman-v0"}\'',
+        metadata=needs_trust(_options, "are options of a package, and can name files and code"),
     )
     num_train: int = chz.field(default=10_000, doc="most training tasks used")
     num_test: int = chz.field(default=200, doc="most held-out tasks used; 0 for none")

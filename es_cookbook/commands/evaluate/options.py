@@ -110,8 +110,9 @@ def asked(config: EvaluateConfig, fields: Mapping[str, str]) -> Asked:
         ESCookbookError: They are not there, or cannot be measured like that.
     """
     _check_fields(fields, of_model=not config.log_path)
-    gradients = recorded_gradients(Path(config.log_path), config.trust) if config.log_path else None
-    run = None if gradients else _run(config)
+    log_path = Path(config.log_path)
+    gradients = recorded_gradients(log_path, config.trust, fields) if config.log_path else None
+    run = None if gradients else _run(config, fields)
     task = _task(config, run or gradients, fields)
     setting = _setting(config, task, fields)
     if gradients is not None:
@@ -143,11 +144,11 @@ def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
         raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
 
 
-def _run(config: EvaluateConfig) -> RecordedRun | None:
+def _run(config: EvaluateConfig, fields: Mapping[str, str]) -> RecordedRun | None:
     if not config.log_path:
         return None
     try:
-        return RecordedRun(Path(config.log_path), config.model_name, config.trust)
+        return RecordedRun(Path(config.log_path), config.model_name, config.trust, fields)
     except RunDirectoryError as error:
         if not (Path(config.log_path) / CONFIG).is_file():
             raise
@@ -241,7 +242,7 @@ def _against(
         return [first], read(Path(against))
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
-    if gradients := recorded_gradients(Path(name or config.log_path), config.trust):
+    if gradients := recorded_gradients(Path(name or config.log_path), config.trust, fields):
         other = _of_gradients(name or config.log_path, gradients, generation, fields)
         return [first, other], None
     if name in ("", config.log_path):
@@ -260,7 +261,7 @@ def _against(
     if generation is None and not _is_run(Path(name)):
         space = LowRank() if first.run is not None else first.search_space
         return [first, Subject(name, name, first.engine, space)], None
-    run = RecordedRun(Path(name), trust=config.trust)
+    run = RecordedRun(Path(name), trust=config.trust, typed=fields)
     return [first, _of_run(name, run, generation, fields)], None
 
 

@@ -201,7 +201,7 @@ async def _opened(config: AnyConfig, *, at_the_base: bool) -> AsyncGenerator[Eng
     log_path = Path(config.log_path)
     if isinstance(config, train.Config) and not at_the_base:
         recorded = RecordedRun(log_path, trust=trust_of(config_to_json(config)))
-        rebuilt = await rebuild(recorded)
+        rebuilt = await rebuild(recorded, config.engine)
         engine = rebuilt.engine
     else:
         rebuilt = None

@@ -18,7 +18,7 @@ import chz
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.chz_fields import is_subtype, is_subtype_instance
 
-_ANYTHING: tuple[object, ...] = (object, Any)
+ANYTHING: tuple[object, ...] = (object, Any)
 
 
 def fits(value: object, declared: object) -> bool:
@@ -29,8 +29,8 @@ def fits(value: object, declared: object) -> bool:
     """
     if isinstance(value, bool):
         return any(
-            arm in (bool, *_ANYTHING) or any(value is literal for literal in _literals(arm))
-            for arm in _arms(declared)
+            arm in (bool, *ANYTHING) or any(value is literal for literal in _literals(arm))
+            for arm in arms(declared)
         )
     return is_subtype_instance(value, cast(Any, declared))
 
@@ -43,7 +43,7 @@ def item_type(declared: object, kind: type, index: int) -> object | None:
     """
     found: list[object] = []
     for arm, origin, args in _generics(declared):
-        if arm in _ANYTHING:
+        if arm in ANYTHING:
             found.append(object)
         elif origin is tuple and kind is tuple and args and args[-1] is not ...:
             found += args[index : index + 1]
@@ -57,7 +57,7 @@ def entry_types(declared: object) -> tuple[object, object] | None:
     pairs = [
         cast("tuple[object, object]", args) if len(args) == 2 else (object, object)
         for arm, origin, args in _generics(declared)
-        if arm in _ANYTHING or (isinstance(origin, type) and issubclass(dict, origin))
+        if arm in ANYTHING or (isinstance(origin, type) and issubclass(dict, origin))
     ]
     return (_union([k for k, _ in pairs]), _union([v for _, v in pairs])) if pairs else None
 
@@ -66,14 +66,14 @@ def may_hold_object(declared: object) -> bool:
     """Whether an object of some class may stand there, and not plain values alone."""
     plain = (bool, int, float, str, NoneType, list, tuple, dict)
     return any(
-        arm in _ANYTHING or (isinstance(origin, type) and not issubclass(origin, plain))
+        arm in ANYTHING or (isinstance(origin, type) and not issubclass(origin, plain))
         for arm, origin, _ in _generics(declared)
     )
 
 
 def holds_class(found: type, declared: object) -> bool:
     """Whether an object of this class is of a type."""
-    return any(is_subtype(cast(Any, found), cast(Any, arm)) for arm in _arms(declared))
+    return any(is_subtype(cast(Any, found), cast(Any, arm)) for arm in arms(declared))
 
 
 def may_be_called(declared: object) -> bool:
@@ -92,7 +92,7 @@ def takes(found: Callable[..., object], declared: object, partial: bool = False)
                 return True
         elif _is_callable(origin):
             wanted = cast(object, args[-1] if args else Any)
-            if wanted in _ANYTHING or is_subtype(cast(Any, _returned(found)), cast(Any, wanted)):
+            if wanted in ANYTHING or is_subtype(cast(Any, _returned(found)), cast(Any, wanted)):
                 return True
     return False
 
@@ -147,7 +147,7 @@ def _returned(function: Callable[..., object]) -> object:
     return returned
 
 
-def _arms(declared: object) -> tuple[object, ...]:
+def arms(declared: object) -> tuple[object, ...]:
     """The members of a union, or the type itself."""
     if typing.get_origin(declared) in (typing.Union, UnionType):
         return typing.get_args(declared)
@@ -156,7 +156,7 @@ def _arms(declared: object) -> tuple[object, ...]:
 
 def _generics(declared: object) -> list[tuple[object, object, tuple[Any, ...]]]:
     """Each arm, the class that it is of, and what stands in its brackets."""
-    return [(arm, typing.get_origin(arm) or arm, typing.get_args(arm)) for arm in _arms(declared)]
+    return [(arm, typing.get_origin(arm) or arm, typing.get_args(arm)) for arm in arms(declared)]
 
 
 def _literals(arm: object) -> tuple[object, ...]:

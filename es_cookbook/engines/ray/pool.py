@@ -43,7 +43,7 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names, needs_trust
+from es_cookbook.common.configs import Names
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import (
     ConfigError,
@@ -52,6 +52,7 @@ from es_cookbook.common.errors import (
     RequestError,
     with_notes,
 )
+from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
@@ -83,6 +84,15 @@ _PATIENCE = 10.0
 """Seconds after which the user is told what is waited for."""
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
+_RUNS_CODE = "can make ray run code that is not part of es_cookbook"
+
+
+def _of_cluster(pool: "RayPoolBuilder") -> str | None:
+    return None if pool.address in ("local", "auto") else "ray"
+
+
+def _of_variables(pool: "RayPoolBuilder") -> str | None:
+    return "ray" if pool.env else None
 
 
 @chz.chz
@@ -101,7 +111,7 @@ class RayPoolBuilder(EngineBuilder):
         default="local",
         doc="local: a Ray of its own on this machine; auto or host:port: a cluster that runs",
         # A cluster runs what it likes in whoever joins it; auto's is named by this machine.
-        metadata=needs_trust("ray", lambda address: address in ("local", "auto")),
+        metadata=needs_trust(_of_cluster, _RUNS_CODE),
     )
     num_cpus: float | None = chz.field(
         default=None,
@@ -117,7 +127,7 @@ class RayPoolBuilder(EngineBuilder):
     env: Mapping[str, str] = chz.field(
         default_factory=dict,
         doc="environment variables of the engines' processes",
-        metadata=needs_trust("ray", lambda env: not env),
+        metadata=needs_trust(_of_variables, _RUNS_CODE),
     )
     max_restarts: int = chz.field(
         default=3, doc="restarts of one engine within a generation before it is given up"

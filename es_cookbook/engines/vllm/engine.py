@@ -17,9 +17,9 @@ import psutil
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import needs_trust
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.terminal import GIB, say
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
 from es_cookbook.engines.vllm.output import Output
@@ -52,6 +52,10 @@ _MISSING = (
 )
 
 
+def _of_arguments(engine: "VLLMEngineBuilder") -> str | None:
+    return None if _are_numbers(engine.extra) else "vllm"
+
+
 @chz.chz
 class VLLMEngineBuilder(ModelEngineBuilder):
     """Builds a `VLLMEngine`."""
@@ -82,7 +86,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     extra: Mapping[str, Any] = chz.field(
         default_factory=dict,
         doc="further arguments of vLLM's AsyncEngineArgs, by name",
-        metadata=needs_trust("vllm", lambda extra: _are_numbers(cast("Mapping[str, Any]", extra))),
+        metadata=needs_trust(
+            _of_arguments, "can make vllm run code that is not part of es_cookbook"
+        ),
     )
 
     @chz.validate

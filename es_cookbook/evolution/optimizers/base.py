@@ -15,6 +15,7 @@ import chz
 import numpy as np
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
@@ -138,6 +139,9 @@ class OptimizerBuilder(ABC):
         Raises:
             ConfigError: Fields that cannot work in a run of this length or in this space.
         """
+
+
+parts(OptimizerBuilder, *OPTIMIZER_NAMES.values(), f"{_HERE}.window:WindowedES")
 
 
 def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> None:

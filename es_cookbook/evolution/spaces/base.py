@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
@@ -314,6 +315,9 @@ class SearchSpaceBuilder(ABC):
         blocks = balanced_blocks(sizes, self.num_blocks)
         groups = {n: b for unit, b in zip(units, blocks, strict=True) for n in unit}
         return Shares(factors, groups if self.num_blocks > 1 else {}, self.num_blocks)
+
+
+parts(SearchSpaceBuilder, *SEARCH_SPACE_NAMES.values())
 
 
 def linear_shapes(

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.recipes.logic.env import LogicEnv, PromptStyle, RewardKind, question
@@ -102,6 +103,12 @@ class LevelDataset(ProblemDataset):
         return quotas(parts, self.problems_per_generation, offset)
 
 
+def _options(problems: "LogicDatasetBuilder") -> str | None:
+    """Of a generator: some have files, such as lists of words."""
+    options = parsed_options(problems.task, problems.options or ())
+    return None if all(is_plain_option(value) for _, value in options) else "options:reasoning_gym"
+
+
 @chz.chz
 class LogicDatasetBuilder(RLDatasetBuilder):
     """Problems of a reasoning-gym generator for training and, disjoint from them, for the test."""
@@ -111,6 +118,7 @@ class LogicDatasetBuilder(RLDatasetBuilder):
         default=None,
         doc="the generator's own options, name=value,name=value; None: its defaults, and for "
         "chain_sum without levels sums of three digits, which the bundled model half knows",
+        metadata=needs_trust(_options, "are options of a package, and can name files"),
     )
     levels: tuple[int, ...] = chz.field(
         default=(),

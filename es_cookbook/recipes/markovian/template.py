@@ -12,6 +12,7 @@ import functools
 import chz
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import Tokenizer
 
@@ -63,6 +64,9 @@ class Template:
     @property
     def _mark(self) -> str:
         return self.answer_mark.rstrip(" ")
+
+
+parts(Template, f"{__name__}:Compact")
 
 
 @chz.chz

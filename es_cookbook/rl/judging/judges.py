@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.servers.chat import AskAgainError
 from es_cookbook.rl.judge_server import JudgeServer
 from es_cookbook.rl.problem_env import render_prompt
@@ -130,6 +131,9 @@ class PairJudge(ABC):
             ConfigError: What is missing.
         """
         return
+
+
+parts(PairJudge, *JUDGE_NAMES.values())
 
 
 @chz.chz

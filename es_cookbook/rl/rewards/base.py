@@ -22,6 +22,7 @@ from typing import TypeAlias, cast
 import chz
 
 from es_cookbook.common.errors import EnvError, ESCookbookError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.types import Metrics
 
@@ -81,6 +82,9 @@ class Reward(ABC):
             DataError: What is missing or wrong.
         """
         self("", row)
+
+
+parts(Reward, *REWARD_NAMES.values())
 
 
 async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> Grade:

@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, HubError
+from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
@@ -38,11 +39,18 @@ _CHECK_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 
 
+def _repository(push: "HubPush") -> str:
+    return f"hub:{push.repo_id}"
+
+
 @chz.chz
 class HubPush(TrackerBuilder):
     """Builds the tracker that pushes a run every few generations."""
 
-    repo_id: str = chz.field(doc="repository on the Hub: owner/name; made if there is none")
+    repo_id: str = chz.field(
+        doc="repository on the Hub: owner/name; made if there is none",
+        metadata=needs_trust(_repository, "is where the run would be pushed, as you on the Hub"),
+    )
     every: int = chz.field(default=10, doc="generations between pushes; the last is pushed anyway")
     revision: str = chz.field(
         default=MAIN,

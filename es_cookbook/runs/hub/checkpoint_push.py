@@ -14,11 +14,16 @@ from pathlib import Path
 import chz
 from typing_extensions import override
 
+from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.runs.directory import CHECKPOINTS, PUSHED
 from es_cookbook.runs.hub.background_push import BackgroundPush, HubPush, Wanted
 from es_cookbook.runs.tracking.base import RunInfo
 
 MODEL = "model"
+
+
+def _command(push: "CheckpointPush") -> str | None:
+    return "options:evaluate" if push.evaluate else None
 
 
 @chz.chz
@@ -35,6 +40,7 @@ class CheckpointPush(HubPush):
         default=(),
         doc="options of the evaluate command, recipe=countdown,attempts=4, by which what was "
         "pushed is measured; it writes pushed/<branch>.json",
+        metadata=needs_trust(_command, "would be options of a command"),
     )
     then: Callable[[Path, str], object] | None = chz.field(
         default=None, doc="called with the directory of what was pushed, and the branch"

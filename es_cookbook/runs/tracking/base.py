@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import chz
 
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
 
@@ -91,6 +92,17 @@ class TrackerBuilder(ABC):
         Raises:
             RunDirectoryError: It cannot be written.
         """
+
+
+parts(
+    TrackerBuilder,
+    "es_cookbook.runs.tracking.standard:StandardTrackersBuilder",
+    "es_cookbook.runs.tracking.jsonl:JsonlTrackerBuilder",
+    "es_cookbook.runs.tracking.live:LiveTrackerBuilder",
+    "es_cookbook.runs.tracking.tensorboard_tracker:TensorboardTrackerBuilder",
+    "es_cookbook.runs.tracking.trackio_tracker:TrackioTrackerBuilder",
+    "es_cookbook.runs.tracking.wandb_tracker:WandbTrackerBuilder",
+)
 
 
 class Trackers(Tracker):

@@ -20,6 +20,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import not_installed
+from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.libraries import Library, readable
 
@@ -27,11 +28,18 @@ if TYPE_CHECKING:
     from trackio.run import Run
 
 
+def _project(tracker: "TrackioTrackerBuilder") -> str:
+    return f"trackio:{tracker.project}"
+
+
 @chz.chz
 class TrackioTrackerBuilder(TrackerBuilder):
     """Builds the tracker that logs to Trackio."""
 
-    project: str = chz.field(doc="project in Trackio")
+    project: str = chz.field(
+        doc="project in Trackio",
+        metadata=needs_trust(_project, "is a project that the run would be logged to"),
+    )
     name: str | None = chz.field(
         default=None, doc="name of the run there; the run directory's name if not given"
     )

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import not_installed
+from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import read_file
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.files import replace_file
@@ -39,12 +40,18 @@ _LAST_UPLOAD = 60.0
 logger = logging.getLogger(__name__)
 
 
+def _project(tracker: "WandbTrackerBuilder") -> str | None:
+    return None if tracker.wandb_project is None else f"wandb:{tracker.wandb_project}"
+
+
 @chz.chz
 class WandbTrackerBuilder(TrackerBuilder):
     """Builds the tracker that logs to Weights & Biases."""
 
     wandb_project: str | None = chz.field(
-        default=None, doc="W&B project; without one, or when not logged in, W&B stays offline"
+        default=None,
+        doc="W&B project; without one, or when not logged in, W&B stays offline",
+        metadata=needs_trust(_project, "is a project that the run would be logged to, as you"),
     )
     wandb_name: str | None = chz.field(
         default=None, doc="name of the run in W&B; the run directory's name if not given"

@@ -1,0 +1,137 @@
+"""Which run directories are this user's own: their config.json is sealed with a secret of the user.
+
+A file cannot prove who made it, so the machine remembers. When a run begins, its Config is the
+user's word: typed, written in Python, or read from a file and refused until the user named all that
+it reaches. `seal` in the run directory is an HMAC of config.json, and of the scripts that it needs,
+under a secret that only this user has. So what a sealed config names is not asked for again:
+addresses, repositories, trackers, and a script that lies where it lay, as it was.
+
+A copy on another machine, a changed config.json and a stranger's run have no valid seal. Without a
+directory for the secret nothing is sealed, and runs work as before.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import cast
+
+from es_cookbook.common.configs import config_from_json, modules_named, own_words, trust_of
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.reach import reached
+from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file
+from es_cookbook.common.references import is_script, script_of
+from es_cookbook.runs.files import replace_file
+
+SEAL = "seal"
+_STATE = "ES_COOKBOOK_STATE"
+"""Environment variable with the directory of the secret."""
+
+
+def seal(log_path: Path, config_json: str) -> None:
+    """Seal a Config that is the user's own word, with the scripts of this process that it names.
+
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
+    if (secret := _secret()) is None:
+        return
+    scripts: dict[str, list[str]] = {}
+    for module in modules_named(config_json):
+        script = script_of(module)
+        if script is not None and script.is_file():
+            scripts[module] = [str(script.resolve()), _digest(script.read_bytes())]
+    plain = {"scripts": scripts, "hmac": _code(secret, config_json, scripts)}
+    replace_file(log_path / SEAL, [json.dumps(plain, indent=2).encode()])
+
+
+def with_sealed(log_path: Path, config_json: str, trust: Collection[str]) -> tuple[str, ...]:
+    """What is trusted, and what the Config of a run needs beside it if this user sealed it."""
+    if (scripts := _sealed_scripts(log_path, config_json)) is None:
+        return tuple(trust)
+    given = {Path(name).stem for name in trust if is_script(name)}
+    lying = (str(path) for module, path in scripts.items() if module not in given)
+    return (*trust, *own_words(config_json), *lying)
+
+
+def is_own_word(log_path: Path, recorded: str, now: str) -> bool:
+    """Whether a recorded Config may be sealed: it was, or names nothing beyond this process's own.
+
+    Args:
+        log_path: of the run that goes on.
+        recorded: its Config, of whoever wrote it.
+        now: the Config with which this process goes on.
+    """
+    if _sealed_scripts(log_path, recorded) is not None:
+        return True
+    try:
+        then, own = (config_from_json(text, trust_of(now)) for text in (recorded, now))
+        return {each.word for each in reached(then)} <= {each.word for each in reached(own)}
+    except ConfigError:
+        return False
+
+
+def _sealed_scripts(log_path: Path, config_json: str) -> Mapping[str, Path] | None:
+    """Name of a module -> its script, where that lies as it was; None if there is no valid seal."""
+    try:
+        plain = cast(
+            "Mapping[str, object]", parsed(read_file(log_path / SEAL, LARGEST_CONFIG, log_path))
+        )
+        scripts = cast("dict[str, list[str]]", plain["scripts"])
+        said, secret = str(plain["hmac"]), _secret()
+        if secret is None or not hmac.compare_digest(said, _code(secret, config_json, scripts)):
+            return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return {module: Path(path) for module, (path, digest) in scripts.items() if _is(path, digest)}
+
+
+def _is(path: str, digest: str) -> bool:
+    try:
+        return Path(path).is_file() and _digest(Path(path).read_bytes()) == digest
+    except OSError:
+        return False
+
+
+def _code(secret: bytes, config_json: str, scripts: Mapping[str, list[str]]) -> str:
+    what = json.dumps([config_json, scripts], sort_keys=True)
+    return hmac.new(secret, what.encode(), hashlib.sha256).hexdigest()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _secret() -> bytes | None:
+    """This user's, made once; None where there is no place for it."""
+    path = _state() / "secret"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        if not path.exists():
+            with open(beside, "xb", opener=_open_private) as file:
+                file.write(secrets.token_bytes(32))
+            try:
+                os.link(beside, path)  # The first of several processes makes it.
+            except FileExistsError:
+                pass
+            finally:
+                beside.unlink()
+        secret = path.read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: of a user without a home.
+        return None
+    return secret if len(secret) >= 32 else None
+
+
+def _state() -> Path:
+    if given := os.environ.get(_STATE):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local/state") / "es_cookbook"
+
+
+def _open_private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)

@@ -1,0 +1,67 @@
+"""Of es_cookbook a config from a file names the parts that its fields are made for, and no more."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from es_cookbook.common.fields.parts import may_be_named
+from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder
+from es_cookbook.rl.judging.judges import PairJudge
+from es_cookbook.rl.objectives import Objective
+from es_cookbook.rl.rewards.base import Reward
+from es_cookbook.rl.types import RLDatasetBuilder
+from es_cookbook.runs.hub.background_push import HubPush
+from es_cookbook.runs.hub.checkpoint_push import CheckpointPush
+from es_cookbook.runs.tracking.base import TrackerBuilder
+from tests.every_reference import found_in_source
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_every_function_and_class_as_every_field_is_a_part_or_is_refused_unread(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.every_reference", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["tried"] > 100_000
+    assert (found["events"], found["imported"], found["tracebacks"]) == ([], [], [])
+    assert list(tmp_path.iterdir()) == []
+    assert {text.partition(" ")[0] for text in found["taken"]} == {"$class"}
+    of_commands = {text for text in found["taken"] if ".commands." in text}
+    assert of_commands <= {"$class es_cookbook.commands.view.landscape:Around"}, "Plot's own"
+
+
+def test_a_kind_names_all_of_its_parts_that_a_user_can_choose() -> None:
+    """A new optimizer or data set that is not named could not be read back."""
+    for module in found_in_source().config_modules:
+        __import__(module)
+    for kind in (RLDatasetBuilder, OptimizerBuilder, EngineBuilder, Reward, Objective, PairJudge):
+        for part in _subclasses(kind):
+            own = part.__module__.startswith("es_cookbook.")
+            if own and chz.is_chz(part) and not inspect.isabstract(part):
+                assert may_be_named(f"{part.__module__}:{part.__qualname__}", kind), part
+
+
+def _subclasses(of: type) -> list[type]:
+    direct = of.__subclasses__()
+    return [*direct, *(each for kind in direct for each in _subclasses(kind))]
+
+
+def test_what_runs_a_command_is_no_part_where_pushes_and_trackers_are() -> None:
+    pushing = f"{CheckpointPush.__module__}:CheckpointPush"
+    assert may_be_named(pushing, CheckpointPush | None)
+    assert not may_be_named(pushing, HubPush | None) and not may_be_named(pushing, TrackerBuilder)

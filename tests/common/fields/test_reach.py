@@ -1,0 +1,148 @@
+"""What a stranger's config reaches is refused until it is named; docs/trust.md lists it."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import chz
+import pytest
+
+from es_cookbook import train
+from es_cookbook.baselines.gradient_config import GradientConfig
+from es_cookbook.common.configs import read_config
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.reach import address_of, is_plain_option
+from tests.every_reference import found_in_source
+
+ROOT = Path(__file__).parents[3]
+CONFIG = json.loads((ROOT / "tests/data/recorded/low_rank/config.json").read_text())
+TASK = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl"}
+JUDGE = {"$class": "es_cookbook.rl.rewards.judge:Judge", "url": "https://evil.example:1/v1"}
+SERVER = {"$class": "es_cookbook.rl.judging.judges:ServerJudge", "url": "http://evil.example/v1"}
+EXACT = {"$class": "es_cookbook.rl.rewards.matching:Exact"}
+JUDGED = TASK | {"$class": "es_cookbook.rl.judging.task:JudgedTask", "reward": EXACT}
+HUB = {"$class": "es_cookbook.runs.hub.background_push:HubPush", "repo_id": "evil/run"}
+TRACKERS = {"$class": "es_cookbook.runs.tracking.standard:StandardTrackersBuilder"}
+WANDB = {"$class": "es_cookbook.runs.tracking.wandb_tracker:WandbTrackerBuilder"}
+TRACKIO = {"$class": "es_cookbook.runs.tracking.trackio_tracker:TrackioTrackerBuilder"}
+RAY = {"$class": "es_cookbook.engines.ray.pool:RayPoolBuilder"}
+VLLM = {"$class": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"}
+GAME = {"$class": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder", "game": "TowerOfHanoi"}
+LOGIC = {"$class": "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"}
+TASKSET = {
+    "$class": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+    "taskset": {"$import": "tests.common.fields.test_reach:Taskset"},
+}
+
+
+class Taskset:
+    """Stands where a taskset does."""
+
+
+PROJECT = WANDB | {"wandb_project": "p"}
+FILE = LOGIC | {"options": {"$tuple": ["data_file=/etc/passwd"]}}
+REACHED: tuple[tuple[str, dict[str, object], str], ...] = (
+    # The field, the part of the Config that has it, and the word.
+    ("dataset.reward.url", TASK | {"reward": JUDGE | {"model": "m"}}, "https://evil.example:1"),
+    ("dataset.judge.url", JUDGED | {"judge": SERVER | {"model": "m"}}, "http://evil.example"),
+    ("hub.repo_id", HUB, "hub:evil/run"),
+    ("trackers.wandb.wandb_project", TRACKERS | {"wandb": PROJECT}, "wandb:p"),
+    ("trackers.trackio.project", TRACKERS | {"trackio": TRACKIO | {"project": "p"}}, "trackio:p"),
+    ("engine.address", RAY | {"address": "evil.example:6379"}, "ray"),
+    ("engine.env", RAY | {"env": {"LD_PRELOAD": "evil.so"}}, "ray"),
+    ("engine.extra", VLLM | {"extra": {"worker_cls": "evil.Worker"}}, "vllm"),
+    ("dataset.game", GAME, "textarena"),
+    ("dataset.options", FILE, "options:reasoning_gym"),
+    ("dataset.options", TASKSET | {"options": '{"file": "/etc/passwd"}'}, "options:tests"),
+    ("dataset.options", TASKSET | {"options": '{"judges": [{"id": "evil"}]}'}, "options:tests"),
+    ("dataset.options", TASKSET | {"options": '{"score": "os:system"}'}, "options:tests"),
+    ("dataset.options", TASKSET | {"options": '{"plugin": "antigravity"}'}, "options:tests"),
+)
+
+
+def read(part: str, value: object, *trust: str, typed: tuple[str, ...] = ()) -> train.Config:
+    """The Config of a stranger's run."""
+    text = json.dumps(CONFIG | {part: value})
+    return read_config(Path("config.json"), text, train.Config, ["tests", *trust], typed)
+
+
+@pytest.mark.parametrize(("field", "value", "word"), REACHED)
+def test_what_a_config_reaches_is_refused_until_it_is_trusted_or_typed(
+    field: str, value: dict[str, object], word: str
+) -> None:
+    part = field.partition(".")[0]
+    for trust in ([], ["evil", "https://evil.example:10", "hub:evil/run2", "wandb:p2"]):
+        with pytest.raises(ConfigError) as caught:
+            read(part, value, *trust)
+        said = str(caught.value)
+        assert said.startswith(f"config.json: config.{field}: ") and said.isprintable()
+        assert said.endswith(f"; if you trust it, add trust={word}")
+    with pytest.raises(ConfigError):
+        read(part, value, typed=("num_generations", f"{field}_2"))
+    assert read(part, value, word) == read(part, value, typed=(field,))
+    assert read(part, value, typed=(part,)) == read(part, value, word)
+
+
+def test_what_reaches_nothing_is_not_asked_for() -> None:
+    read("dataset", TASK | {"reward": JUDGE})  # Without a model it asks nobody.
+    read("dataset", TASKSET | {"options": '{"game": "Hangman-v0", "rounds": 3, "hard": true}'})
+    read("dataset", LOGIC | {"options": {"$tuple": ["min_terms=3", "words=2"]}})
+    read("engine", RAY)
+    read("trackers", TRACKERS | {"wandb": WANDB})
+
+
+def test_a_word_allows_what_is_below_an_address_and_nothing_that_only_looks_like_it() -> None:
+    judge = JUDGE | {"model": "m"}
+    read("dataset", TASK | {"reward": judge}, "https://evil.example:1/v1")
+    for url in ("https://good.example@evil.example/v1", "https://good.example.evil.example/v1"):
+        with pytest.raises(ConfigError, match=r"add trust=https://good\.example"):
+            read("dataset", TASK | {"reward": judge | {"url": url}}, "https://good.example")
+    assert address_of("http://[::1]:80/v1") == "http://[::1]:80"
+    assert address_of("http://a.example\\@b.example/") == "http://a.example\\@b.example/"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["/etc/passwd", "../x", "~/x", "a b", "t.helper2:X", "os.path", "x" * 101, "{}", "tests", "é"],
+)
+def test_text_that_could_name_something_is_no_plain_option(value: str) -> None:
+    assert not is_plain_option(value) and not is_plain_option([1, [value]])
+
+
+def marked() -> Iterator[tuple[str, str]]:
+    """Every field of the package that reaches something: its class and its name."""
+    for name in found_in_source().config_modules:
+        for thing in vars(__import__(name, fromlist=["*"])).values():
+            if isinstance(thing, type) and chz.is_chz(thing) and thing.__module__ == name:
+                for field in chz.chz_fields(thing).values():
+                    if field.metadata and "needs_trust" in field.metadata:
+                        yield thing.__name__, field.logical_name
+
+
+def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> None:
+    table = (ROOT / "docs/trust.md").read_text()
+    tried = {field.rpartition(".")[2] for field, _, _ in REACHED}
+    for config_class, name in marked():
+        assert f"`{name}`" in table or f".{name}`" in table, config_class
+        assert name in {*tried, "evaluate", "trl"}, config_class
+
+
+def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients() -> None:
+    """`hub.evaluate` was a command line, whose engine=t.helper2:X was imported after a push."""
+    push = HUB | {"$class": "es_cookbook.runs.hub.checkpoint_push:CheckpointPush"}
+    options = ["recipe=countdown", "engine=t.helper2:X"]
+    plain = {
+        "$class": "es_cookbook.baselines.grpo.config:Config",
+        **{name: CONFIG[name] for name in ("model_name", "dataset", "log_path")},
+    }
+    for name, value, word in (
+        ("hub", push | {"evaluate": {"$tuple": options}}, "options:evaluate"),
+        ("trl", {"$tuple": ["deepspeed=evil.json", "report_to=wandb"]}, "options:trl"),
+    ):
+        text = json.dumps(plain | {name: value})
+        with pytest.raises(ConfigError, match=f"add trust={re.escape(word)}$"):
+            read_config(Path("c"), text, GradientConfig, ["hub:evil/run"])
+        read_config(Path("c"), text, GradientConfig, (), unused=("hub", "trl"))
+    with pytest.raises(ConfigError, match=r"config\.hub must be HubPush \| None, found an object"):
+        read("hub", push | {"evaluate": {"$tuple": options}}, "hub:evil/run")
