@@ -34,7 +34,7 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.opening import decided, delete_run
-from es_cookbook.runs.seal import seal, with_sealed
+from es_cookbook.runs.trusted.seal import seal, with_sealed
 
 MODEL, STATE = "model", "state.json"
 

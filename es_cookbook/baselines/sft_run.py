@@ -43,9 +43,9 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.opening import decided
-from es_cookbook.runs.seal import seal
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.trusted.seal import seal
 
 WEIGHTS = "weights.safetensors"
 _MAY_DIFFER = ("output", "log_every", "checkpoint_every")

@@ -15,7 +15,7 @@ from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.directory import CONFIG
-from es_cookbook.runs.scripts import trust_option
+from es_cookbook.runs.trusted.scripts import trust_option
 
 
 @chz.chz

@@ -43,6 +43,7 @@ from es_cookbook.common.references import (
     current,
     is_own,
     reference,
+    references_in,
     resolve,
     trusted_modules,
     typed,
@@ -55,7 +56,6 @@ _Found = TypeVar("_Found")
 
 _RECORDED_WITHOUT = "recorded_without"
 _LONGEST_LINE = 500
-_REFERENCES = ("$class", "$partial", "$import")
 
 
 def config_to_json(config: object) -> str:
@@ -245,26 +245,12 @@ def _trust_of(plain: object) -> set[str]:
 
 
 def _own_words(plain: object) -> set[str]:
-    return {ANYTHING_REACHED, *filter(is_own, _references_in(plain))}
+    return {ANYTHING_REACHED, *filter(is_own, references_in(plain))}
 
 
 def _modules_in(plain: object) -> set[str]:
-    names = {text.partition(":")[0] for text in _references_in(plain)}
+    names = {text.partition(":")[0] for text in references_in(plain)}
     return {name for name in names if not name.endswith("__main__")}  # which needs no trust
-
-
-def _references_in(plain: object) -> set[str]:
-    found: set[str] = set()
-    waiting = [plain]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict):
-            entries = cast("dict[str, object]", item)
-            found.update(text for key in _REFERENCES if isinstance(text := entries.get(key), str))
-            waiting += entries.values()
-        elif isinstance(item, list):
-            waiting += cast("list[object]", item)
-    return found
 
 
 class Names(chz.factories.MetaFactory):

@@ -42,6 +42,8 @@ _WORDS = ("http://", "https://", "hub:", "wandb:", "trackio:", "options:", f"{_O
 _LONGEST = 300
 """Characters of a name that is followed."""
 
+_REFERENCES = ("$class", "$partial", "$import")
+"""What stands before a name in a config."""
 _MOVED = {
     "es_cookbook.engines.ray_pool": "es_cookbook.engines.ray.pool",
     "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
@@ -132,6 +134,21 @@ def is_own(text: str) -> bool:
     if module_name in _MAIN and (run := _module_that_was_run()) not in (None, _OWN_MAIN):
         module_name = run
     return belongs_to(_MOVED.get(module_name, module_name), (_OWN,))
+
+
+def references_in(plain: object) -> set[str]:
+    """All that a config, as JSON values, names; imports none of it."""
+    found: set[str] = set()
+    waiting = [plain]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            entries = cast("dict[str, object]", item)
+            found.update(text for key in _REFERENCES if isinstance(text := entries.get(key), str))
+            waiting += entries.values()
+        elif isinstance(item, list):
+            waiting += cast("list[object]", item)
+    return found
 
 
 def typed(text: str) -> Callable[..., object]:

@@ -38,8 +38,8 @@ from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
 from es_cookbook.runs.log import open_log
-from es_cookbook.runs.scripts import SCRIPTS, copy_scripts, keep_scripts
-from es_cookbook.runs.seal import SEAL, seal
+from es_cookbook.runs.trusted.scripts import SCRIPTS, copy_scripts, keep_scripts
+from es_cookbook.runs.trusted.seal import SEAL, seal
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"

@@ -20,7 +20,7 @@ from es_cookbook.common.terminal import command, plural, say
 from es_cookbook.runs.directory import HISTORY, failures_told, locked
 from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.opening import Standing, standing_of
-from es_cookbook.runs.scripts import trust_option
+from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.config import MAY_DIFFER, Config
 
 

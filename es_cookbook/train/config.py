@@ -27,11 +27,11 @@ from es_cookbook.rl.surrogate import Surrogate, check_goes_with
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
-from es_cookbook.runs.scripts import scripts_not_trusted, trust_option
-from es_cookbook.runs.seal import with_sealed
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.runs.trusted.scripts import scripts_not_trusted, trust_option
+from es_cookbook.runs.trusted.seal import with_sealed
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
 _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")

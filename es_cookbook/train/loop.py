@@ -18,8 +18,8 @@ from es_cookbook.population.ahead import Attempted
 from es_cookbook.population.sampler import Overlap
 from es_cookbook.runs.directory import HISTORY
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.scripts import trust_option
 from es_cookbook.runs.tracking.result import Result, result_of
+from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.beginning import begun
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import Run, opened

@@ -13,15 +13,13 @@ import importlib.machinery
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import chz
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import ANYTHING_REACHED
 from es_cookbook.common.terminal import printable
-
-_Part = TypeVar("_Part")
 
 _NEEDS_TRUST = "needs_trust"
 _ADDRESS = re.compile(r"(https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?)(?:[/?#]\S*)?", re.ASCII)
@@ -37,7 +35,7 @@ class Reached(NamedTuple):
     sentence: str
 
 
-def needs_trust(word: Callable[[_Part], str | None], does: str) -> dict[str, object]:
+def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, object]:
     """Metadata of a field that reaches something.
 
     Args:

@@ -84,15 +84,7 @@ _PATIENCE = 10.0
 """Seconds after which the user is told what is waited for."""
 
 _ENGINES = Names(ENGINE_NAMES, default="torch")
-_RUNS_CODE = "can make ray run code that is not part of es_cookbook"
-
-
-def _of_cluster(pool: "RayPoolBuilder") -> str | None:
-    return None if pool.address in ("local", "auto") else "ray"
-
-
-def _of_variables(pool: "RayPoolBuilder") -> str | None:
-    return "ray" if pool.env else None
+_RUNS = "can make ray run code that is not part of es_cookbook"
 
 
 @chz.chz
@@ -110,8 +102,7 @@ class RayPoolBuilder(EngineBuilder):
     address: str = chz.field(
         default="local",
         doc="local: a Ray of its own on this machine; auto or host:port: a cluster that runs",
-        # A cluster runs what it likes in whoever joins it; auto's is named by this machine.
-        metadata=needs_trust(_of_cluster, _RUNS_CODE),
+        metadata=needs_trust(lambda p: None if p.address in ("local", "auto") else "ray", _RUNS),
     )
     num_cpus: float | None = chz.field(
         default=None,
@@ -127,7 +118,7 @@ class RayPoolBuilder(EngineBuilder):
     env: Mapping[str, str] = chz.field(
         default_factory=dict,
         doc="environment variables of the engines' processes",
-        metadata=needs_trust(_of_variables, _RUNS_CODE),
+        metadata=needs_trust(lambda p: "ray" if p.env else None, _RUNS),
     )
     max_restarts: int = chz.field(
         default=3, doc="restarts of one engine within a generation before it is given up"
