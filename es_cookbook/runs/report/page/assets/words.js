@@ -29,7 +29,12 @@ function fillSummary() {
   replace(
     byId("notes"),
     findings.length
-      ? el("div", { class: "notice" }, el("p", {}, "To look at"), el("ul", {}, ...findings.map((text) => el("li", {}, bdi(text)))))
+      ? el(
+          "div",
+          { class: "notice" },
+          el("p", {}, "To look at"),
+          el("ul", {}, ...findings.map((text) => el("li", {}, bdi(text)))),
+        )
       : null,
     said.length
       ? el(
@@ -117,10 +122,12 @@ function fillTiles() {
         unit === "share"
           ? `${last >= first ? "+" : "−"}${Math.abs(100 * (last - first)).toFixed(1)} points`
           : `${last >= first ? "+" : "−"}${Math.abs(last - first).toFixed(3)}`;
-      tiles.push(tile(label, formatted(last, unit), `from ${formatted(first, unit)}, ${gain}${sure(group, key, unit)}`));
+      const told = `from ${formatted(first, unit)}, ${gain}${sure(group, key, unit)}`;
+      tiles.push(tile(label, formatted(last, unit), told));
     };
     const heldOut = present(["test/env/all/correct", "test/env/all/format"]);
-    for (const key of heldOut.length ? heldOut : present(["test/reward/mean"])) change(key, `Held-out ${labelOf(key)}`);
+    for (const key of heldOut.length ? heldOut : present(["test/reward/mean"]))
+      change(key, `Held-out ${labelOf(key).replace("held-out ", "")}`);
     change("reward/mean", "Reward");
     const runs = group.runs.map((number) => report.runs[number]);
     const done = Math.max(...runs.map((run) => run.done));
