@@ -99,7 +99,7 @@ class Option:
 
 
 def run_cli(
-    main: Callable[[_Config], None],
+    main: Callable[[_Config], object],
     config: type[_Config] | _Config,
     argv: Sequence[str] | None = None,
     more_help: str = "",

@@ -12,6 +12,9 @@ from es_cookbook import train
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.resume import main as resume
 from es_cookbook.engines.base import Engine
+from es_cookbook.recipes.alignment.train_cli import CLIConfig as Alignment
+from es_cookbook.recipes.conciseness.train_cli import CLIConfig as Conciseness
+from es_cookbook.recipes.tic_tac_toe.train_cli import CLIConfig as TicTacToe
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import TinyConfig
@@ -68,3 +71,9 @@ def test_a_resumed_run_says_in_the_end_what_it_brought(
         rf"everything is in {tmp_path}",
         last,
     )
+
+
+def test_recipes_tell_of_their_own_measure() -> None:
+    assert TicTacToe().main_metric == "test/env/all/loses_to_random"
+    assert Conciseness().main_metric == "test/env/all/concise"
+    assert Alignment().main_metric == "test/env/all/correct"

@@ -13,6 +13,7 @@ import functools
 from pathlib import Path
 
 import chz
+from typing_extensions import override
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
@@ -20,6 +21,7 @@ from es_cookbook.common.terminal import BEGAN
 from es_cookbook.recipes.conciseness import train_cli as conciseness
 from es_cookbook.recipes.settings import built_field, log_path_field
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.runs.tracking.jsonl import CORRECT
 
 PAIRS = Path(__file__).parent / "pairs.jsonl"
 
@@ -36,6 +38,11 @@ class CLIConfig(conciseness.CLIConfig):
         _PAIRS, "right answers likelier than wrong ones: with preference.weight=0 only reported"
     )
     log_path: str = log_path_field("alignment")
+
+    @property
+    @override
+    def main_metric(self) -> str:
+        return CORRECT
 
 
 def main(config: CLIConfig, began: float | None = None) -> None:
