@@ -4,7 +4,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import chz
 import pytest
@@ -17,7 +17,9 @@ from es_cookbook.recipes.conciseness.train_cli import PROMPT
 from es_cookbook.rl.data.mixture import Mixture
 from es_cookbook.rl.data.problem_dataset import EpochDataset
 from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.data.trained_on import TrainedOn
+from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.problem_env import digest_of, render_prompt
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder
 
@@ -45,6 +47,20 @@ def of_size(dataset: RLDatasetBuilder, seed: int, size: Mapping[str, int]) -> RL
     return chz.replace(dataset, **{k: v for k, v in (given | batch).items() if k in known})
 
 
+def asked_otherwise(dataset: RLDatasetBuilder) -> RLDatasetBuilder:
+    """With another wording, where it has several."""
+    if isinstance(dataset, Task):
+        return chz.replace(dataset, prompt="1{question}", full_reward=None)
+    field = chz.chz_fields(dataset).get("prompt")
+    if field is None:
+        return dataset
+    others = [name for name in get_args(field.x_type) if name != dataset.prompt]  # pyright: ignore
+    fields: dict[str, Any] = {"prompt": others[0]}
+    if isinstance(chat := getattr(dataset, "chat", None), ChatOptions):
+        fields["chat"] = chz.replace(chat, tools_in="system")
+    return chz.replace(dataset, **fields)
+
+
 def overlap(datasets: Datasets) -> int | None:
     known = TrainedOn.of(problem.digests for problem in datasets.train.problems)
     assert known is not None and len(datasets.test_P)
@@ -56,10 +72,12 @@ async def test_no_held_out_problem_is_trained_on_whatever_seed_and_number(recipe
     dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)
     for seed, size in itertools.product((0, 1), [FEW] if recipe in SLOW else SIZES):
         assert overlap(await of_size(dataset, seed, size)(tokenizer)) == 0
-    # Trained on one of them, and measured on another.
+    # Trained on with one seed and prompt, and measured with others.
     trained = await of_size(dataset, 1, FEW)(tokenizer)
-    measured = await of_size(dataset, 0, {**FEW, "num_test": 4})(tokenizer)
+    measured = await asked_otherwise(of_size(dataset, 0, {**FEW, "num_test": 4}))(tokenizer)
     assert overlap(Datasets(trained.train, measured.test_P)) == 0
+    same = await asked_otherwise(of_size(dataset, 1, FEW))(tokenizer)
+    assert overlap(Datasets(trained.train, same.train.problems)) == len(same.train.problems) >= 12
 
 
 BEFORE = {
@@ -82,7 +100,7 @@ async def test_recipes_of_rows_hold_out_what_they_did_now_whatever_the_prompt(re
     text = " ".join([*lines[0], "|", *lines[1], "|", *lines[2]])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == BEFORE[recipe]
     if recipe != "crossword":
-        other = await chz.replace(dataset, prompt="1{question}", full_reward=None)(tokenizer)
+        other = await asked_otherwise(dataset)(tokenizer)
         assert problem_names(other.test_P) == problem_names(datasets.test_P)
 
 
