@@ -98,7 +98,7 @@ def done_saying() -> None:
 def no_silence(patience: float = 2.0) -> Generator[None]:
     """Inside, what `say` has announced is followed by how long it has been going on.
 
-    Whenever nothing was said for `patience` seconds, and less often where it takes minutes; until
+    Whenever nothing was said for `patience` seconds, and less often after two minutes; until
     `done_saying`.
     """
     is_over = threading.Event()
@@ -121,7 +121,7 @@ def _tick(is_over: threading.Event, patience: float) -> None:
         if said_at is None:
             continue
         elapsed = now - said_at
-        if now - max(ticked_at, said_at) >= max(patience, elapsed / 10):
+        if now - max(ticked_at, said_at) >= max(patience, elapsed / 10 - 10):
             ticked_at = now
             _print(f"  … {elapsed:.0f} s")
 
