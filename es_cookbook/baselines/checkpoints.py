@@ -17,7 +17,15 @@ from es_cookbook.baselines.gradient_config import MAY_DIFFER, GradientConfig
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.configs import config_to_json, read_config, text_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.common.files import whole_directory
+from es_cookbook.common.files import (
+    ANY_SIZE,
+    LARGEST_TEXT,
+    lines,
+    opened,
+    parsed,
+    read_file,
+    whole_directory,
+)
 from es_cookbook.rl.types import ProblemResult
 from es_cookbook.runs.directory import (
     CHECKPOINTS,
@@ -168,7 +176,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         RunDirectoryError: It cannot be read.
     """
     try:
-        state = cast("dict[str, Any]", json.loads((path / STATE).read_text("utf-8")))
+        state = cast(
+            "dict[str, Any]", parsed(read_file(path / STATE, LARGEST_TEXT, path.parents[1]))
+        )
         results = [
             [
                 ProblemResult(str(problem), *(math.nan if v is None else float(v) for v in values))
@@ -221,6 +231,6 @@ def _last_line(log_path: Path) -> int | None:
     path = log_path / METRICS
     if not path.exists():
         return None
-    lines = path.read_bytes().splitlines()
-    numbers = [generation_of(line, GENERATION_KEYS[METRICS]) for line in lines]
+    with opened(path, ANY_SIZE, log_path) as file:
+        numbers = [generation_of(line, GENERATION_KEYS[METRICS]) for line in lines(file)]
     return max((number for number in numbers if number is not None), default=None)

@@ -7,12 +7,12 @@ that it began with, with or without a network; `hf download owner/name` brings a
 is not there the Hub is asked once (`es_cookbook.common.servers.hub`), before anything is fetched.
 """
 
-import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import HubError, ModelError
+from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
 from es_cookbook.common.servers.hub import endpoint, reason, repository_files
 from es_cookbook.common.terminal import say
 
@@ -31,7 +31,9 @@ _SINGLE_AND_INDEX = (
 )
 _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 """Endings of files that are no weights and no code."""
+_WEIGHTS = (".safetensors", ".bin")
 _TERMS = ("LICENSE", "NOTICE")
+_Index: TypeAlias = dict[str, dict[str, str]]
 _ACCEPTED = (
     "accepted: a model directory, a name whose files are in the cache, and with a network a name "
     "on the Hub (HF_ENDPOINT for a mirror)"
@@ -48,10 +50,10 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     """
     path = Path(model_name)
     if path.is_dir():
-        return path
+        return _checked(path)
     if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
         raise ModelError(f"model_name: there is no directory {model_name!r}")
-    return _cached(model_name, part) or _fetched(model_name, part)
+    return _checked(_cached(model_name, part) or _fetched(model_name, part))
 
 
 def find_file(model_name: str, file_name: str) -> Path | None:
@@ -62,6 +64,34 @@ def find_file(model_name: str, file_name: str) -> Path | None:
     """
     path = model_directory(model_name, "config") / file_name
     return path if path.is_file() else None
+
+
+def copy_file(path: Path, directory: Path) -> None:
+    """Copy a small file of a model to an export, under its name.
+
+    Raises:
+        ModelError: It is a link out of the model: any file of this machine may be behind it, and an
+            export is made to be given away.
+    """
+    folder = path.parent.resolve()
+    own = folder.parents[1] if folder.parent.name == "snapshots" else folder  # The Hub's cache.
+    if not path.resolve().is_relative_to(own):
+        raise ModelError(
+            f"model_name: {str(path)!r} is a link out of the model's directory, and is not copied; "
+            "put the file itself there"
+        )
+    (directory / path.name).write_bytes(read_file(path, LARGEST_TEXT, None))
+
+
+def _checked(directory: Path) -> Path:
+    """The directory, if what libraries would read of it are files; they may be links to such."""
+    try:
+        for path in directory.iterdir():
+            if path.name.endswith((*_SMALL, *_WEIGHTS)) and path.exists():
+                check_file(path, ANY_SIZE if path.name.endswith(_WEIGHTS) else LARGEST_TEXT, None)
+    except OSError as error:
+        raise ModelError(f"model_name: {error}") from error
+    return directory
 
 
 def weight_paths(model_name: str) -> list[Path]:
@@ -155,9 +185,9 @@ def _weights_of(directory: Path, more: Collection[str] = ()) -> list[str] | None
             return [single]
         if (path := directory / index).is_file():
             try:
-                found = cast("dict[str, dict[str, str]]", json.loads(path.read_text("utf-8")))
-                return sorted(set(found["weight_map"].values()))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                found = cast("_Index", parsed(read_file(path, LARGEST_TEXT, None)))
+                return sorted({str(name) for name in found["weight_map"].values()})
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise ModelError(f"cannot read the index of weights {str(path)!r}") from error
     return None
 

@@ -1,7 +1,6 @@
 """Hugging Face causal LMs and their tokenizers: read, written, told apart; a sentence a mistake."""
 
 import contextlib
-import json
 from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -50,7 +49,7 @@ from es_cookbook.checkpoints.tensors import (
     first_line,
 )
 from es_cookbook.common.errors import EngineError, ModelError
-from es_cookbook.common.files import whole_directory
+from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file, whole_directory
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
@@ -70,7 +69,9 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     if not any((directory / name).exists() for name in TOKENIZER_FILES):
         raise no_tokenizer(model_name)
     try:
-        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+        tokenizer.decode(tokenizer.encode("a b"))  # Values of other types fail only here.
+        return tokenizer
     except Exception as error:  # transformers raises many kinds; to the user it is one mistake
         raise ModelError(
             f"model_name: cannot load the tokenizer of {model_name!r}: {first_line(error)}"
@@ -303,11 +304,21 @@ def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
 def end_of_sequence_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
-    """Tokens that end a sequence, from the generation config, the config and the tokenizer."""
+    """Tokens that end a sequence, from the generation config, the config and the tokenizer.
+
+    Raises:
+        ModelError: One of them names something else than tokens.
+    """
     found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        for token in cast("list[object]", ids if isinstance(ids, list) else [ids]):
+            if token is not None and not (type(token) is int and 0 <= token < 2**31):
+                raise ModelError(
+                    "model_name: eos_token_id must be the number of a token, or a list of such, "
+                    f"found {token!r:.60} in the {type(source).__name__}"
+                )
+            found |= set() if token is None else {token}
     return tuple(sorted(found))
 
 
@@ -358,8 +369,8 @@ def _checked_directory(model_name: str, weights: bool = True) -> Path:
 def _check_kernels(model_name: str, path: Path) -> None:
     """Refuse a config that names kernels on the Hub, which transformers would fetch and run."""
     try:
-        waiting: list[object] = [json.loads(path.read_text("utf-8"))]
-    except (ValueError, RecursionError):  # Who loads the model says so.
+        waiting = [parsed(read_file(path, LARGEST_CONFIG, None))]
+    except (OSError, ValueError):  # Who loads the model says so.
         return
     while waiting:
         found = waiting.pop()

@@ -25,10 +25,13 @@ from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
 from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.checkpoints.tensors import TensorFile
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.files import ANY_SIZE, LARGEST_CONFIG, check_file, parsed, read_file
 from es_cookbook.evolution.spaces.factors import LoRA, StoredAdapter, factor_names
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_LARGEST = 10**6
+"""Of a rank or an alpha."""
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")
 """Fields of PEFT's config that change what an adapter does, in ways that are not done here.
 
@@ -51,7 +54,8 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
         ModelError: It cannot be read, is no plain LoRA or rsLoRA, or adapts more than `weights`.
     """
     try:
-        config = cast(dict[str, Any], json.loads((path / _CONFIG).read_text()))
+        config = _checked_config(parsed(read_file(path / _CONFIG, LARGEST_CONFIG, None)))
+        check_file(path / _WEIGHTS, ANY_SIZE, None)
         with safe_open(path / _WEIGHTS, "np") as file:  # pyright: ignore[reportUnknownVariableType]
             keys = cast(list[str], file.keys())
             stored = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
@@ -66,7 +70,9 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
                 f"search_space.start: the adapter in {str(path)!r} has {field}, and only plain "
                 "LoRA and rsLoRA can be perturbed"
             )
-    lora = LoRA(int(config["r"]), float(config["lora_alpha"]), bool(config.get("use_rslora")))
+    if not stored:
+        raise ModelError(f"search_space.start: {str(path / _WEIGHTS)!r} holds no tensors")
+    lora = LoRA(config["r"], float(config["lora_alpha"]), bool(config.get("use_rslora")))
     targets = cast("list[str]", config.get("target_parameters") or [])
     adapted = {
         name: shape
@@ -82,6 +88,21 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
             f"weights, or what include, exclude and targets select of them: {wrong}"
         )
     return StoredAdapter(path, lora, adapted, partial(_read_factors, path, tuple(adapted)))
+
+
+def _checked_config(config: object) -> dict[str, Any]:
+    """Refuse what PEFT does not write, in half a sentence."""
+    if not isinstance(config, dict):
+        raise ValueError(f"{_CONFIG} must be an object, found {config!r:.60}")
+    found = cast("dict[str, Any]", config)
+    for name, kinds in (("r", {int}), ("lora_alpha", {int, float})):
+        value = cast("float", found.get(name))
+        if type(value) not in kinds or not 0 < value <= _LARGEST:
+            raise ValueError(f"{_CONFIG}: {name} must be a number above 0, found {value!r:.60}")
+    targets = found.get("target_parameters") or []
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        raise ValueError(f"{_CONFIG}: target_parameters must be names, found {targets!r:.60}")
+    return found
 
 
 def _read_factors(path: Path, weights: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -31,8 +31,6 @@ whole ones (fp8, nf4): what a scale or a code of theirs is differs.
 """
 
 import dataclasses
-import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, cast
@@ -41,9 +39,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from es_cookbook.checkpoints.model_files import find_file, weight_paths
+from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
 from es_cookbook.checkpoints.tensors import ReadTensors, WeightFiles
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file
 
 Kind: TypeAlias = Literal["codes", "scales", "zeros"]
 KINDS: tuple[Kind, ...] = ("scales", "zeros", "codes")
@@ -294,7 +293,7 @@ class QuantisedCheckpoint:
             )
         for name in _ALSO_COPIED:
             if path := find_file(self.model_name, name):
-                shutil.copyfile(path, directory / name)
+                copy_file(path, directory)
 
 
 class QuantisedParameters(ReadTensors):
@@ -380,10 +379,10 @@ def _quantisation(model_name: str) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        config = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except ValueError:  # who loads the model says so
+        config = cast("dict[str, Any]", parsed(read_file(path, LARGEST_CONFIG, None)))
+        return config.get("quantization_config") or config.get("compression_config")
+    except (OSError, ValueError, AttributeError):  # who loads the model says so
         return None
-    return config.get("quantization_config") or config.get("compression_config")
 
 
 def _layout(model_name: str, how: dict[str, Any]) -> Layout:

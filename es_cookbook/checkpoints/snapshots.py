@@ -18,6 +18,7 @@ import torch
 from es_cookbook.checkpoints.tensors import WeightFiles
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ESCookbookError, HistoryError
+from es_cookbook.common.files import ANY_SIZE, check_file
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
@@ -64,6 +65,7 @@ def read_snapshot(path: Path) -> Snapshot:
         HistoryError: It cannot be read, or is no snapshot.
     """
     try:
+        check_file(path, ANY_SIZE, path.parent.parent)
         with safetensors.safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
             said = cast("dict[str, str]", file.metadata() or {})
         return Snapshot(

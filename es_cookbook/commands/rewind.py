@@ -12,6 +12,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook.common.cli import UNNAMED, run_cli
+from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.directory import CONFIG
@@ -30,7 +31,9 @@ def main(rewind: Rewind) -> None:
     """Cut, and say where the rest is and how to go on."""
     log_path = Path(rewind.log_path)
     kept = rewind_run(log_path, rewind.generation)
-    trust = trust_option(log_path, (log_path / CONFIG).read_text("utf-8", "replace"))
+    trust = trust_option(
+        log_path, read_file(log_path / CONFIG, LARGEST_CONFIG, log_path).decode("utf-8", "replace")
+    )
     print(
         f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the run as "
         f"it stood; to go on: {command('resume')} log_path={log_path}{trust}"

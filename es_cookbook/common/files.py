@@ -19,13 +19,13 @@ import shutil
 import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from es_cookbook.common.errors import RunDirectoryError
 
 LARGEST_CONFIG = 4 * 2**20
 """Bytes of a config; a recipe's has some thousands. Parsed, JSON takes up to 25 times as much."""
-LARGEST_TEXT = 64 * 2**20
+LARGEST_TEXT = 256 * 2**20
 """Bytes of a file that is read at once: a tokenizer, an evaluation, an index of weights."""
 LONGEST_LINE = 16 * 2**20
 """Bytes of a line of a history, metrics or rollouts: a million scores."""
@@ -107,13 +107,23 @@ def opened(path: Path, most: int, within: Path | None) -> BinaryIO:
 def read_file(path: Path, most: int, within: Path | None) -> bytes:
     """All of a file, as `opened` opens it; no more of one that grows meanwhile."""
     with opened(path, most, within) as file:
-        return file.read(most)
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def check_file(path: Path, most: int, within: Path | None) -> Path:
     """The path itself, for a library that opens it, if `opened` would."""
     opened(path, most, within).close()
     return path
+
+
+def appending(path: Path) -> TextIO:
+    """Open a file of text of a run for appending; it is made where there is none.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    descriptor = opened_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, path.parent)
+    return os.fdopen(descriptor, "a", encoding="utf-8", newline="")
 
 
 def opened_descriptor(path: Path, flags: int, within: Path | None) -> int:

@@ -11,7 +11,6 @@ about the genome.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from typing import cast
 
 import numpy as np
@@ -32,12 +31,12 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
     Transition,
+    is_measured,
+    shown,
 )
 
 MAX_STEPS = 10_000
 """An Env that takes more steps than this has no end."""
-_REAL = (float, int, Real)
-"""The usual types first: asking an abstract class takes ten times as long."""
 
 
 async def run_rollout(env: Env, policy: Policy) -> Trajectory:
@@ -49,7 +48,7 @@ async def run_rollout(env: Env, policy: Policy) -> Trajectory:
         EnvError: The Env broke the contract of `es_cookbook.rl.types.Env`.
     """
     if not isinstance(cast(object, env), Env):
-        raise EnvError(f"make_envs must give Envs, found {_shown(env)}")
+        raise EnvError(f"make_envs must give Envs, found {shown(env)}")
     env.policy = policy
     turn_begins()
     observation = _checked_observation(env, "initial_observation", await env.initial_observation())
@@ -78,21 +77,16 @@ def _name(env: Env) -> str:
     return type(env).__qualname__
 
 
-def _shown(found: object) -> str:
-    text = repr(found)
-    return f"{type(found).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
-
-
 def _checked_observation(env: Env, method: str, found: object) -> Observation:
     if not isinstance(found, Observation):
         hint = "; a step that is not done needs a next_observation" if found is None else ""
         raise EnvError(
-            f"{_name(env)}.{method} must give an Observation, found {_shown(found)}{hint}"
+            f"{_name(env)}.{method} must give an Observation, found {shown(found)}{hint}"
         )
     tokens_T = cast(tuple[object, ...] | None, found.tokens_T)
     # One set over the types, not a check a token: prompts are long and there are thousands of them.
     if not isinstance(tokens_T, tuple) or set(map(type, tokens_T)) != {int}:
-        what = "an empty tuple" if tokens_T == () else _shown(cast(object, tokens_T))
+        what = "an empty tuple" if tokens_T == () else shown(cast(object, tokens_T))
         raise EnvError(
             f"{_name(env)}.{method} must give an Observation whose tokens_T is a tuple of "
             f"at least one int, found {what}"
@@ -102,13 +96,13 @@ def _checked_observation(env: Env, method: str, found: object) -> Observation:
 
 def _checked_action(env: Env, found: object) -> Action:
     if not isinstance(found, Action):
-        raise EnvError(f"{_name(env)}.act must give an Action, found {_shown(found)}")
+        raise EnvError(f"{_name(env)}.act must give an Action, found {shown(found)}")
     return found
 
 
 def _checked_result(env: Env, found: object) -> StepResult:
     if not isinstance(found, StepResult):
-        raise EnvError(f"{_name(env)}.step must give a StepResult, found {_shown(found)}")
+        raise EnvError(f"{_name(env)}.step must give a StepResult, found {shown(found)}")
     _check_reward(f"{_name(env)}.step", found.reward)
     if found.done and found.next_observation is not None:
         raise EnvError(
@@ -121,27 +115,23 @@ def _checked_result(env: Env, found: object) -> StepResult:
     return found
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, _REAL) and math.isfinite(cast(Real, value))
-
-
 def _check_reward(who: str, reward: object) -> None:
-    if not _is_finite(reward):
-        raise EnvError(f"{who} must give a finite number as reward, found {_shown(reward)}")
+    if not is_measured(reward):
+        raise EnvError(f"{who} must give a finite number as reward, found {shown(reward)}")
 
 
 def _check_metrics(who: str, metrics: Metrics) -> None:
     for key, value in cast(Mapping[object, object], metrics).items():
-        if not isinstance(key, str) or not _is_finite(value):
+        if not isinstance(key, str) or not is_measured(value):
             raise EnvError(
-                f"{who} must give finite numbers as metrics, found {_shown(value)} for {key!r}"
+                f"{who} must give finite numbers as metrics, found {shown(value)} for {key!r}"
             )
 
 
 def _check_logs(who: str, logs: Logs) -> None:
     for key, text in cast(Mapping[object, object], logs).items():
         if not isinstance(key, str) or not isinstance(text, str):
-            raise EnvError(f"{who} must give texts as logs, found {_shown(text)} for {key!r}")
+            raise EnvError(f"{who} must give texts as logs, found {shown(text)} for {key!r}")
 
 
 def checked_group_rewards(
@@ -160,7 +150,7 @@ def checked_group_rewards(
     rewards = list(cast(Iterable[object], found)) if isinstance(found, Sequence) else [found]
     wrong = [reward for reward in rewards if not isinstance(reward, GroupReward | LostRollout)]
     if wrong or len(rewards) != len(trajectories):
-        what = _shown(wrong[0]) if wrong else f"{len(rewards)}"
+        what = shown(wrong[0]) if wrong else f"{len(rewards)}"
         raise EnvError(
             f"{who}.compute_group_rewards must give None or {len(trajectories)} GroupRewards, "
             f"one a trajectory, found {what}"

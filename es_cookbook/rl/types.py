@@ -13,7 +13,8 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from numbers import Real
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import chz
 
@@ -29,6 +30,30 @@ Metrics: TypeAlias = Mapping[str, float]
 """Numbers; averaged over rollouts."""
 Logs: TypeAlias = Mapping[str, str]
 """Text; shown, never averaged."""
+_LARGEST = 1e100
+_REAL = (float, int, Real)
+"""The usual types first: asking an abstract class takes ten times as long."""
+
+
+def is_measured(value: object) -> bool:
+    """Whether a reward or a metric may be this: a number of which sums of squares are finite."""
+    return isinstance(value, _REAL) and _size(value) <= _LARGEST
+
+
+def shown(found: object, longest: int = 80) -> str:
+    """What was found in the place of such a number."""
+    text = repr(found)
+    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")
+    above = f", above {_LARGEST:g}" if is_large and not is_measured(found) else ""
+    return f"{type(found).__name__} {text}{above}"
+
+
+def _size(number: object) -> float:
+    try:
+        return abs(float(cast(float, number)))
+    except OverflowError:  # An integer.
+        return math.inf
 
 
 @chz.chz

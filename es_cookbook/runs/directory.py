@@ -24,6 +24,7 @@ from es_cookbook.common.files import (
     ANY_SIZE,
     LARGEST_CONFIG,
     PARTIAL_SUFFIX,
+    appending,
     kind_of,
     lines,
     opened,
@@ -37,7 +38,6 @@ from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
-from es_cookbook.runs.log import open_log
 from es_cookbook.runs.trusted.scripts import SCRIPTS, copy_scripts, keep_scripts
 from es_cookbook.runs.trusted.seal import SEAL, seal
 
@@ -273,7 +273,7 @@ def failures_told(log_path: Path) -> Generator[None]:
 
 def add_to_log(log_path: Path, text: str) -> bool:
     """Add a text and the time to `log.txt`; returns whether the disk took it."""
-    with contextlib.suppress(OSError), open_log(log_path / LOG) as file:
+    with contextlib.suppress(OSError), appending(log_path / LOG) as file:
         shown = text.rstrip().encode("utf-8", "backslashreplace").decode()
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{shown}\n")
         return True

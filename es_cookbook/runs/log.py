@@ -12,7 +12,6 @@ this. Left out: progress bars, and what libraries in other languages print by th
 
 import contextlib
 import logging
-import os
 import time
 import warnings
 from collections.abc import Generator
@@ -22,7 +21,7 @@ from typing import TextIO, cast
 
 from typing_extensions import override
 
-from es_cookbook.common.files import opened_descriptor
+from es_cookbook.common.files import appending
 from es_cookbook.common.terminal import is_program, printable, screen, stderr_into
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -53,22 +52,12 @@ class _Log(TextIOBase):
     def append(self, text: str) -> None:
         """Write to the log; a disk that refuses is no reason to end a run."""
         if self.path is not None:
-            with contextlib.suppress(OSError), open_log(self.path) as file:
+            with contextlib.suppress(OSError), appending(self.path) as file:
                 file.write(text)
 
     @override
     def fileno(self) -> int:
         return screen().fileno()
-
-
-def open_log(path: Path) -> TextIO:
-    """Open the log of a run for appending.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-    """
-    descriptor = opened_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, path.parent)
-    return os.fdopen(descriptor, "a", encoding="utf-8")
 
 
 _log = _Log()

@@ -23,6 +23,7 @@ from typing import NamedTuple, cast
 
 from typing_extensions import override
 
+from es_cookbook.common.files import parsed, read_file
 from es_cookbook.common.spans import Spans
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import Engine
@@ -267,10 +268,8 @@ def _microseconds(seconds: float) -> float:
 def _earlier(path: Path) -> list[dict[str, object]]:
     """The events of a profile that is there; none of a file that is no profile of ours."""
     try:
-        if path.stat().st_size > _LARGEST:
-            return []
-        found: object = json.loads(path.read_bytes())
+        found = parsed(read_file(path, _LARGEST, path.parent), _LARGEST)
         events = cast("Mapping[str, list[dict[str, object]]]", found)["traceEvents"]
         return events if all(type(event["pid"]) is int for event in events) else []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []

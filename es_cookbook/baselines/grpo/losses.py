@@ -9,6 +9,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
+from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.runs.directory import LOSSES
 from es_cookbook.runs.files import replace_file
 
@@ -41,7 +42,7 @@ class Losses:
     def add(self, step: int, generation: int, logs: Mapping[str, object]) -> None:
         """One step, counted from 1, as TRL logged it."""
         values = [logs.get(key) for key in COLUMNS.values()]
-        with self._path.open("a", encoding="utf-8", newline="") as file:
+        with appending(self._path) as file:
             file.write(line((step, generation, *("" if v is None else v for v in values))))
 
 
@@ -54,9 +55,10 @@ def line(values: tuple[object, ...]) -> str:
 
 def _lines_upto(path: Path, step: int) -> list[str]:
     """Whole lines of steps up to this one."""
-    if not path.exists():
+    try:
+        text = read_file(path, LARGEST_TEXT, path.parent).decode("utf-8", "replace")
+    except FileNotFoundError:
         return []
-    text = path.read_text("utf-8", errors="replace")
     return [
         each
         for each in text.splitlines(keepends=True)

@@ -19,9 +19,12 @@ import es_cookbook
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.population.results import Comparison, Estimate, Results
 from es_cookbook.rl.objectives import Outcomes
 
+_MOST_VALUES = 2**23
+"""Of a hundred thousand problems."""
 FORMAT = "es_cookbook evaluation 1"
 _PACKAGES = ("numpy", "torch", "transformers")
 
@@ -85,7 +88,7 @@ def read(path: Path) -> Saved:
         ConfigError: It cannot be read, or is something else; names the file.
     """
     try:
-        plain = json.loads(path.read_bytes())
+        plain = parsed(read_file(path, LARGEST_TEXT, None), _MOST_VALUES)
         if not isinstance(plain, dict) or cast("dict[str, object]", plain).get("format") != FORMAT:
             raise ConfigError(f"{path} is no evaluation that this version can read ({FORMAT!r})")
         return _saved(cast("dict[str, Any]", plain))

@@ -31,6 +31,7 @@ from es_cookbook.baselines.grpo.run import main as run_grpo
 from es_cookbook.commands.gradients import as_program
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
@@ -87,7 +88,7 @@ def run_measured(config: AnyConfig, finals: Finals | None) -> Measured:
     if finals is not None and finals.second is not None:
         asked["second"] = json.loads(config_to_json(finals.second))
     if path.exists():
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_file(path, LARGEST_TEXT, path.parent))
         if all(found.get(key) == value for key, value in asked.items()):
             return Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
     peak = _run(config_json)

@@ -20,6 +20,7 @@ import yaml
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import LARGEST_CONFIG, read_file
 
 _NAME = "config="
 
@@ -54,7 +55,7 @@ def options_in(path: Path) -> list[str]:
         ConfigError: There is no such file, it is no YAML, or it holds something else than options.
     """
     try:
-        plain: object = yaml.safe_load(path.read_text("utf-8"))
+        plain: object = yaml.safe_load(read_file(path, LARGEST_CONFIG, None).decode("utf-8"))
         options = dict(_flat(path, plain, ""))
     except OSError as error:
         raise ConfigError(f"config={path} cannot be read: {error.strerror or error}") from error

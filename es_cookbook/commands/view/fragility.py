@@ -4,7 +4,6 @@ The file has, by run, means with intervals of `fragility/<damage>/<percent>`: by
 token the answer becomes less likely. It may be anybody's: it is numbers and names.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import parsed, read_file
 from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.report.plots import Line, Size, draw
 
@@ -31,9 +31,8 @@ def read_study(path: Path) -> dict[str, Lost]:
     """
     file = path / STUDY if path.is_dir() else path
     try:
-        if file.stat().st_size > _LARGEST:
-            raise ValueError("it is larger than any study's")
-        runs = cast("Mapping[str, Mapping[str, object]]", json.loads(file.read_bytes())["runs"])
+        study = cast("Mapping[str, object]", parsed(read_file(file, _LARGEST, None)))
+        runs = cast("Mapping[str, Mapping[str, object]]", study["runs"])
         found = {one_line(name): _lost(of_run) for name, of_run in runs.items()}
     except OSError as error:
         raise ConfigError(

@@ -13,10 +13,8 @@ exception: it loses the rollout, whose reward is then NaN.
 """
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from numbers import Real
 from typing import TypeAlias, cast
 
 import chz
@@ -24,7 +22,7 @@ import chz
 from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.types import Metrics
+from es_cookbook.rl.types import Metrics, is_measured, shown
 
 Fields: TypeAlias = Mapping[str, object]
 """A row: field -> value."""
@@ -47,8 +45,6 @@ REWARD_NAMES = {
     "sum": "es_cookbook.rl.rewards.weighted_sum:WeightedSum",
 }
 """What a user types on the command line."""
-_LONGEST = 80
-"""Characters of a value that a sentence shows."""
 
 
 @chz.chz
@@ -126,14 +122,14 @@ def reward_and_metrics(found: object) -> tuple[float, Metrics]:
     value, metrics = found, cast(object, {})
     if isinstance(found, tuple) and len(cast("tuple[object, ...]", found)) == 2:
         value, metrics = cast("tuple[object, object]", found)
-    if not _is_finite(value):
-        raise EnvError(f"must return a finite number, or one and metrics, found {_shown(found)}")
+    if not is_measured(value):
+        raise EnvError(f"must return a finite number, or one and metrics, found {shown(found)}")
     if not isinstance(metrics, Mapping):
-        raise EnvError(f"must return metrics as a mapping, found {_shown(metrics)}")
+        raise EnvError(f"must return metrics as a mapping, found {shown(metrics)}")
     for name, number in cast("Mapping[object, object]", metrics).items():
-        if not isinstance(name, str) or not _is_finite(number):
+        if not isinstance(name, str) or not is_measured(number):
             raise EnvError(
-                f"must return finite numbers as metrics, found {_shown(number)} for {name!r}"
+                f"must return finite numbers as metrics, found {shown(number)} for {name!r}"
             )
     return float(cast(float, value)), cast(Metrics, metrics)
 
@@ -144,12 +140,3 @@ def name_of(reward: RewardFunction) -> str:
     target = f"{kind.__module__}:{kind.__qualname__}"
     own = cast(str, getattr(reward, "__qualname__", kind.__qualname__))
     return next((name for name, known in REWARD_NAMES.items() if known == target), own)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
-
-
-def _shown(found: object) -> str:
-    text = repr(found)
-    return f"{type(found).__name__} {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}…'}"

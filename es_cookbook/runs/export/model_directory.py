@@ -9,7 +9,6 @@ of its own in the base's files gets the same values, so that both stay one.
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import cast
@@ -17,7 +16,7 @@ from typing import cast
 import torch
 
 from es_cookbook.checkpoints.identity import tokenizer_files
-from es_cookbook.checkpoints.model_files import find_file, weight_paths
+from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
@@ -26,6 +25,7 @@ from es_cookbook.checkpoints.tensors import (
     dtype_name,
 )
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.files import LARGEST_CONFIG, LARGEST_TEXT, parsed, read_file
 
 _ALSO_COPIED = ("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -106,25 +106,27 @@ class BaseFiles:
     def _write_index(self, directory: Path, total_size: int, weight_map: Mapping[str, str]) -> None:
         metadata: dict[str, object] = {}
         if path := find_file(self.model_name, _INDEX):
-            metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata", {})
+            index = cast("dict[str, object]", parsed(read_file(path, LARGEST_TEXT, None)))
+            found = index.get("metadata")
+            metadata = cast("dict[str, object]", found) if isinstance(found, dict) else {}
         metadata["total_size"] = total_size
-        index = {"metadata": metadata, "weight_map": weight_map}
-        _write_json(directory / _INDEX, index, sort_keys=True)  # as transformers does
+        whole = {"metadata": metadata, "weight_map": weight_map}
+        _write_json(directory / _INDEX, whole, sort_keys=True)  # as transformers does
 
     def _copy_small_files(
         self, directory: Path, dtype: torch.dtype, as_stored: Set[torch.dtype]
     ) -> None:
         also = [path for name in _ALSO_COPIED if (path := find_file(self.model_name, name))]
         for path in (*tokenizer_files(self.model_name), *also):
-            shutil.copyfile(path, directory / path.name)
+            copy_file(path, directory)
         path = find_file(self.model_name, "config.json")
         assert path is not None, "the architecture was loaded from it"
-        config = cast("dict[str, object]", json.loads(path.read_text(encoding="utf-8")))
+        config = cast("dict[str, object]", parsed(read_file(path, LARGEST_CONFIG, None)))
         named = config.pop("torch_dtype", None)  # its name before transformers 5
         named = config.get("dtype", named)
         sampled = dtype_name(dtype)
         if named == sampled or (named is None and as_stored == {dtype}):
-            shutil.copyfile(path, directory / path.name)
+            copy_file(path, directory)
         else:
             _write_json(directory / path.name, config | {"dtype": sampled})
 

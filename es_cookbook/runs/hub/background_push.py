@@ -28,6 +28,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, HubError
 from es_cookbook.common.fields.reach import needs_trust
+from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
@@ -269,6 +270,6 @@ class BackgroundPush(Tracker):
 
 def _copy_beginning(source: Path, target: Path, size: int) -> None:
     """Copy the first `size` bytes, from which a file only grows."""
-    with source.open("rb") as reader, target.open("wb") as writer:
+    with opened(source, ANY_SIZE, source.parent) as reader, target.open("wb") as writer:
         shutil.copyfileobj(reader, writer)
         writer.truncate(size)

@@ -81,6 +81,7 @@ class PushedCheckpoints(BackgroundPush):
                 directory,
                 copy_function=_link_or_copy,
                 dirs_exist_ok=True,
+                symlinks=True,  # Which the push then refuses.
             )
         except (FileNotFoundError, shutil.Error) as error:
             raise OSError("its checkpoint was replaced before it could be copied") from error

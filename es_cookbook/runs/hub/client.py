@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
-from es_cookbook.common.files import PARTIAL_SUFFIX
+from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, read_file
 from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, within
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
@@ -53,7 +53,8 @@ def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
     """What of a directory is pushed: path in the repository -> file, or bytes where it may grow.
 
     Raises:
-        RunDirectoryError: There is no such directory, or nothing in it.
+        RunDirectoryError: There is no such directory, nothing in it, or what is no regular file:
+            behind a link any file of this machine might be.
         HistoryError: The history of a run directory is damaged.
     """
     if not path.is_dir():
@@ -67,9 +68,9 @@ def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
             if (path / name).exists()
         }
     files = {
-        file.relative_to(path).as_posix(): file
+        file.relative_to(path).as_posix(): check_file(file, ANY_SIZE, path)
         for file in sorted(path.rglob("*"))
-        if file.is_file() and not _is_left_out(file.relative_to(path))
+        if kind_of(file) != "a directory" and not _is_left_out(file.relative_to(path))
     }
     if not files:
         raise RunDirectoryError(f"path {path} holds nothing to push")
@@ -77,7 +78,7 @@ def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
 
 
 def _whole_lines(path: Path) -> bytes:
-    content = path.read_bytes()
+    content = read_file(path, ANY_SIZE, path.parent)
     return content[: content.rfind(b"\n") + 1] if path.suffix == ".jsonl" else content
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from es_cookbook.common.errors import not_installed
+from es_cookbook.common.terminal import printable
 from es_cookbook.runs.files import replace_file
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def draw(
             axes.plot(
                 x_M,
                 mean_M,
-                label=name,
+                label=_plain(name),
                 color=colour,
                 marker=marker,
                 markersize=0.45 * size.font,
@@ -163,12 +164,12 @@ def draw_map(
     with _figure(path, title, x_label, y_label, size) as (axes, paths):
         axes.grid(visible=False)
         mesh = axes.pcolormesh(values.x_X, values.y_Y, values.values_Y_X, cmap="cividis")
-        bar = axes.figure.colorbar(mesh, ax=axes, label=value_label)
+        bar = axes.figure.colorbar(mesh, ax=axes, label=_plain(value_label))
         bar.outline.set_visible(False)
         for marker, (name, (x, y)) in zip(_MARKERS[::-1], values.marked.items(), strict=False):
             axes.plot(
                 *([x], [y]),
-                label=name,
+                label=_plain(name),
                 marker=marker,
                 markersize=0.8 * size.font,
                 color="white",
@@ -206,11 +207,16 @@ def draw_bars(
             )
             value_M, low_M, high_M = np.array([values[name] for name in there]).T
             colour = _COLOURS[(i + 1) % len(_COLOURS)]
-            axes.bar(x_M, value_M, width, label=group, color=colour)
+            axes.bar(x_M, value_M, width, label=_plain(group), color=colour)
             axes.vlines(x_M, low_M, high_M, colors=_COLOURS[0], linewidth=1.4)
-        axes.set_xticks(range(len(names)), names)
+        axes.set_xticks(range(len(names)), list(map(_plain, names)))
         _legend(axes, size)
     return paths
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib shows as it is: it would take what is between dollars for TeX."""
+    return printable(text).replace("$", r"\$")
 
 
 def _legend(axes: "Axes", size: Size, *, is_below: bool = False) -> None:
@@ -252,7 +258,11 @@ def _figure(
         axes.spines[["top", "right"]].set_visible(False)
         # A title is 1.2 times as large as other text, and a letter two thirds as wide as high.
         letters = int(size.width * 72 / (1.2 * 0.65 * size.font))
-        axes.set(title=textwrap.fill(title, letters), xlabel=x_label, ylabel=y_label)
+        axes.set(
+            title=_plain(textwrap.fill(title, letters)),
+            xlabel=_plain(x_label),
+            ylabel=_plain(y_label),
+        )
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             drawn = io.BytesIO()
             figure.savefig(drawn, format=suffix[1:], dpi=size.dots, metadata=metadata)

@@ -1,6 +1,7 @@
 """`metrics.jsonl` and `rollouts.jsonl`: what a run measured and what it said.
 
-JSON has no NaN and no infinity: both are written as null (with a warning, once a key), and
+JSON has no NaN and no infinity: they and what is nearly infinite are null (with a warning, once a
+key), and
 `read_metrics` reads null as NaN. Every line is fsynced, so that a generation in the history always
 has its metrics.
 """
@@ -36,7 +37,7 @@ MEASURES = (CORRECT, "test/reward/mean", "reward/mean")
 PASS_AT = "test/pass@"
 """What the keys of held-out pass@k begin with; k follows."""
 _LARGEST = 1e300
-"""Of a number in a file; a run's are below, and Python's integers have no end."""
+"""Of a number in a file: sums of some are finite, and Python's integers have no end."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class _JsonlTracker(Tracker):
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         for key, value in metrics.items():
-            if not math.isfinite(value) and key not in self._warned:
+            if not abs(float(value)) <= _LARGEST and key not in self._warned:
                 self._warned.add(key)
                 logger.warning(
                     f"metric {key} is {value} in generation {generation}; metrics.jsonl has null "
@@ -141,7 +142,7 @@ def _finite(value: object) -> object:
     if value is None or isinstance(value, bool | int | str):
         return value
     number = float(cast(float, value))  # Also NumPy's floats.
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= _LARGEST else None
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -191,7 +192,14 @@ def metrics_of_line(line: bytes, where: str) -> dict[str, float]:
                 f"{where} is damaged: {key!r:.60} must be a number or null, found {value!r:.60}"
             )
     measured = cast("dict[str, float | None]", row)
-    return {key: math.nan if value is None else value for key, value in measured.items()}
+    return {key: _number(value) for key, value in measured.items()}
+
+
+def _number(value: float | None) -> float:
+    """None as NaN; a large integer, for which NumPy has no type, as a float."""
+    if value is None:
+        return math.nan
+    return value if abs(value) < 2**63 else float(value)
 
 
 def _is_measured(value: object) -> bool:

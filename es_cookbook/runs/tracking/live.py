@@ -332,7 +332,7 @@ def duration(seconds: float) -> str:
     >>> duration(65), duration(3_725), duration(math.nan)
     ('1:05', '1:02:05', '-:--')
     """
-    if not math.isfinite(seconds):
+    if not abs(seconds) < 1e10:
         return "-:--"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -342,9 +342,11 @@ def duration(seconds: float) -> str:
 def compact(number: float) -> str:
     """A count in at most five characters or so.
 
-    >>> compact(950), compact(12_345), compact(3_210_000)
-    ('950', '12.3k', '3.2M')
+    >>> compact(950), compact(12_345), compact(3_210_000), compact(-1.7e308)
+    ('950', '12.3k', '3.2M', '-1.7e+308')
     """
+    if abs(number) >= 1e15:
+        return f"{number:.1e}"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.1f}{unit}"

@@ -19,6 +19,7 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, SweepError, did_you_mean
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, REPORT
 from es_cookbook.runs.files import cannot, replace_file
@@ -338,7 +339,7 @@ class _Sweep:
 def _read_pruned(path: Path) -> set[str]:
     """Names of runs that were stopped early; none where the file is damaged."""
     try:
-        found: object = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = parsed(read_file(path, LARGEST_TEXT, path.parent))
+    except (OSError, ValueError):
         return set()
     return set(map(str, cast("list[object]", found))) if isinstance(found, list) else set()

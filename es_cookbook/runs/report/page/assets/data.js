@@ -39,7 +39,10 @@ const DERIVED = {
   },
 };
 
-const valuesOf = (run, key) => (DERIVED[key] ? DERIVED[key](run) : run.columns[key]) ?? [];
+/** What an object itself has under a name that a run gave: "constructor" is in every object. */
+const own = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
+
+const valuesOf = (run, key) => own(DERIVED, key)?.(run) ?? own(run.columns, key) ?? [];
 
 /** A metric of a group of runs: mean, lowest and highest over those that measured it, by generation. */
 function curve(report, group, key, axis) {
@@ -84,7 +87,7 @@ const isShare = (key) => /env\/|^test\/pass@|tied_fraction|reliability/.test(key
 function unitOf(report, key) {
   if (key.startsWith("time/") && key !== "time/unix") return "seconds";
   if (!isShare(key)) return "number";
-  const fits = report.runs.every((run) => (run.columns[key] ?? []).every((v) => v === null || (v >= 0 && v <= 1)));
+  const fits = report.runs.every((run) => (own(run.columns, key) ?? []).every((v) => v === null || (v >= 0 && v <= 1)));
   return fits ? "share" : "number";
 }
 
@@ -104,7 +107,7 @@ function labelOf(key) {
     "throughput/tokens_per_second": "tokens/s",
   };
   return plainText(
-    names[key] ??
+    own(names, key) ??
       key
         .replace(/^test\//, "")
         .replace(/^env\/all\//, "")
