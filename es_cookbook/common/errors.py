@@ -11,10 +11,16 @@ it happens to surface).
 """
 
 import difflib
+import re
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar, cast
 
 _Error = TypeVar("_Error", bound=BaseException)
+_PATHS = sysconfig.get_paths()
+_NOT_OWN = ("<", str(Path(__file__).parents[1]), *(_PATHS[k] for k in ("stdlib", "purelib")))
+"""What the files of others begin with."""
 
 
 class ESCookbookError(Exception):
@@ -95,6 +101,17 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
             yield from leaves(inner)
     else:
         yield error
+
+
+def own_frames(trace: str) -> str:
+    """The part of a traceback that is of the user's own files, as far as the first exception goes.
+
+    Neither this package's frames nor those of libraries, which say nothing of what is wrong; empty
+    where there are no others.
+    """
+    first = re.split(r"\n\n(?:The above exception|During handling) ", trace, maxsplit=1)[0]
+    frames = re.finditer(r'^ +File "(.+)", line .*\n(?:    .*\n)*', first + "\n", re.MULTILINE)
+    return "".join(each[0] for each in frames if not each[1].startswith(_NOT_OWN)).rstrip()
 
 
 def not_installed(what: str, package: str, install: str) -> ConfigError:

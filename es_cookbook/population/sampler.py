@@ -31,7 +31,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from es_cookbook.common.errors import ConfigError, TooManyLostError
+from es_cookbook.common.errors import ConfigError, TooManyLostError, own_frames
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import Engine
@@ -278,7 +278,7 @@ class PopulationSampler:
             raise TooManyLostError(
                 f"{len(lost)} of the {num_rollouts} rollouts of {what} were lost, more than "
                 f"max_failed_fraction={self.max_failed_fraction:g} allows; the first: "
-                f"{first.reason}\n{first.traceback}".rstrip()
+                f"{first.reason}\n{own_frames(first.traceback)}".rstrip()
             )
 
 

@@ -55,6 +55,8 @@ class ProblemEnv(Env):
 
     full_reward: float = 1.0
     """What a perfect answer earns; `RLDataset.validate` compares gold answers with it."""
+    gold_hint: str = ""
+    """What to tell a user whose gold answer earns less: a clause with its options."""
 
     def __init__(self, observation: Observation) -> None:
         self.observation = observation

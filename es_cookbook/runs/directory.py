@@ -13,6 +13,7 @@ Whether a run may begin or go on in a directory is decided by `es_cookbook.runs.
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 import traceback
 from collections.abc import Generator, Iterable, Iterator
@@ -137,7 +138,10 @@ class RunDirectory:
         if not num_bytes:
             return None
         path, recorded = self.path / name, self.history.next_generation
+        was_finished = name == METRICS and _ends_with_evaluation(path, num_bytes)
         replace_file(path, lines_before(path, GENERATION_KEYS[name], recorded))
+        if was_finished:
+            return None
         warning = (
             f"{path}: dropped {num_bytes} bytes of generations that the history does not hold "
             f"(from {recorded}); they are run again"
@@ -371,6 +375,14 @@ def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[b
         for line in lines(file):
             if _is_before(line, generation_key, generation):
                 yield line
+
+
+def _ends_with_evaluation(path: Path, num_bytes: int) -> bool:
+    """Whether the last bytes are the row of a finished run's last evaluation, and nothing else."""
+    with opened(path, ANY_SIZE, path.parent) as file:
+        file.seek(-num_bytes, os.SEEK_END)
+        end = file.read(1 << 20)
+    return end.count(b"\n") == 1 and end.endswith(b"\n") and b'"reward/mean"' not in end
 
 
 def _is_before(line: bytes, generation_key: str, generation: int) -> bool:

@@ -12,6 +12,7 @@ import functools
 from pathlib import Path
 
 from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import as_program, command
 from es_cookbook.population.ahead import Attempted
@@ -75,6 +76,8 @@ def run(config: Config) -> Result:
         interrupted = run_until_signal(functools.partial(main, config))
     except KeyboardInterrupt:
         interrupted = True
+    except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
+        raise error.with_traceback(None) from None
     if interrupted:
         recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
         when = f"after generation {recorded}" if recorded else "before the first generation ended"

@@ -26,8 +26,8 @@ from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.config import Config
 from es_cookbook.train.loop import run
 
-_CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio")
-"""Fields about how a run is shown that older versions had not: their runs keep their names."""
+_CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio", "dataset.gold")
+"""Fields that older versions had not, and that no step depends on: their runs keep their names."""
 
 
 def cli(config: Config) -> None:

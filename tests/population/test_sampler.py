@@ -307,7 +307,10 @@ async def test_too_many_lost_stop_the_run_with_the_first_traceback() -> None:
         "4 of the 12 rollouts of generation 7 were lost, more than max_failed_fraction=0.3 allows; "
         "the first: KeyError: 'boom\\nand more'"
     )
-    assert "in misbehave_for_one" in rest
+    frames = [line for line in rest.splitlines() if line.startswith("  File ")]
+    assert all(line.startswith(f'  File "{Path(__file__).parents[1]}') for line in frames)
+    assert "in misbehave_for_one" in frames[-1], "the user's own lines, and no library's"
+    assert "Traceback" not in rest
 
 
 async def test_the_time_out_does_not_count_waiting_for_the_engine() -> None:

@@ -383,3 +383,16 @@ def test_what_is_held_out_and_trained_on_is_said_and_what_is_not_known_not_recor
     assert read_trained_on(tmp_path) is None and not (tmp_path / "trained_on.bin").exists()
     (tmp_path / "trained_on.bin").write_bytes(found.encode()[:-1])
     assert read_trained_on(tmp_path) is None
+
+
+def test_a_finished_run_that_is_extended_loses_nothing_and_says_nothing(tmp_path: Path) -> None:
+    record_run(tmp_path / "run", 3).history.close()
+    append(tmp_path / "run/metrics.jsonl", {"progress/generation": 3, "test/reward/mean": 0.5})
+    longer = opened(tmp_path / "run", changed(num_generations=20), "resume", ["num_generations"])
+    assert longer.warnings == ()
+    assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == 3
+    longer.history.close()
+    append(tmp_path / "run/metrics.jsonl", {"progress/generation": 3, "reward/mean": 0.5})
+    again = opened(tmp_path / "run", changed(num_generations=20), "resume")
+    (warning,) = again.warnings
+    assert "dropped" in warning

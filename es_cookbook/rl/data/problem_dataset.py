@@ -1,12 +1,13 @@
 """Problems in memory, in batches that are a pure function of the generation."""
 
 import math
+import traceback
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.common.errors import ConfigError, DataError, EnvError, own_frames
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.messages.message_env import MessageEnv
@@ -112,11 +113,12 @@ async def check_problem(builder: ProblemGroupBuilder, context_length: int) -> No
             await _check_gold(builder, context_length)
     except EnvError as error:
         said = str(error).removeprefix(f"{builder.name}: ")  # A reward names its row itself.
-        raise DataError(f"{builder.name}: {said}") from error
+        frames = own_frames("".join(traceback.format_exception(error)))
+        raise DataError(f"{builder.name}: {said}\n{frames}".rstrip()) from error
 
 
 async def _check_gold(builder: ProblemGroupBuilder, context_length: int) -> None:
-    env, gold = builder.make_env(), builder.gold
+    env, gold, hint = builder.make_env(), builder.gold, ""
     if isinstance(env, MessageEnv):
         texts = (gold,) if isinstance(gold, str) else gold or ()
         script = Script(texts, env.chat.tokenizer, context_length)
@@ -124,7 +126,9 @@ async def _check_gold(builder: ProblemGroupBuilder, context_length: int) -> None
     else:
         assert isinstance(env, ProblemEnv)
         earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward
+        hint = env.gold_hint
     if not math.isclose(earned, full_reward):
         raise DataError(
             f"{builder.name}: its own solution earns {earned:g} of {full_reward:g}: {gold!r:.200}"
+            f"{hint}"
         )

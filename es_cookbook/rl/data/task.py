@@ -24,7 +24,14 @@ from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.template import check_template, filled
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
-from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, RewardFunction, graded
+from es_cookbook.rl.rewards.base import (
+    REWARD_NAMES,
+    Reward,
+    RewardFunction,
+    check_arity,
+    graded,
+    name_of,
+)
 from es_cookbook.rl.types import Observation, Tokenizer
 
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
@@ -46,9 +53,14 @@ class Task(RowDatasetBuilder):
     chat: bool = chz.field(
         default=True, doc="put the prompt into the tokenizer's chat template, if it has one"
     )
+    gold: str | None = chz.field(
+        default=None,
+        doc="a row's perfect answer, as a template like prompt; its `answer`, if it has one, if "
+        "unset",
+    )
     full_reward: float | None = chz.field(
         default=1.0,
-        doc="what a row's own `answer` must earn, where it has one; None: it is not scored",
+        doc="what a row's perfect answer must earn, where it has one; None: it is not scored",
     )
     tag: str | None = chz.field(
         default=None, doc="field of the row under whose values metrics are reported as well"
@@ -57,6 +69,8 @@ class Task(RowDatasetBuilder):
     @chz.validate
     def _template(self) -> None:
         check_template(self.prompt)
+        check_template(self.gold or "", "gold")
+        check_arity(self.reward)
 
     @property
     @override
@@ -83,7 +97,7 @@ class Task(RowDatasetBuilder):
                 self.reward.check_row(row.fields)
             except DataError as error:
                 raise row.error(str(error)) from error
-        answer = row.fields.get("answer")
+        answer = row.fields.get("answer") if self.gold is None else filled(self.gold, row)
         checked = self.full_reward is not None and isinstance(answer, str | int | float)
         return ProblemGroupBuilder(
             self.env_maker(Observation(tokens_T), row),
@@ -111,6 +125,10 @@ class TaskEnv(ProblemEnv):
         self._reward, self._row = reward, row
         if full_reward is not None:
             self.full_reward = full_reward
+        self.gold_hint = (
+            f" by reward {name_of(reward)!r}; if a perfect answer reads otherwise, say how, as in "
+            'dataset.gold="\\\\boxed{{{answer}}}", and if there is none, dataset.full_reward=None'
+        )
 
     @override
     def grade(self, text: str) -> Grade:

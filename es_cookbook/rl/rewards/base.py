@@ -19,7 +19,7 @@ from typing import TypeAlias, cast
 
 import chz
 
-from es_cookbook.common.errors import EnvError, ESCookbookError
+from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.types import Metrics, is_measured, shown
@@ -132,6 +132,25 @@ def reward_and_metrics(found: object) -> tuple[float, Metrics]:
                 f"must return finite numbers as metrics, found {shown(number)} for {name!r}"
             )
     return float(cast(float, value)), cast(Metrics, metrics)
+
+
+def check_arity(reward: RewardFunction) -> None:
+    """Refuse a function that cannot be called as `reward(text, row)`.
+
+    Raises:
+        ConfigError: It cannot; says how it is called.
+    """
+    try:
+        signature = inspect.signature(reward)
+    except (TypeError, ValueError):  # Of some built-in functions nobody knows it.
+        return
+    try:
+        signature.bind("", {})
+    except TypeError as error:
+        raise ConfigError(
+            f"reward: {name_of(reward)}{signature} cannot be called as a reward is, with the "
+            f"answer's text and the row, reward(text, row): {error}"
+        ) from error
 
 
 def name_of(reward: RewardFunction) -> str:

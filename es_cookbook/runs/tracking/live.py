@@ -118,7 +118,7 @@ class PlainTracker(Tracker):
         last = generation >= total
         which = "finished" if last else f"generation {generation + 1}/{total}"
         parts = [which]
-        for key, value in shown(metrics).items():
+        for key, value in shown(metrics, zeros=False).items():
             sure = f" ({within})" if (within := interval(metrics, key)) else ""
             parts.append(f"{label(key)} {value:.3f}{sure}")
         if PROBLEMS in metrics:
@@ -246,6 +246,8 @@ class ScreenTracker(Tracker):
             table.add_column("95 %", no_wrap=True)
         table.add_column("trend")
         for key, course in self._courses.items():
+            if not course.largest and _counts_events(key):
+                continue
             held_out = key.startswith("test/")
             table.add_row(
                 Text(label(key), "bold" if held_out else "", no_wrap=True, overflow="ellipsis"),
@@ -275,13 +277,24 @@ class ScreenTracker(Tracker):
         return Group(table, Text("  ·  ".join(facts), style="dim"), *said)
 
 
-def shown(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics to show: rewards, the objective, the Envs' means, held-out ones."""
+_COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "turn_limit", "context_limit")
+"""What every Env of several turns counts, whether or not it ever happens."""
+
+
+def shown(metrics: Mapping[str, float], *, zeros: bool = True) -> dict[str, float]:
+    """The metrics to show: rewards, the objective, the Envs' means, held-out ones.
+
+    Without `zeros` those are left out that count what did not happen.
+    """
     first = ("reward/mean", "reward/max_genome", "objective/mean")
     keys = [key for key in first if key in metrics]
     for prefix in ("env/all/", "test/reward/mean", "test/env/all/", PASS_AT):
         keys += [key for key in metrics if key.startswith(prefix)]
-    return {key: metrics[key] for key in keys}
+    return {key: metrics[key] for key in keys if zeros or metrics[key] or not _counts_events(key)}
+
+
+def _counts_events(key: str) -> bool:
+    return key.rpartition("/")[2] in _COUNTS
 
 
 def interval(metrics: Mapping[str, float], key: str) -> str:

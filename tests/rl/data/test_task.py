@@ -122,7 +122,7 @@ async def test_a_reward_may_wait_and_measure_and_rows_have_tags(tmp_path: Path) 
         ((1.0, 2.0), r"metrics as a mapping, found float 2\.0"),
         ((1.0, {"a": math.inf}), "finite numbers as metrics, found float inf for 'a'"),
         ((1.0, {3: 1.0}), "finite numbers as metrics, found float 1.0 for 3"),
-        (ZeroDivisionError("by\nzero"), "raised ZeroDivisionError: by zero$"),
+        (ZeroDivisionError("by\nzero"), r"raised ZeroDivisionError: by zero(\n|$)"),
     ],
 )
 async def test_a_reward_that_is_none_is_refused_by_name_and_row(
@@ -146,7 +146,12 @@ async def test_a_reward_that_is_none_is_refused_by_name_and_row(
 
 async def test_an_answer_that_does_not_earn_the_full_reward_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", sums(3))
-    with pytest.raises(DataError, match="line 1: its own solution earns 10 of 1: '1'"):
+    sentence = (
+        r"line 1: its own solution earns 10 of 1: '1' by reward '.*<lambda>'; if a perfect answer "
+        r'reads otherwise, say how, as in dataset.gold="\\\\boxed\{\{\{answer\}\}\}", and if there '
+        "is none, dataset.full_reward=None$"
+    )
+    with pytest.raises(DataError, match=sentence):
         await (await built(path, lambda *_: 10.0, num_test=0)).train.validate(64)
     await (await built(path, lambda *_: 10.0, full_reward=10.0)).train.validate(64)
     await (await built(path, lambda *_: 10.0, full_reward=None)).train.validate(64)
@@ -177,3 +182,56 @@ async def test_rows_that_lack_what_is_asked_and_sets_of_none_are_refused(tmp_pat
     task = Task(source=str(tmp_path / "nowhere.jsonl"), reward=exact)
     with pytest.raises(DataError, match="there is no such file"):
         task.check()
+
+
+def boxed(text: str, row: Mapping[str, Any]) -> float:
+    return float(text == f"\\boxed{{{row['answer']}}}")
+
+
+async def test_a_perfect_answer_may_be_a_template(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", sums(10))
+    datasets = await built(path, boxed, gold="\\boxed{{{answer}}}")
+    assert all(str(problem.gold).startswith("\\boxed{") for problem in problems(datasets))
+    await datasets.train.validate(64)
+    with pytest.raises(ConfigError, match=r"gold='\{a b\}': in braces stands the name of one"):
+        Task(source=str(path), reward=boxed, gold="{a b}")
+    with pytest.raises(DataError, match="field 'solution' is missing"):
+        await built(path, boxed, gold="{solution}")
+
+
+def one_argument(text: str) -> float:
+    return 1.0
+
+
+def three_arguments(text: str, row: Mapping[str, Any], more: int) -> float:
+    return 1.0
+
+
+def optional(text: str, row: Mapping[str, Any], more: int = 0) -> float:
+    return 1.0
+
+
+def test_a_reward_that_cannot_be_called_as_one_is_refused_at_once() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^reward: one_argument\(text.* reward\(text, row\): too"
+    ):
+        Task(source="rows.jsonl", reward=one_argument)
+    with pytest.raises(ConfigError, match="missing a required argument: 'more'"):
+        Task(source="rows.jsonl", reward=three_arguments)
+    assert Task(source="rows.jsonl", reward=optional).reward is optional
+
+
+def fails(text: str, row: Mapping[str, Any]) -> float:
+    return row["missing"]
+
+
+async def test_an_exception_of_a_reward_is_told_with_the_users_own_lines_alone(
+    tmp_path: Path,
+) -> None:
+    datasets = await built(write(tmp_path / "rows.jsonl", sums(10)), fails)
+    with pytest.raises(DataError) as caught:
+        await datasets.train.validate(64)
+    sentence, frame, line, *rest = str(caught.value).splitlines()
+    assert sentence.endswith("reward 'fails' raised KeyError: 'missing'")
+    assert frame.startswith(f'  File "{__file__}", line ') and frame.endswith(", in fails")
+    assert line.strip() == 'return row["missing"]' and not any("File" in each for each in rest)

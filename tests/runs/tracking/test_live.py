@@ -137,6 +137,19 @@ def test_what_else_was_asked_for_is_shown(
     assert all(name in drawn for name in ("objective", "kl", "held-out pass@1", "held-out pass@4"))
 
 
+def test_counts_of_what_never_happened_take_no_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = PlainTracker(info(tmp_path), Clock())
+    zero = {"env/all/tool_calls": 0.0, "test/env/all/malformed_calls": 0.0, "env/all/correct": 0.0}
+    tracker.log(0, {"progress/generation": 0, "reward/mean": 0.5, **zero})
+    tracker.recorded(1)
+    assert "calls" not in (line := capsys.readouterr().out) and "correct 0.000" in line
+    tracker.log(1, {"progress/generation": 1, "reward/mean": 0.5, "env/all/tool_calls": 0.25})
+    tracker.recorded(2)
+    assert "tool_calls 0.250" in capsys.readouterr().out
+
+
 def test_standard_output_that_is_no_terminal_gets_plain_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
