@@ -37,7 +37,7 @@ from es_cookbook.common.fields.declared_types import (
 )
 from es_cookbook.common.fields.parts import may_be_named
 from es_cookbook.common.fields.reach import check_reached
-from es_cookbook.common.files import LARGEST_CONFIG, read_file
+from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_file
 from es_cookbook.common.references import (
     ANYTHING_REACHED,
     current,
@@ -226,7 +226,7 @@ def text_of(path: Path) -> str:
 
 def _parsed(text: str) -> object:
     try:
-        return _guarded(lambda: json.loads(text))
+        return _guarded(lambda: in_whole_characters(text, json.loads(text)))
     except ConfigError:
         raise
     except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.

@@ -181,6 +181,21 @@ def parsed(text: bytes, most_values: int = MOST_VALUES) -> object:
         raise ValueError("it is nested too deeply") from error
 
 
+def in_whole_characters(text: str, found: object) -> object:
+    r"""What was found in a JSON text; it can be written again.
+
+    Raises:
+        ValueError: A string holds half a character, as `\ud800` in the text.
+    """
+    if "\\u" in text:
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"{half!r}, which is half a character") from error
+    return found
+
+
 def kind_of(path: Path) -> str | None:
     """What is there: "a regular file", "a directory", "a link", "a pipe"; None for nothing."""
     try:

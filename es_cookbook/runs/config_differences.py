@@ -53,6 +53,9 @@ def flattened(value: object) -> dict[str, object]:
     waiting, room = [("", value)], _MOST_CHARACTERS
     while waiting:
         path, found = waiting.pop()
+        size = len(cast("list[object]", found)) if isinstance(found, dict | list) else 0
+        if (room := room - size * (len(path) + 1)) < 0:  # Before the paths are made.
+            raise ValueError("it has more fields, or longer names of fields, than a config")
         inner: list[tuple[str, object]] = []
         if isinstance(found, dict):
             for key, entry in cast("dict[str, object]", found).items():
@@ -62,8 +65,6 @@ def flattened(value: object) -> dict[str, object]:
             inner = [(f"{path}[{i}]", item) for i, item in enumerate(cast("list[object]", found))]
         if not inner:
             flat[path] = found
-        if (room := room - sum(len(inner_path) for inner_path, _ in inner)) < 0:
-            raise ValueError("it has more fields, or longer names of fields, than a config")
         waiting += reversed(inner)
     return flat
 

@@ -7,6 +7,7 @@ import operator
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -357,3 +358,13 @@ def test_a_class_of_the_module_that_was_run_keeps_its_real_name(tmp_path: Path) 
     command = [sys.executable, "-m", "dish"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"$class": "dish:Dish", "salt": 2.0}
+
+
+def test_half_a_character_and_a_name_of_80_000_letters_are_one_sentence_at_once() -> None:
+    """The first ended `fork` in a traceback; for the second `report` took 28 seconds."""
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=r"found a mistake at '\\ud800', which is half a"):
+        config_from_json('"\\ud800"')
+    with pytest.raises(ConfigError, match="is written as module:name"):
+        config_from_json('{"$class": "' + "A" * 80_000 + '"}')
+    assert time.process_time() - began < 1

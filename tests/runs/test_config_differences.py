@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from es_cookbook.runs.config_differences import differences
+from es_cookbook.runs.config_differences import differences, flattened
 
 OLD = {"$class": "a:Config", "sigma": 0.5, "engine": {"$class": "a:Torch", "n": 2}, "tags": ["x"]}
 
@@ -33,3 +33,9 @@ def test_fields_that_differ_are_told(now: object, may_differ: list[str], said: l
 def test_a_recorded_text_that_is_no_json_is_an_error() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         differences("", "{}", [])
+
+
+def test_names_of_fields_are_measured_before_they_are_made() -> None:
+    """A config of 0.7 MB, a long name above many values, took all memory."""
+    with pytest.raises(ValueError, match="longer names of fields"):
+        flattened({"k" * 100_000: [0] * 300_000})

@@ -1,10 +1,12 @@
 """Rows of local files and of Hugging Face Hub sets, each with its origin.
 
 A `Row` returns its fields by name and type, and names file and line in the error about a wrong one.
-Parquet and the Hub go through `datasets`. JSON lines are read one by one instead, because a table
-loader reports the first bad batch, if anything, and users need the line.
+Parquet and the Hub go through `datasets`, which decodes nothing here: bytes and paths stay as they
+are. JSON lines are read one by one instead, because a table loader reports the first bad batch, if
+anything, and users need the line.
 """
 
+import copy
 import dataclasses
 import json
 import logging
@@ -174,15 +176,33 @@ def _table_rows(source: str, option: str, hub_split: str) -> Iterator[Row]:
         else:
             table = _cached_set(source, option, unavailable).as_dataset(hub_split)
             _logger.warning("%s: %s is read from the cache: %s", option, source, unavailable)
-    except (OSError, ValueError, DatasetsError) as error:
+        rows = cast("datasets.Dataset", table)
+        rows.info.features = cast("datasets.Features", _undecoded(rows.features))
+    # TypeError, LookupError: of a file that says of its columns what nobody can read.
+    except (OSError, ValueError, TypeError, LookupError, DatasetsError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
             f"{source}: could not be read as a dataset ({_first_line(error)})"
         ) from error
     where = source if local else f"{source} [{hub_split}]"
-    for row_number, fields in enumerate(cast(Iterable[Fields], table), 1):
+    for row_number, fields in enumerate(cast(Iterable[Fields], rows), 1):
         yield Row(f"{where}, row {row_number}", fields)
+
+
+def _undecoded(feature: object) -> object:
+    """A column's type, without decoding: an image or a sound may name a file or an address."""
+    if isinstance(feature, dict):
+        of_columns = cast("dict[str, object]", feature)
+        return type(of_columns)({name: _undecoded(each) for name, each in of_columns.items()})
+    if isinstance(feature, list | tuple):
+        return [_undecoded(each) for each in cast("list[object]", feature)]
+    changed = copy.copy(feature)
+    if hasattr(changed, "decode"):
+        vars(changed)["decode"] = False
+    if inner := getattr(changed, "feature", None):
+        vars(changed)["feature"] = _undecoded(inner)
+    return changed
 
 
 def _why_unavailable(source: str) -> HubError | None:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import chz
 import pytest
@@ -42,7 +43,7 @@ class Taskset:
 
 PROJECT = WANDB | {"wandb_project": "p"}
 FILE = LOGIC | {"options": {"$tuple": ["data_file=/etc/passwd"]}}
-REACHED: tuple[tuple[str, dict[str, object], str], ...] = (
+REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
     # The field, the part of the Config that has it, and the word.
     ("dataset.reward.url", TASK | {"reward": JUDGE | {"model": "m"}}, "https://evil.example:1"),
     ("dataset.judge.url", JUDGED | {"judge": SERVER | {"model": "m"}}, "http://evil.example"),

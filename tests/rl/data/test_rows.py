@@ -1,9 +1,12 @@
 """Rows from files: what is read, and what is said about rows that cannot be."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +30,43 @@ def test_parquet_rows_know_their_row(tmp_path: Path) -> None:
     rows = list(load_rows(str(path)))
     assert [row.where for row in rows] == [f"{path}, row 1", f"{path}, row 2"]
     assert rows[1].integers("numbers", "nums") == (3, 4)
+
+
+def test_nothing_in_a_table_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that calls itself an image made requests, opened files, and ended in a traceback."""
+    asked: list[str] = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *found, **_: asked.append(str(found)))
+    (tmp_path / "secret.png").write_text("secret")
+    kinds = (datasets.Image(), datasets.Audio(), datasets.Video(), datasets.Pdf())
+    paths = {"bytes": None, "path": str(tmp_path / "secret.png")}, {"path": "http://evil.example/x"}
+    names = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    for number, kind in enumerate(kinds):
+        stored = datasets.Features({"q": names, "many": datasets.List({"inner": names})})
+        columns = {"q": list(paths), "many": [[{"inner": path}] for path in paths]}
+        table = datasets.Dataset.from_dict(columns, stored)
+        table.info.features = datasets.Features({"q": kind, "many": datasets.List({"inner": kind})})
+        path = tmp_path / f"rows{number}.parquet"
+        schema = table.data.table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": table.features.to_dict()}})}
+        )
+        pyarrow.parquet.write_table(schema, path)
+        rows = list(load_rows(str(path)))
+        assert rows[0].fields["q"] == paths[0]
+        assert rows[1].fields["many"] == [{"inner": {"bytes": None, **paths[1]}}]
+    assert asked == []
+
+
+@pytest.mark.parametrize("features", [{"q": {"_type": "Evil"}}, {"q": 3}, [], {"q": {"_type": []}}])
+def test_a_table_that_says_nonsense_of_its_columns_is_one_sentence(
+    tmp_path: Path, features: object
+) -> None:
+    said = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pyarrow.table({"q": ["a"]}).replace_schema_metadata(said)
+    pyarrow.parquet.write_table(table, path := tmp_path / "rows.parquet")
+    try:
+        assert [row.fields for row in load_rows(str(path))] == [{"q": "a"}]
+    except DataError as error:
+        assert str(error).startswith(f"{path}: could not be read as a dataset (")
 
 
 @pytest.mark.parametrize(

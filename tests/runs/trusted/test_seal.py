@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import chz
 import pytest
@@ -150,7 +151,7 @@ def test_a_strangers_run_is_forked_only_when_what_it_reaches_is_named_or_left_ou
     tmp_path: Path, config: train.Config
 ) -> None:
     run, output = stranger(tmp_path / "run", config), tmp_path / "fork"
-    options = {"log_path": str(run), "output": str(output)}
+    options: dict[str, Any] = {"log_path": str(run), "output": str(output)}
     with pytest.raises(ConfigError, match="add trust=https"):
         fork(Fork(**options), {})
     assert not output.exists()
