@@ -13,6 +13,7 @@ that beside the run, on any machine.
 import contextlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
 _COMMAND = ("-m", "es_cookbook", "hub")
+_NUMBER = re.compile(r"\{generation(?::(0?[<>=^]?\d{0,2}[dxXob]?))?\}")
+_BRANCH = re.compile(r"[^\s\x00-\x1f\x7f~^:?*\[\\{}]{1,200}")
 _LONGEST_REASON = 500
 _CHECK_SECONDS = 10.0
 """How long a run's start waits for the Hub."""
@@ -69,17 +72,18 @@ class HubPush(TrackerBuilder):
         check_repo_id(self.repo_id)
         check_range(self, "timeout", above=0, finite=False)
         check_range(self, "every", at_least=1)
-        try:
-            self.revision_of(0)
-        except (ValueError, LookupError, AttributeError) as error:
+        # In two steps: a number may be told to have a billion digits.
+        shown = _NUMBER.sub("0", self.revision)
+        if not _BRANCH.fullmatch(shown) or not _BRANCH.fullmatch(self.revision_of(0)):
             raise ConfigError(
-                "revision must be a branch, in which {generation} may stand for a number, found "
-                f"{self.revision!r}"
-            ) from error
+                "revision must be a branch of at most 200 characters, in which {generation} may "
+                "stand for a number and {generation:05d} for one with leading zeros, found "
+                f"{self.revision!r:.80}"
+            )
 
     def revision_of(self, generations: int) -> str:
         """The branch for a run of so many recorded generations."""
-        return self.revision.format(generation=generations)
+        return _NUMBER.sub(lambda found: format(generations, found[1] or ""), self.revision)
 
     @override
     def check(self) -> None:

@@ -282,8 +282,16 @@ def children_of(pid: int) -> list[int]:
     [
         ({"every": 0}, "every must be at least 1, found 0"),
         ({"timeout": 0}, "timeout must be above 0, found 0"),
-        ({"revision": "{generations}"}, "revision must be a branch, in which {generation} may"),
-        ({"revision": "{"}, "revision must be a branch, in which {generation} may"),
+        ({"revision": "{generations}"}, "revision must be a branch of at most"),
+        ({"revision": "{"}, "revision must be a branch of at most 200 characters, in which"),
+        ({"revision": "{generation:>1000000000}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation:.1000000000f}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation:{generation}}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation.__class__}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation!r:>99999999}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation:99}" * 3}, "revision must be a branch of at most"),
+        ({"revision": "a b"}, "revision must be a branch of at most"),
+        ({"revision": ""}, "revision must be a branch of at most"),
         ({"repo_id": "run"}, "repo_id must be owner/name in letters"),
     ],
 )
