@@ -137,7 +137,7 @@ def _cached(model_name: str, part: Part) -> Path | None:
 
 def _fetched(model_name: str, part: Part) -> Path:
     try:
-        files = repository_files("model", model_name)
+        files = repository_files(model_name)
         if CONFIG not in files:
             raise ModelError(
                 f"model_name: {model_name!r} has no {CONFIG} on {endpoint()}: it is no model for "
@@ -167,7 +167,7 @@ def _download(model_name: str, files: Iterable[str]) -> Path:
 
     try:
         return Path(snapshot_download(model_name, allow_patterns=list(files)))
-    # As in `repository_files`, and what a full disk raises.
+    # As in `check_repository`, and what a full disk raises.
     except Exception as error:
         raise HubError(f"{endpoint()} {reason(error, f'model {model_name}')}") from error
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 
-from es_cookbook.common.servers.http import NoReplyError, Reply, fetched
+from es_cookbook.common.servers.http import NoReplyError, Reply, brief, fetched
 
 LONGEST_WAIT = 60.0
 """Seconds between two attempts, whatever the server wishes."""
@@ -119,7 +119,7 @@ def completion_in(body: bytes) -> Completion:
 
 
 def _failure(reply: Reply) -> AskAgainError | RefusedError:
-    said = " ".join(reply.body[:200].decode(errors="replace").split())
+    said = brief(reply.body[:800].decode(errors="replace"))
     status = f"{reply.status_code} {responses.get(reply.status_code, '')}".rstrip()
     what = f"HTTP {status}: {said}".removesuffix(": ")
     if reply.status_code < 500 and reply.status_code not in _TOO_EARLY:

@@ -85,7 +85,12 @@ def key_in(variable: str) -> dict[str, str]:
     Raises:
         ConfigError: It cannot be in a header.
     """
-    key = os.environ.get(variable, "").strip()
+    return bearer(os.environ.get(variable, ""), variable)
+
+
+def bearer(key: str, variable: str) -> dict[str, str]:
+    """The same of a key that has been read."""
+    key = key.strip()
     if not re.fullmatch("[!-~]*", key):
         raise ConfigError(f"the key in {variable} must be ASCII characters without spaces")
     return {"Authorization": f"Bearer {key}"} if key else {}
@@ -113,4 +118,10 @@ def _cause(error: BaseException) -> str:
     """The system's own words, which clients wrap into less and less."""
     while isinstance(inner := error.__cause__ or error.__context__, Exception):
         error = next(leaves(inner))
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{type(error).__name__}: {brief(str(error))}".removesuffix(": ")
+
+
+def brief(text: str) -> str:
+    """The beginning of what a server said, on one line and without control characters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[:200])
+    return " ".join(shown.split())

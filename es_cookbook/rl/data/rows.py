@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, DataError, HubError, did_you_mean
-from es_cookbook.common.servers.hub import repository_files
+from es_cookbook.common.servers.hub import check_repository
 
 if TYPE_CHECKING:
     from datasets.packaged_modules.cache.cache import Cache
@@ -208,7 +208,7 @@ def _undecoded(feature: object) -> object:
 def _why_unavailable(source: str) -> HubError | None:
     """Why a set cannot be had from the Hub; None if it can."""
     try:
-        repository_files("dataset", source)
+        check_repository("dataset", source)
     except HubError as error:
         return error
     return None

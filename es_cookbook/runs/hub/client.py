@@ -12,16 +12,20 @@ Left out: rollouts and snapshots of a run. The first are large and often quote t
 follow from the history.
 """
 
+import json
 import os
 import re
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, read_file
-from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, within
+from es_cookbook.common.servers.http import MOST_BYTES, NoReplyError
+from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, named, within
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
@@ -103,6 +107,7 @@ def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -
     # Imported only here: a run that pushes nothing needs none of it.
     from huggingface_hub import CommitOperationAdd, HfApi
 
+    _limit_replies()
     api = HfApi(token=token)
     try:
         _make_repository(api, repo_id, private)
@@ -128,18 +133,52 @@ def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -
 def check_push(repo_id: str, private: bool, seconds: float) -> str | None:
     """Find out whether the Hub would take a push; the repository is made, if there is none.
 
-    Returns why that cannot be known, if the Hub gives no answer within so many seconds.
+    A process of its own asks, which no server outlives. Returns why that cannot be known, if the
+    Hub gives no answer within so many seconds.
 
     Raises:
         HubError: There is no token, or the Hub refuses.
     """
-    token = _token()
+    _token()
     try:
         check_online()
     except HubError as error:
         raise HubError(f"cannot push to {repo_id}: {error}") from error
+    arguments = [repo_id, json.dumps(private), json.dumps(seconds)]
+    asking = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import ask_beside; ask_beside()", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    try:
+        is_refused, said = json.loads(asking.stdout)
+    except ValueError:
+        last_line = asking.stderr.strip().rpartition("\n")[2]
+        return f"cannot push to {repo_id}: the process that asks ended with {last_line!r:.200}"
+    if is_refused:
+        raise HubError(said)
+    return said
+
+
+def ask_beside() -> None:
+    """The process that asks: prints whether the Hub refuses, and what it says, as JSON."""
+    repo_id, private, seconds = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    try:
+        found = False, _asked(repo_id, private, seconds)
+    except HubError as error:
+        found = True, str(error)
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # A thread may hang.
+
+
+def _asked(repo_id: str, private: bool, seconds: float) -> str | None:
+    token = _token()
     from huggingface_hub import CommitOperationAdd, HfApi
 
+    _limit_replies()
     api = HfApi(token=token)
 
     def ask() -> None:
@@ -198,5 +237,34 @@ def _reason(error: Exception, repo_id: str) -> str:
         case _ if isinstance(error, TimeoutError):
             return f"it {error}"
         case _:
-            first_line = str(error).strip().partition("\n")[0]
-            return f"{type(error).__name__}: {first_line}".removesuffix(": ")
+            return named(error)
+
+
+def _limit_replies() -> None:
+    """From now on this process reads no reply of the Hub beyond `MOST_BYTES`, and unpacks none."""
+    from huggingface_hub import get_session
+
+    session: Any = get_session()
+    client = sys.modules[type(session).__module__.partition(".")[0]]  # httpx or httpx2
+
+    class Limited(client.SyncByteStream):
+        def __init__(self, stream: Any) -> None:  # noqa: ANN401
+            self._stream = stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            size = 0
+            for chunk in self._stream:
+                if (size := size + len(chunk)) > MOST_BYTES:
+                    raise NoReplyError(f"a reply of more than {MOST_BYTES >> 20} MB")
+                yield chunk
+
+        def close(self) -> None:
+            self._stream.close()
+
+    def limit(response: Any) -> None:  # noqa: ANN401
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise NoReplyError("a compressed reply, which was not asked for")
+        response.stream = Limited(response.stream)
+
+    session.headers["Accept-Encoding"] = "identity"
+    session.event_hooks["response"].append(limit)

@@ -1,5 +1,6 @@
 """The Hub is asked once; whatever it or the network does, there is one sentence within seconds."""
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Literal
@@ -7,7 +8,7 @@ from typing import Literal
 import pytest
 
 from es_cookbook.common.errors import HubError
-from es_cookbook.common.servers.hub import repository_files, within
+from es_cookbook.common.servers.hub import check_repository, repository_files, within
 from tests.hub_server import TOKEN, HubServer, Repository
 
 
@@ -32,7 +33,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 def test_the_answer_is_the_files(
     hub: HubServer, kind: Literal["model", "dataset"], name: str, files: list[str]
 ) -> None:
-    assert repository_files(kind, name) == files
+    reply = check_repository(kind, name)
+    assert [file["rfilename"] for file in json.loads(reply.body)["siblings"]] == files
+    if kind == "model":
+        assert repository_files(name) == files
+        hub.requests.pop()
     assert len(hub.requests) == 1
 
 
@@ -52,7 +57,7 @@ def test_a_refusal_is_one_sentence_after_one_question(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(HubError) as caught:
-        repository_files("model", name)
+        repository_files(name)
     assert str(caught.value).startswith(f"{hub.url} ")
     assert sentence in str(caught.value)
     assert TOKEN not in str(caught.value) and "hf_wrong" not in str(caught.value)
@@ -63,7 +68,7 @@ def test_a_refusal_is_one_sentence_after_one_question(
 def test_a_hub_that_fails_is_asked_once(hub: HubServer, status: int) -> None:
     hub.fail_with = status
     with pytest.raises(HubError, match=f"status {status}" if status != 403 else "refuses model"):
-        repository_files("model", "me/open")
+        repository_files("me/open")
     assert len(hub.requests) == 1
 
 
@@ -71,27 +76,33 @@ def test_a_hub_that_hangs_is_given_up(hub: HubServer, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.1")
     hub.hang = 600
     with pytest.raises(HubError) as caught:
-        repository_files("model", "me/open")
+        repository_files("me/open")
     assert str(caught.value) == (
         f"{hub.url} did not answer within 0.1 s (HF_HUB_ETAG_TIMEOUT in the environment sets how "
         "long to wait)"
     )
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "https://no-such-host.invalid"])
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://127.0.0.1:9", "ConnectionRefusedError"),
+        ("https://no-such-host.invalid", "gaierror"),
+    ],
+)
 def test_nobody_there_is_one_sentence(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, address: str
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, address: str, said: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     with pytest.raises(HubError) as caught:
-        repository_files("dataset", "me/data")
-    assert str(caught.value).startswith(f"{address} cannot be reached (ConnectError: ")
+        check_repository("dataset", "me/data")
+    assert str(caught.value).startswith(f"{address} cannot be reached ({said}: ")
 
 
 def test_offline_nobody_is_asked(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubError) as caught:
-        repository_files("model", "me/open")
+        repository_files("me/open")
     assert str(caught.value) == f"{hub.url} is not asked, because HF_HUB_OFFLINE is set"
     assert hub.requests == []
 

@@ -222,7 +222,7 @@ def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
         hub.fail_with = 501
         expected = "it answered with status 501"
     else:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
         expected = "ConnectError: "
     HubPush(repo_id="me/run", timeout=0.2 if trouble == "hangs" else 20).check()
     (warning,) = caplog.messages
