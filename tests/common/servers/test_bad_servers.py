@@ -305,6 +305,29 @@ def test_there_is_an_answer_or_a_sentence(
         assert others() <= before and psutil.Process().children() == children
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("address", ["nobody", "https of a plain server", "elsewhere"])
+def test_a_wrong_address_is_a_sentence_and_another_host_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, address: str, client: str
+) -> None:
+    monkeypatch.setenv("ES_COOKBOOK_JUDGE_KEY", "secret")
+    before, asked = others(), list[bytes]()
+    with socket.socket() as free, serving(lambda other: asked.append(b"")) as elsewhere:
+        free.bind(("127.0.0.1", 0))
+        moved = fails("307 Moved", f"Location: {elsewhere}/api/models/me/model\r\n")
+        with serving(moved) as server:
+            url = {
+                "nobody": f"http://127.0.0.1:{free.getsockname()[1]}",
+                "https of a plain server": server.replace("http:", "https:"),
+                "elsewhere": server,
+            }[address]
+            monkeypatch.setattr(constants, "ENDPOINT", url)
+            with pytest.raises(ESCookbookError) as caught:
+                CLIENTS[client](url, 1)
+            assert "\n" not in str(caught.value) and others() <= before
+    assert asked == []
+
+
 WORST = ("drips headers", "informs without end", "a body without end")
 
 
