@@ -89,6 +89,8 @@ class RowDatasetBuilder(RLDatasetBuilder):
     @override
     def check(self) -> None:
         check_sources(self.source, self.test_source)
+        if self.num_test or self.split_by:  # What they ask for may not be there.
+            self._splits()
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Load the rows, hold some out, and make their problems."""

@@ -81,6 +81,8 @@ async def test_fewer_held_out_rows_are_the_first_of_more_whatever_their_number(
 async def test_a_number_that_cannot_be_is_refused(sixty: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dataset\.num_test=60: .*rows\.jsonl has 60 rows, and s"):
         await task(sixty, num_test=60)(TOKENIZER)
+    with pytest.raises(DataError, match=r"dataset\.num_test=60: .*has 60 rows"):
+        task(sixty, num_test=60).check()  # Before a model is loaded.
     test = write(tmp_path / "test.jsonl", [{"question": "x", "answer": f"a{i}"} for i in range(3)])
     assert len((await task(sixty, test_source=test, num_test=3)(TOKENIZER)).test_P) == 3
     with pytest.raises(DataError, match=r"dataset\.num_test=4: .*test\.jsonl has 3 rows$"):
@@ -124,7 +126,7 @@ async def test_a_training_row_that_asks_what_a_held_out_one_asks_is_left_out(
 
 async def test_what_a_row_lacks_and_what_is_no_choice_is_refused(sixty: str) -> None:
     with pytest.raises(DataError) as caught:
-        await task(sixty, split_by="qestion")(TOKENIZER)
+        task(sixty, split_by="qestion").check()
     assert str(caught.value) == (
         f"{sixty}, line 1: field 'qestion' is missing; did you mean 'question'?; the row has: "
         "question, answer, part (dataset.split_by=qestion)"
