@@ -46,6 +46,25 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert loaded_by("import es_cookbook") & heavy == set()
 
 
+MAIN_JOB = """
+import sys, tempfile
+from es_cookbook.recipes.countdown.train_cli import cli
+options = ("num_generations=1", "optimizer.population_size=4", "dataset.num_train=64",
+    "dataset.num_test=2", "dataset.problems_per_generation=2", "sampling.max_tokens=2")
+sys.argv = ["countdown", *options, f"log_path={tempfile.mkdtemp()}/run"]
+sys.stdout = sys.stderr
+cli()
+sys.stdout = sys.__stdout__
+"""
+
+
+@pytest.mark.slow
+def test_the_main_job_imports_no_library_that_only_others_need() -> None:
+    loaded = loaded_by(MAIN_JOB)
+    assert "torch" in loaded
+    assert loaded & {"datasets", "wandb", "pyarrow", "pandas"} == set()
+
+
 IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu", "cpu_experts")}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
 PROGRAMS = {"es_cookbook.commands.prepare.distilabel_pipeline"}
