@@ -65,6 +65,9 @@ def evaluate(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(typed, code, out.getvalue(), err.getvalue())
 
 
+MEANS = ("test/reward", "test/env", "test/pass@", "test/rollouts")
+
+
 def measured(*options: str) -> dict[str, Any]:
     """What is in the file that the command writes."""
     output = Path("evaluation.json")
@@ -76,10 +79,10 @@ def measured(*options: str) -> dict[str, Any]:
 
 
 def recorded(log_path: str) -> list[dict[str, float]]:
-    """The held-out metrics of a run, evaluation by evaluation."""
+    """The held-out means of a run, evaluation by evaluation; without their intervals."""
     rows = [json.loads(line) for line in Path(log_path, "metrics.jsonl").read_text().splitlines()]
     found = [
-        {key.removeprefix("test/"): row[key] for key in row if key.startswith("test/")}
+        {key.removeprefix("test/"): row[key] for key in row if key.startswith(MEANS)}
         for row in rows
     ]
     return [metrics for metrics in found if metrics]
