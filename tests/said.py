@@ -14,11 +14,18 @@ _DOES = (
     r"evaluating .* on [\d,]+ problems?",
     r"pushing .* to .*",
 )
+_LASTS = (r"compiling the kernels for this processor, .*", r"  … \d+ s")
+"""What a slow machine, or one that runs it for the first time, says between them."""
+
+
+def whole_lines(said: str) -> list[str]:
+    """What was said, without how long it took."""
+    return [line for line in said.splitlines() if not re.fullmatch("|".join(_LASTS), line)]
 
 
 def after_start(said: str) -> str:
     """What follows the lines that tell what a command begins with."""
     lines = said.split("\n")
-    while re.fullmatch("|".join(_DOES), lines[0]):
+    while re.fullmatch("|".join((*_DOES, *_LASTS)), lines[0]):
         del lines[0]
     return "\n".join(lines)

@@ -40,8 +40,8 @@ from es_cookbook.common.fields.reach import check_reached
 from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_file
 from es_cookbook.common.references import (
     ANYTHING_REACHED,
-    current,
     is_own,
+    of_program,
     reference,
     references_in,
     resolve,
@@ -548,7 +548,7 @@ class _Reader:
                 f"{where}: {text!r:.200} is es_cookbook's own; a config from a file names "
                 "functions, and classes themselves, of the packages and scripts in trust= alone"
             )
-        if not may_be_named(current(text), declared):
+        if not may_be_named(of_program(text), declared):
             raise _unfit(where, declared, f"an object of {text!r:.200}")
 
 

@@ -130,10 +130,15 @@ def current(text: str) -> str:
 
 def is_own(text: str) -> bool:
     """Whether a "module:qualname" is of es_cookbook itself, maybe of one of its programs."""
-    module_name = text.partition(":")[0]
+    return belongs_to(of_program(text).partition(":")[0], (_OWN,))
+
+
+def of_program(text: str) -> str:
+    """A "module:qualname" as written now; of the program that runs, by its module's own name."""
+    module_name, colon, qualname = text.partition(":")
     if module_name in _MAIN and (run := _module_that_was_run()) not in (None, _OWN_MAIN):
-        module_name = run
-    return belongs_to(_MOVED.get(module_name, module_name), (_OWN,))
+        return current(f"{run}{colon}{qualname}")
+    return current(text)
 
 
 def references_in(plain: object) -> set[str]:

@@ -19,6 +19,7 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.engines.running import Running
 from tests.engines.torch.reference import request
 from tests.integration.vllm_models import make_vllm_model
+from tests.said import whole_lines
 from tests.tiny_models import VOCABULARY, make_tiny_model, save_with_tokenizer
 
 psutil = pytest.importorskip("psutil")  # comes with vLLM
@@ -55,7 +56,7 @@ def test_a_run_whose_vllm_fails_says_why_and_leaves_the_rest_in_its_log(tmp_path
         timeout=240,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == [
+    assert whole_lines(done.stderr) == [
         f"{run}: loading {BUNDLED_MODEL} on vllm",
         "starting vLLM, which takes 10 to 30 s, and longer for a large model",
         "checking 4,000 training problems",

@@ -20,6 +20,7 @@ from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.program import default_log_path
+from tests.said import whole_lines
 
 ROOT = Path(__file__).parents[3]
 
@@ -159,7 +160,7 @@ def test_the_command_trains_and_says_what_it_does_and_what_it_brought(tmp_path: 
     seconds = float(told[1]) * {"s": 1, "min": 60}[told[2]]
     assert took / 2 < seconds < took + 5, "start, loading and evaluations are in it"
     assert done.stdout.endswith(f"everything is in {run}\n")
-    assert done.stderr.splitlines() == [
+    assert whole_lines(done.stderr) == [
         f"{run}: loading {model} on torch",
         "checking 8 training problems",
         "evaluating 4 held-out problems before the first generation",
