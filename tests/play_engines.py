@@ -4,7 +4,6 @@ One of them attacks, one repeats, one keeps silent.
 """
 
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -35,13 +34,25 @@ class HostileBuilder(EngineBuilder):
         return FakeEngine(answer=hostile_answer)
 
 
+class Codes:
+    """A tokenizer of code points."""
+
+    chat_template = None
+    unk_token_id = None
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, tokens_T: list[int], **_: object) -> str:
+        return "".join(map(chr, tokens_T))
+
+
 class EchoEngine(FakeEngine):
     """Whose tokens are the codes of characters."""
 
     def __init__(self) -> None:
         super().__init__()
-        codes = SimpleNamespace(chat_template=None, encode=lambda text: [ord(c) for c in text])
-        self.tokenizer = cast(Any, codes)
+        self.tokenizer = cast(Any, Codes())
 
     async def sample(self, request: SampleRequest) -> Action:
         check_sample(request, self.traits.context_length, sys.maxunicode)

@@ -7,6 +7,8 @@ that it began with, with or without a network; `hf download owner/name` brings a
 is not there the Hub is asked once (`es_cookbook.common.servers.hub`), before anything is fetched.
 """
 
+import contextlib
+import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
@@ -14,7 +16,7 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
 from es_cookbook.common.servers.hub import endpoint, reason, repository_files
-from es_cookbook.common.terminal import say
+from es_cookbook.common.terminal import one_line, say
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
 """What of a model must be there; with the weights also the rest."""
@@ -33,6 +35,17 @@ _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 """Endings of files that are no weights and no code."""
 _WEIGHTS = (".safetensors", ".bin")
 _TERMS = ("LICENSE", "NOTICE")
+_FILES = {
+    ".gguf": "a GGUF file, as llama.cpp runs them",
+    ".safetensors": "a file of weights alone",
+    ".bin": "a file of weights alone",
+    ".pt": "a file of weights alone",
+    ".pth": "a file of weights alone",
+    ".json": "a JSON file",
+    ".zip": "an archive",
+    ".gz": "an archive",
+}
+"""Ending of a file that somebody may take for a model -> what it is."""
 _Index: TypeAlias = dict[str, dict[str, str]]
 _ACCEPTED = (
     "accepted: a model directory, a name whose files are in the cache, and with a network a name "
@@ -50,10 +63,34 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     """
     path = Path(model_name)
     if path.is_dir():
+        _refuse_adapter(path)
         return _checked(path)
+    if path.exists():
+        kind = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
+        raise ModelError(
+            f"model_name: {model_name!r:.300} is {kind}, not a model: a model is a directory with "
+            f"{CONFIG}, a tokenizer and weights in Hugging Face's format, or a name on the Hub"
+        )
     if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
         raise ModelError(f"model_name: there is no directory {model_name!r}")
     return _checked(_cached(model_name, part) or _fetched(model_name, part))
+
+
+def _refuse_adapter(directory: Path) -> None:
+    """Refuse a PEFT adapter, which is a change of a model and not one itself."""
+    config = directory / "adapter_config.json"
+    if not config.is_file() or (directory / CONFIG).exists():
+        return
+    base: object = None
+    with contextlib.suppress(OSError, ValueError):
+        found = parsed(read_file(config, LARGEST_TEXT, None))
+        if isinstance(found, dict):
+            base = cast("dict[str, object]", found).get("base_model_name_or_path")
+    named = shlex.quote(one_line(base)[:300]) if isinstance(base, str) and base else "BASE"
+    raise ModelError(
+        f"model_name: {str(directory)!r} is a PEFT adapter, which changes a model; to train it on: "
+        f"model_name={named} search_space=adapter search_space.start={directory}"
+    )
 
 
 def find_file(model_name: str, file_name: str) -> Path | None:

@@ -6,8 +6,8 @@
     echo 'What is 2 + 2?' | python -m es_cookbook play runs/mine genome=base
 
 In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe it is the same
-without decoration: a line for each answer, with newlines, control characters and backslashes
-written as in a Python string, and for `/problem` a line of JSON with the keys of `rollouts.jsonl`.
+without decoration: a line for each answer, with newlines and control characters written as in a
+Python string, and for `/problem` a line of JSON with the keys of `rollouts.jsonl`.
 A line that ends in a backslash goes on in the next, so a prompt may hold newlines. Every prompt
 stands alone: there is no conversation.
 
@@ -222,7 +222,7 @@ class Session:
             "Anything else is a prompt, and stands alone. A line that ends in \\ goes on in the "
             "next; // begins a prompt with /."
         )
-        self._console.say("\n".join(lines))
+        self._console.show_help("\n".join(lines))
 
     def _quit(self, _: Sequence[str]) -> None:
         self._over = True

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from typing import TypeAlias
 
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.common.terminal import one_line, plural, printable
+from es_cookbook.common.terminal import plural, printable
 from es_cookbook.rl.types import Action, LostRollout
 from es_cookbook.train.recorded import Played
 
@@ -61,6 +61,9 @@ class Terminal:
     def say(self, text: str) -> None:
         """Tell something that is no answer."""
         print(printable(text), flush=True)
+
+    show_help = say
+    """Show the list of commands."""
 
     def show_answer(self, action: Action) -> None:
         """Show what a prompt got."""
@@ -116,9 +119,13 @@ class Pipe:
     def say(self, text: str) -> None:
         """Nothing: it is no answer."""
 
+    def show_help(self, text: str) -> None:
+        """What was asked for, in several lines."""
+        print(text, flush=True)
+
     def show_answer(self, action: Action) -> None:
         """A line of text."""
-        print(one_line(action.text), flush=True)
+        print(printable(action.text).replace("\n", r"\n"), flush=True)
 
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
         """A line of JSON."""

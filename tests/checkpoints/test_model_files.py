@@ -164,3 +164,26 @@ async def test_no_engine_starts_a_process_for_a_name_that_cannot_be_had(
     with pytest.raises(ModelError, match="knows no model no/such, or hides it"):
         await builder(model_name="no/such", search_space=LowRank())
     assert len(hub.requests) == 1
+
+
+def test_an_adapter_and_a_file_are_named_for_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "sft").mkdir()
+    config = tmp_path / "sft/adapter_config.json"
+    config.write_text('{"base_model_name_or_path": "me/base"}')
+    with pytest.raises(ModelError) as caught:
+        model_directory(str(tmp_path / "sft"))
+    assert str(caught.value).endswith(
+        f"is a PEFT adapter, which changes a model; to train it on: model_name=me/base "
+        f"search_space=adapter search_space.start={tmp_path}/sft"
+    )
+    config.write_text("[")
+    with pytest.raises(ModelError, match="model_name=BASE search_space=adapter"):
+        model_directory(str(tmp_path / "sft"))
+    for name, what in (
+        ("a.gguf", "a GGUF file, as llama.cpp runs them"),
+        ("a.safetensors", "a file of weights alone"),
+        ("notes.txt", "a file"),
+    ):
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(ModelError, match=f"{name}' is {what}, not a model: a model is a dir"):
+            model_directory(str(tmp_path / name))

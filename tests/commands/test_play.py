@@ -25,7 +25,7 @@ from es_cookbook.commands.play import PlayConfig, main
 from es_cookbook.commands.play_console import Terminal
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import one_line
+from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RecordedRun, rebuild
@@ -200,23 +200,28 @@ def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_a_model_writes_stays_on_its_line_and_can_be_undone(fake_run: Path) -> None:
+def test_what_a_model_writes_stays_on_its_line_and_keeps_its_backslashes(fake_run: Path) -> None:
     typed = "hello\n/problem 0\nhello again\n"
     done = piped(fake_run, typed, "engine=tests.play_engines:HostileBuilder", encoding="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     first, problem, last = done.stdout.splitlines()
     assert first == last
-    assert first.encode("latin-1", "backslashreplace").decode("unicode_escape") == HOSTILE
+    assert (
+        first
+        == printable(HOSTILE).replace("\n", r"\n").encode("ascii", "backslashreplace").decode()
+    )
     assert json.loads(problem)["turns"][0]["action"] == HOSTILE
     assert not any(unicodedata.category(c)[0] == "C" for c in done.stdout if c != "\n")
 
 
 def test_a_line_that_ends_in_a_backslash_goes_on(fake_run: Path) -> None:
-    typed = "a\\\nb\\\\\n//help\n\nlast\\\n"
+    typed = "/help\na\\\nb\\\\\n//help\n\nlast\\\n"
     engine = "engine=tests.play_engines:EchoBuilder"
     done = fed(fake_run, typed, engine)
-    assert done.stdout.splitlines() == [r"a\nb\\\\", "/help"]
-    assert done.stderr == "line 4: a prompt needs at least one token, found none\n"
+    *listed, first, second = done.stdout.splitlines()
+    assert listed[0].startswith("/genome G") and "//" in listed[-1]
+    assert (first, second) == (r"a\nb\\", "/help")
+    assert done.stderr == "line 5: a prompt needs at least one token, found none\n"
     assert fed(fake_run, "last\\\n", engine).stdout == "last\\n\n"
 
 
