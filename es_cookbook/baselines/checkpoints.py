@@ -223,7 +223,8 @@ def recorded_gradients(
     except (ConfigError, ValueError, TypeError):
         return None
     trust = with_sealed(log_path, text, trust)
-    return read_config(path, text, GradientConfig, trust, typed, ("hub", "trackers", "trl"))
+    unused = ("hub", "trackers", "trl")
+    return read_config(path, text, GradientConfig, trust, (*typed, *unused))
 
 
 def _last_line(log_path: Path) -> int | None:

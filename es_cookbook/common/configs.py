@@ -115,7 +115,6 @@ def read_config(
     config_class: type[_Loaded],
     trust: Collection[str],
     typed: Collection[str] = (),
-    unused: Collection[str] = (),
 ) -> _Loaded:
     """The same of a text from a file.
 
@@ -124,10 +123,10 @@ def read_config(
         text: that was read from it.
         config_class: as of `load_config`.
         trust: as of `config_from_json`.
-        typed: options that the user gave in place of what the file has: they may reach anything.
-        unused: fields that nobody asks for; they have their defaults.
+        typed: options that the user gave in place of what the file has, and those that nobody uses:
+            they may reach anything.
     """
-    config = _at(path, lambda text: _read(text, config_class, trust, typed, unused), text)
+    config = _at(path, lambda text: _read(text, config_class, trust, typed), text)
     return cast(_Loaded, config)
 
 
@@ -189,18 +188,9 @@ def recorded_without(value: object) -> dict[str, object]:
     return {_RECORDED_WITHOUT: value}
 
 
-def _read(
-    text: str,
-    declared: type,
-    trust: Collection[str],
-    typed: Collection[str] = (),
-    unused: Collection[str] = (),
-) -> object:
+def _read(text: str, declared: type, trust: Collection[str], typed: Collection[str] = ()) -> object:
     modules = trusted_modules(trust)
     plain = _parsed(text)
-    if isinstance(plain, dict):
-        entries = cast("dict[str, object]", plain)
-        plain = {name: item for name, item in entries.items() if name not in unused}
 
     def read() -> object:
         config = _Reader(modules).read(plain, "config", declared)

@@ -228,7 +228,6 @@ def recorded_config(
     log_path: Path,
     trust: Collection[str] = (),
     typed: Collection[str] = (),
-    unused: Collection[str] = (),
 ) -> Config:
     """The Config of the run in a directory, as it was begun, but for a length that it was given.
 
@@ -238,8 +237,7 @@ def recorded_config(
     Args:
         log_path: the directory.
         trust: packages, scripts, and words for what is reached (`es_cookbook.common.fields.reach`).
-        typed: options that the user gives in place of the run's own.
-        unused: fields that nobody asks for; they have their defaults.
+        typed: options that the user gives in place of the run's own, and those that nobody uses.
 
     Raises:
         RunDirectoryError: There is no run.
@@ -260,4 +258,4 @@ def recorded_config(
             f"{path} names classes of {', '.join(script.name for script in scripts)}, which is not "
             f"part of es_cookbook; if you trust that script, add{trust_option(log_path, text)}"
         )
-    return read_config(path, text, Config, trust, typed, unused)
+    return read_config(path, text, Config, trust, typed)

@@ -73,7 +73,7 @@ class RecordedRun:
         typed: Collection[str] = (),
     ) -> None:
         self.history = log_path / HISTORY
-        self.config = recorded_config(log_path, trust, typed, unused=("hub", "trackers"))
+        self.config = recorded_config(log_path, trust, (*typed, "hub", "trackers"))
         refuse_lost_history(log_path)
         self.model_name = model_name or self.config.model_name
         self.header = read_header(self.history)

@@ -179,12 +179,15 @@ def test_a_script_trains_and_goes_on_without_a_word_and_others_go_on_if_they_tru
         command = [sys.executable, "-m", "es_cookbook", "resume", "log_path=run", *options]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    refused = resumed("num_generations=3")
+    unchanged = resumed("num_generations=3")
+    assert unchanged.returncode == 0, unchanged.stderr
+    (tmp_path / "my_script.py").write_text(SCRIPT + "# and more")
+    refused = resumed("num_generations=4")
     assert refused.returncode == 1 and refused.stderr == (
         "run/config.json names classes of my_script.py, which is not part of es_cookbook; if you "
         "trust that script, add trust=run/scripts/my_script.py\n"
     )
     assert (tmp_path / "run/scripts/my_script.py").read_text() == SCRIPT
-    gone_on = resumed("num_generations=3", "trust=run/scripts/my_script.py")
+    gone_on = resumed("num_generations=4", "trust=run/scripts/my_script.py")
     assert gone_on.returncode == 0, gone_on.stderr
-    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 5

@@ -144,6 +144,6 @@ def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients() 
         text = json.dumps(plain | {name: value})
         with pytest.raises(ConfigError, match=f"add trust={re.escape(word)}$"):
             read_config(Path("c"), text, GradientConfig, ["hub:evil/run"])
-        read_config(Path("c"), text, GradientConfig, (), unused=("hub", "trl"))
+        read_config(Path("c"), text, GradientConfig, (), ("hub", "trl"))
     with pytest.raises(ConfigError, match=r"config\.hub must be HubPush \| None, found an object"):
         read("hub", push | {"evaluate": {"$tuple": options}}, "hub:evil/run")
