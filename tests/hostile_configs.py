@@ -179,7 +179,7 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
         {"$partial": "es_cookbook.rl.data.rows:write_rows", "args": [CANARY]},
         {"$import": "es_cookbook.common.cli:run_cli"},
         {"$import": "__main__:main"},
-        {"$class": "es_cookbook.evolution.optimizers.es:ES"},
+        {"$class": "es_cookbook.evolution.optimizers.momentum:Momentum"},
         {"$class": "es_cookbook.rl.rewards.judge:Judge", "url": "http://10.0.0.1/v1", "model": "m"},
     ):
         yield "dataset", task | {"reward": reward}
