@@ -268,7 +268,7 @@ def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Pa
     assert run.returncode == 130
     assert after_start(said).startswith("interrupted after generation ")
     assert not Path(f"/proc/{pusher}").exists()
-    recorded = load_config(tmp_path / "config.json", train.Config, ["tests"])
+    recorded = load_config(tmp_path / "config.json", train.Config, ["tests", "hub:me/run"])
     assert recorded.hub == HubPush(repo_id="me/run", every=1, timeout=500)
 
 
