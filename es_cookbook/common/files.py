@@ -200,7 +200,7 @@ def kind_of(path: Path) -> str | None:
     """What is there: "a regular file", "a directory", "a link", "a pipe"; None for nothing."""
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:
+    except OSError:
         return None
     return _name_of(mode)
 

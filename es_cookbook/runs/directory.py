@@ -249,7 +249,7 @@ def locked(log_path: Path) -> Generator[None]:
         RunDirectoryError: Not a directory, not a run directory, not writable, or another process is
             writing it (says who).
     """
-    is_new = not log_path.exists()
+    is_new = not os.path.exists(log_path)  # Which asks nothing of a name that is too long.
     checked_names(log_path)
     lock = RunLock(log_path)
     try:
@@ -291,13 +291,13 @@ def check_is_run(log_path: Path) -> None:
         RunDirectoryError: It is not.
     """
     config = log_path / CONFIG
-    if (log_path / CHECKPOINTS).is_dir() and not (log_path / HISTORY).exists():
+    if os.path.isdir(log_path / CHECKPOINTS) and not (log_path / HISTORY).exists():
         raise RunDirectoryError(
             f"log_path {log_path} holds a run of gradients, which has no history, so only evaluate "
             f"reads it; its weights are a model: {log_path}/{CHECKPOINTS}/GENERATION/model"
         )
     check_kinds(log_path)
-    if not config.exists():
+    if not os.path.exists(config):
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
         )

@@ -93,10 +93,14 @@ class LineFile:
             while written < len(line):
                 written += os.write(self._descriptor, line[written:])
             os.fsync(self._descriptor)
+            if not os.fstat(self._descriptor).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was deleted while the run went on")
         except OSError as error:
             with contextlib.suppress(OSError):  # Half a line; if this fails, opening drops it.
                 os.ftruncate(self._descriptor, self._size)
             refusal = cannot("append to", self._path, error, len(line))
+            if error.errno == errno.ENOENT:
+                raise refusal from error
             raise RunDirectoryError(f"{refusal}; everything before it is safe") from error
         self._size += len(line)
 

@@ -14,6 +14,7 @@ The files are those of evolution strategies and of gradients alike; the latter h
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
@@ -112,8 +113,8 @@ def read_run(log_path: Path) -> RunFiles:
     Raises:
         RunDirectoryError: There is no such directory, or it is not a run's.
     """
-    if not log_path.is_dir():
-        found = "a file" if log_path.exists() else "nothing there"
+    if not os.path.isdir(log_path):  # Which asks nothing of a name that is too long.
+        found = "a file" if os.path.exists(log_path) else "nothing there"
         raise RunDirectoryError(f"log_path {log_path} must be a run directory, found {found}")
     problems: list[str] = []
     config = _config(log_path, problems)

@@ -115,6 +115,8 @@ async def test_a_rollout_goes_on_turn_by_turn_until_done() -> None:
         (Scripted(1.0), "step must give a StepResult, found float 1.0"),
         (Scripted(StepResult(math.nan, True)), "finite number as reward, found float nan"),
         (Scripted(StepResult(-math.inf, True)), "finite number as reward, found float -inf"),
+        (Scripted(StepResult(1.7e308, True)), r"found float 1.7e\+308, above 1e\+100"),
+        (Scripted(StepResult(10**400, True)), r"found int 1000.*…, above 1e\+100"),
         (Scripted(StepResult("1", True)), "finite number as reward, found str '1'"),  # pyright: ignore
         (Scripted(StepResult(1.0, True, Observation((1,)))), "done=True with a next_observation"),
         (Scripted(StepResult(1.0, False)), "found NoneType None; a step that is not done"),

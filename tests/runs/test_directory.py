@@ -14,10 +14,17 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.branches import fork_run, rewind_run
-from es_cookbook.runs.directory import failures_told, keep_trained_on, locked, read_trained_on
-from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.directory import (
+    check_is_run,
+    failures_told,
+    keep_trained_on,
+    locked,
+    read_trained_on,
+)
+from es_cookbook.runs.files import LineFile, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.opening import Behavior, open_run_directory, standing_of
+from es_cookbook.runs.reading import read_run
 from tests.fakes import SmallDataset, problem
 from tests.runs.records import HEADER, make_record
 
@@ -396,3 +403,23 @@ def test_a_finished_run_that_is_extended_loses_nothing_and_says_nothing(tmp_path
     again = opened(tmp_path / "run", changed(num_generations=20), "resume")
     (warning,) = again.warnings
     assert "dropped" in warning
+
+
+def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 300)
+    too_long = pytest.raises(RunDirectoryError, match="cannot be used as a directory: File name")
+    with too_long, locked(path):
+        pass
+    with pytest.raises(RunDirectoryError, match="so it is not a run directory"):
+        check_is_run(path)
+    with pytest.raises(RunDirectoryError, match="must be a run directory, found nothing there"):
+        read_run(path)
+
+
+def test_a_directory_that_is_deleted_while_the_run_goes_on_ends_it(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "history.jsonl")
+    file.append(b"{}\n")
+    (tmp_path / "history.jsonl").unlink()
+    with pytest.raises(RunDirectoryError, match="it was deleted while the run went on"):
+        file.append(b"{}\n")
+    file.close()

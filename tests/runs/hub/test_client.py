@@ -128,6 +128,16 @@ def test_a_damaged_history_is_not_pushed(tmp_path: Path) -> None:
         files_to_push(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "folder"])
+def test_a_link_is_not_pushed_nor_what_is_behind_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "config.json").write_text("{}")
+    (tmp_path / "export" / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(RunDirectoryError, match=f"{name} cannot be opened: it is a link"):
+        files_to_push(tmp_path / "export")
+
+
 def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds nothing to push"):
         files_to_push(tmp_path)

@@ -28,6 +28,16 @@ def test_a_plot_is_a_png_and_an_svg_that_names_everything(tmp_path: Path) -> Non
     assert "#e69f00" in text.lower(), "the second of Okabe and Ito's colours"
 
 
+def test_text_of_a_run_is_shown_as_it_is_and_never_read_as_tex(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    hostile = "$\\frac$ \x1b[31m \x07"
+    lines = {hostile: LINES["plain"]}
+    draw(tmp_path / "plot", lines, title=hostile, x_label=hostile, y_label="$x$")
+    assert not [str(each.message) for each in recwarn]
+    assert "<!-- $\\frac$ \\x1b[31m \\x07 -->" in (tmp_path / "plot.svg").read_text()
+
+
 def test_the_same_numbers_are_the_same_bytes(tmp_path: Path) -> None:
     first = [path.read_bytes() for path in drawn(tmp_path)]
     assert [path.read_bytes() for path in drawn(tmp_path)] == first

@@ -152,3 +152,16 @@ def test_files_that_cannot_be_opened_stop_the_run_before_it_starts(tmp_path: Pat
 def test_negative_limits_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must .* found -1"):
         JsonlTrackerBuilder(**{field: -1})
+
+
+def test_what_a_run_writes_of_huge_numbers_its_own_reader_reads(tmp_path: Path) -> None:
+    tracker = JsonlTrackerBuilder()(info(tmp_path))
+    tracker.log(0, {"progress/generation": 0, "a": 1.7e308, "b": -1e307, "c": 1e100})
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(row["a"]) and math.isnan(row["b"]) and row["c"] == 1e100
+
+
+def test_a_large_integer_is_a_float_that_numpy_takes(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"a": {10**30}, "b": 3}}\n')
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row == {"a": 1e30, "b": 3} and type(row["a"]) is float and type(row["b"]) is int
