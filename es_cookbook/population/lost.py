@@ -62,11 +62,13 @@ class LostRollouts:
             if kind not in self._told and len(self._told) < _MOST_KINDS:
                 self._told.add(kind)
                 same = [loss for loss in losses if loss.kind == kind]
-                self._tell(f"{what}: {len(same)} of {_count(groups_P)} rollouts lost", same[0])
+                self._tell(f"{what}: {len(same)} of {_count(groups_P)}", same[0])
 
     def _tell(self, counted: str, first: _Loss) -> None:
-        which = f"the first at {one_line(first.problem)} by genome {first.genome}"
-        sentence = f"{counted}, {which}: {printable(first.lost.reason):.500}"
+        sentence = (
+            f"{counted} rollouts lost, the first at {one_line(first.problem)} by genome "
+            f"{first.genome}: {printable(first.lost.reason):.500}"
+        )
         log_path, trace = self._log_path, first.lost.traceback[-_MOST_CHARS:]
         if log_path and trace and add_to_log(log_path, f"{sentence}\n{trace}"):
             sentence += f"; its traceback is in {log_path / LOG}"

@@ -447,7 +447,7 @@ class RLDataset(ABC):
         del generation, results_P, given
 
     @property
-    def problems(self) -> Sequence[EnvGroupBuilder]:
+    def training_problems(self) -> Sequence[EnvGroupBuilder]:
         """All that batches are made of; none where they are made as they are asked for."""
         return ()
 

@@ -192,7 +192,7 @@ def keep_trained_on(
     Raises:
         RunDirectoryError: The disk refuses.
     """
-    found = TrainedOn.of(problem.digests for problem in datasets.train.problems)
+    found = TrainedOn.of(problem.digests for problem in datasets.train.training_problems)
     if found is not None and (added := TrainedOn.of(more)) is not None:
         found = found.and_of(added)
     shared = found and found.overlap(problem.digests for problem in datasets.test_P)

@@ -68,12 +68,14 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(
     assert len(rows) == 3 and "reward/mean" in rows[0] and "test/reward/mean" in rows[2]
     assert (run / "scripts/my_rewards.py").read_text() == (here / "my_rewards.py").read_text()
     capsys.readouterr()
-    assert call(monkeypatch, resume, f"log_path={run}", "num_generations=3") == 1
+    # The script lies where it lay, unchanged, so it is not asked for.
+    assert call(monkeypatch, resume, str(run), "num_generations=3") == 0
+    assert len(list(read_history(run / "history.jsonl"))) == 3
+    (here / "my_rewards.py").write_text("def score(text, row):\n    return 1.0\n")
+    capsys.readouterr()
+    assert call(monkeypatch, resume, str(run), "num_generations=4") == 1
     trust = capsys.readouterr().err.strip().rpartition(" add ")[2]
     assert trust == f"trust={run}/scripts/my_rewards.py"
-    assert call(monkeypatch, resume, f"log_path={run}", "num_generations=3", trust) == 0
-    assert len(list(read_history(run / "history.jsonl"))) == 3
-    capsys.readouterr()
     assert call(monkeypatch, play, f"log_path={run}", trust, "problem=0") == 0
     assert json.loads(capsys.readouterr().out)["turns"][0]["prompt"].endswith("=")
 

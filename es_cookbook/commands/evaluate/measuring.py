@@ -232,7 +232,7 @@ async def trained_on(
     if known is None and subject.dataset is not None and (fork is None or not fork.generation):
         with contextlib.suppress(ESCookbookError):  # Its rows need not be here any more.
             datasets = await subject.dataset(engine.tokenizer)
-            known = TrainedOn.of(problem.digests for problem in datasets.train.problems)
+            known = TrainedOn.of(problem.digests for problem in datasets.train.training_problems)
     return known and known.overlap(problem.digests for problem in problems_P)
 
 

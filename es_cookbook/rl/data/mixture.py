@@ -323,7 +323,7 @@ class MixtureDataset(RLDataset):
 
     @property
     @override
-    def problems(self) -> Sequence[EnvGroupBuilder]:
+    def training_problems(self) -> Sequence[EnvGroupBuilder]:
         return [problem.builder for problem in self._problems]
 
     async def validate(self, context_length: int) -> None:

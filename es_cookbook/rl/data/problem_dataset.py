@@ -53,7 +53,7 @@ class EpochDataset(RLDataset, Generic[_Builder]):
 
     @property
     @override
-    def problems(self) -> Sequence[_Builder]:
+    def training_problems(self) -> Sequence[_Builder]:
         return self.builders
 
 
