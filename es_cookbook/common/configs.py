@@ -35,7 +35,7 @@ from es_cookbook.common.fields.declared_types import (
     may_hold_object,
     takes,
 )
-from es_cookbook.common.fields.parts import may_be_named
+from es_cookbook.common.fields.parts import FUNCTIONS, may_be_named
 from es_cookbook.common.fields.reach import check_reached
 from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_file
 from es_cookbook.common.references import (
@@ -531,7 +531,7 @@ class _Reader:
 
     def _check_own(self, text: str, where: str, declared: object, is_part: bool) -> None:
         """Refuse what is es_cookbook's and not a part that the field takes; imports nothing."""
-        if not is_own(text) or text in self.trust:
+        if not is_own(text) or text in self.trust or text in FUNCTIONS:
             return
         if not is_part:
             raise ConfigError(

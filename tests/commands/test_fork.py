@@ -411,7 +411,7 @@ def test_a_run_records_what_it_trains_on_and_a_fork_what_it_was_trained_on_befor
 
     def digests(seed: int) -> list[tuple[int, ...]]:
         datasets = anyio.run(countdown(seed), FakeEngineBuilder().made[-1].tokenizer)
-        return [problem.digests for problem in datasets.train.problems]
+        return [problem.digests for problem in datasets.train.training_problems]
 
     run, forked, unknown = tmp_path / "run", tmp_path / "forked", tmp_path / "unknown"
     pairs = tmp_path / "pairs.jsonl"

@@ -55,6 +55,7 @@ def test_every_command_works_on_it_and_says_what_to_trust(
     here = log_path / "scripts/custom_env.py"
     assert here.read_bytes() == (ROOT / "recipes/custom_env.py").read_bytes()
     assert '"custom_env:GuessDatasetBuilder"' in (log_path / "config.json").read_text()
+    (log_path / "seal").unlink()  # As of a stranger's run.
     for name, options in (("play", ["problem=3"]), ("resume", []), ("fork", ["output=no"])):
         with pytest.raises(SystemExit):
             do(monkeypatch, name, f"log_path={log_path}", *options)

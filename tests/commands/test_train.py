@@ -71,11 +71,12 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(
     # The script lies where it lay, unchanged, so it is not asked for.
     assert call(monkeypatch, resume, str(run), "num_generations=3") == 0
     assert len(list(read_history(run / "history.jsonl"))) == 3
-    (here / "my_rewards.py").write_text("def score(text, row):\n    return 1.0\n")
+    (run / "seal").unlink()  # As of a stranger's run.
     capsys.readouterr()
     assert call(monkeypatch, resume, str(run), "num_generations=4") == 1
     trust = capsys.readouterr().err.strip().rpartition(" add ")[2]
     assert trust == f"trust={run}/scripts/my_rewards.py"
+    capsys.readouterr()
     assert call(monkeypatch, play, f"log_path={run}", trust, "problem=0") == 0
     assert json.loads(capsys.readouterr().out)["turns"][0]["prompt"].endswith("=")
 

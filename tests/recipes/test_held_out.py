@@ -62,7 +62,7 @@ def asked_otherwise(dataset: RLDatasetBuilder) -> RLDatasetBuilder:
 
 
 def overlap(datasets: Datasets) -> int | None:
-    known = TrainedOn.of(problem.digests for problem in datasets.train.problems)
+    known = TrainedOn.of(problem.digests for problem in datasets.train.training_problems)
     assert known is not None and len(datasets.test_P)
     return known.overlap(problem.digests for problem in datasets.test_P)
 
@@ -77,7 +77,11 @@ async def test_no_held_out_problem_is_trained_on_whatever_seed_and_number(recipe
     measured = await asked_otherwise(of_size(dataset, 0, {**FEW, "num_test": 4}))(tokenizer)
     assert overlap(Datasets(trained.train, measured.test_P)) == 0
     same = await asked_otherwise(of_size(dataset, 1, FEW))(tokenizer)
-    assert overlap(Datasets(trained.train, same.train.problems)) == len(same.train.problems) >= 12
+    assert (
+        overlap(Datasets(trained.train, same.train.training_problems))
+        == len(same.train.training_problems)
+        >= 12
+    )
 
 
 BEFORE = {

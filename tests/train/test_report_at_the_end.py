@@ -48,9 +48,8 @@ def test_a_report_that_cannot_be_written_is_one_warning(
 ) -> None:
     run = tmp_path / "run"
     anyio.run(train.main, config(run))
-    (run / "report.html").unlink()
-    (run / "report.html").mkdir()
-    (run / "report.html/somebody's").touch()
+    (run / "report.html.partial").mkdir()
+    (run / "report.html.partial/somebody's").touch()
     longer = chz.replace(config(run), num_generations=3, behavior_if_log_dir_exists="resume")
     with caplog.at_level(logging.WARNING, "es_cookbook"):
         anyio.run(train.main, longer)

@@ -2,7 +2,8 @@
 
 A field takes the class that it declares. Where that is a kind of which there are several, the kind
 says which (`parts`), as "module:Class" that is imported only when a config has it. Anything else of
-es_cookbook (a command's options, a class beside the kind's own, a function) is refused by its name.
+es_cookbook (a command's options, a class beside the kind's own, a function that is not one of
+`FUNCTIONS`) is refused by its name.
 """
 
 import fnmatch
@@ -11,6 +12,8 @@ import re
 from es_cookbook.common.fields.declared_types import ANYTHING, arms
 from es_cookbook.common.references import current
 
+FUNCTIONS = frozenset({"es_cookbook.recipes.pairwise.additions:measured"})
+"""Functions of es_cookbook that a config may name: rewards of recipes, which only grade a text."""
 _KINDS: dict[type, re.Pattern[str]] = {}
 
 
