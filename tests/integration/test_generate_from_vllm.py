@@ -103,7 +103,7 @@ async def test_the_bundled_model_answers_and_its_rows_are_the_same_again(
         greedy = await anyio.to_thread.run_sync(
             lambda: generate("greedy.jsonl", replicas=1, temperature=0.0)
         )
-        with pytest.raises(ServerError, match=r"refuses to answer: HTTP 404: .*another"):
+        with pytest.raises(ServerError, match=r"refuses to answer: HTTP 404 Not Found: .*another"):
             await anyio.to_thread.run_sync(lambda: generate("other.jsonl", model="another"))
     assert made == again, "seeds are the questions' own"
     assert len(rows) <= len(made) <= 2 * len(rows)

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 
-from es_cookbook.common.servers.http import NoReplyError, Reply, brief, fetched
+from es_cookbook.common.servers.http import NoReplyError, Reply, brief, fetched, json_in
 
 LONGEST_WAIT = 60.0
 """Seconds between two attempts, whatever the server wishes."""
@@ -106,7 +106,7 @@ def completion_in(body: bytes) -> Completion:
         AskAgainError: The reply is something else, or has no text.
     """
     try:
-        choice = json.loads(body)["choices"][0]
+        choice = json_in(body)["choices"][0]
         text, finish_reason = choice["message"]["content"], choice.get("finish_reason")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise AskAgainError(f"a reply that is no chat completion: {body[:60]!r}") from None

@@ -13,11 +13,12 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
 
 from es_cookbook.common.errors import ConfigError, leaves
+from es_cookbook.common.files import parsed
 
 if TYPE_CHECKING:
     import ssl
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 4 << 20
 """Read of one reply."""
+_MOST_VALUES = 2**17
 
 
 class NoReplyError(Exception):
@@ -77,6 +79,17 @@ async def fetched(
     elif len(received) > MOST_BYTES:
         problem = f"a reply of more than {MOST_BYTES >> 20} MB"
     return Reply(reply.status_code, reply.headers, received[:MOST_BYTES], problem)
+
+
+def json_in(body: bytes) -> dict[str, Any]:
+    """The JSON object of a reply, or what else it is: whoever takes it apart expects that.
+
+    A million empty lists would take seconds and much memory.
+
+    Raises:
+        ValueError: It is none, or holds more values than any answer has.
+    """
+    return cast("dict[str, Any]", parsed(body, _MOST_VALUES))
 
 
 def key_in(variable: str) -> dict[str, str]:

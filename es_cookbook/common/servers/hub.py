@@ -11,7 +11,6 @@ The endpoint (HF_ENDPOINT), the token (HF_TOKEN, or that of `hf auth login`) and
 huggingface_hub's own settings.
 """
 
-import json
 import os
 import socket
 import threading
@@ -23,7 +22,7 @@ from urllib.request import getproxies
 import anyio
 
 from es_cookbook.common.errors import HubError
-from es_cookbook.common.servers.http import NoReplyError, Reply, bearer, fetched
+from es_cookbook.common.servers.http import NoReplyError, Reply, bearer, fetched, json_in
 
 _Result = TypeVar("_Result")
 
@@ -57,7 +56,7 @@ def repository_files(name: str) -> list[str]:
     if reply.problem:
         raise HubError(f"{endpoint()} answered with {reply.problem}")
     try:
-        return [str(file["rfilename"]) for file in json.loads(reply.body).get("siblings") or []]
+        return [str(file["rfilename"]) for file in json_in(reply.body).get("siblings") or []]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise HubError(
             f"{endpoint()} answered with what is no list of files: {reply.body[:60]!r}"
