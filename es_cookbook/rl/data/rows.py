@@ -10,12 +10,13 @@ import copy
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, DataError, HubError, did_you_mean
-from es_cookbook.common.servers.hub import check_repository
+from es_cookbook.common.servers.hub import check_repository, endpoint
 
 if TYPE_CHECKING:
     from datasets.packaged_modules.cache.cache import Cache
@@ -172,7 +173,8 @@ def _table_rows(source: str, option: str, hub_split: str) -> Iterator[Row]:
         if local:
             table = datasets.Dataset.from_parquet(source)
         elif unavailable is None:
-            table = datasets.load_dataset(source, split=hub_split)
+            revision = _checked_revision(source)
+            table = datasets.load_dataset(source, split=hub_split, revision=revision)
         else:
             table = _cached_set(source, option, unavailable).as_dataset(hub_split)
             _logger.warning("%s: %s is read from the cache: %s", option, source, unavailable)
@@ -188,6 +190,78 @@ def _table_rows(source: str, option: str, hub_split: str) -> Iterator[Row]:
     where = source if local else f"{source} [{hub_split}]"
     for row_number, fields in enumerate(cast(Iterable[Fields], rows), 1):
         yield Row(f"{where}, row {row_number}", fields)
+
+
+def _checked_revision(source: str) -> str:
+    """A set's latest commit, if its configurations name files of its repository alone.
+
+    `datasets` refuses others too, but asks other hosts and searches this machine's disks first.
+
+    Raises:
+        DataError: They name others.
+    """
+    import yaml
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    revision = str(HfApi().dataset_info(source).sha)
+    for name in ("README.md", ".huggingface.yaml"):
+        try:
+            path = hf_hub_download(source, name, repo_type="dataset", revision=revision)
+            for text in _files_named(_described(Path(path))):
+                if not _is_own(text, source):
+                    raise DataError(
+                        f"{source}: its {name} names the data file {_show(text)}; accepted: paths "
+                        "in its own repository"
+                    )
+        except LocalEntryNotFoundError:  # The Hub does not answer any more.
+            raise
+        except EntryNotFoundError:
+            continue
+        except (yaml.YAMLError, RecursionError) as error:
+            raise DataError(f"{source}: its {name} is no YAML: {_first_line(error)}") from error
+    return revision
+
+
+def _described(path: Path) -> object:
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    if path.suffix == ".md":
+        return DatasetCard.load(path).data.to_dict()
+    return yaml.safe_load(path.read_bytes())
+
+
+def _files_named(described: object) -> Iterator[str]:
+    """All texts below `data_files` and `data_dir`.
+
+    Raises:
+        ValueError: A list is there twice: YAML may refer to itself, and double with each line.
+    """
+    left, seen = [(described, False)], set[tuple[int, bool]]()
+    while left:
+        value, inside = left.pop()
+        if inside and isinstance(value, str):
+            yield value
+        if not isinstance(value, dict | list):
+            continue
+        if (id(value), inside) in seen:
+            if inside:
+                raise ValueError("data_files must not refer to other parts of the YAML")
+            continue
+        seen.add((id(value), inside))
+        if isinstance(value, list):
+            left += [(each, inside) for each in cast("list[object]", value)]
+        else:
+            for key, each in cast("dict[object, object]", value).items():
+                left.append((each, inside or key in ("data_files", "data_dir")))
+
+
+def _is_own(text: str, source: str) -> bool:
+    """Whether a pattern of a set's files stays in its repository."""
+    text = text.removeprefix(f"hf://datasets/{source}@")
+    text = text.removeprefix(f"{endpoint()}/datasets/{source}/resolve/")
+    return not re.match(r"[/\\~]|\w+:", text) and "::" not in text and ".." not in text.split("/")
 
 
 def _undecoded(feature: object) -> object:

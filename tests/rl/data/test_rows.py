@@ -197,3 +197,57 @@ def test_a_hub_set_that_cannot_be_had_is_one_sentence(
         "(HF_ENDPOINT for a mirror)"
     )
     assert len(hub.requests) == 1
+
+
+CONFIGS = "---\nconfigs:\n- config_name: default\n  {}\n---\n"
+
+
+def named_in_the_card(hub: HubServer, fields: str, name: str = "README.md") -> list[Row]:
+    text = CONFIGS.format(fields) if name == "README.md" else CONFIGS.format(fields)[4:-4]
+    files = {name: text.encode(), "train.jsonl": b'{"a": 7}\n'}
+    hub.repositories["datasets/me/data"] = Repository(False, files)
+    return list(load_rows("me/data"))
+
+
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "data_files: {other}/train.jsonl",
+        "data_files: ['train.jsonl', 'zip://a.jsonl::{other}/train.zip']",
+        "data_files: [{{split: train, path: [train.jsonl, '/**/*.jsonl']}}]",
+        "data_files: {folder}/rows.jsonl",
+        "data_files: file://{folder}/rows.jsonl",
+        "data_files: hf://datasets/me/other/train.jsonl",
+        "data_files: ../other@main/train.jsonl",
+        "data_files: hf://datasets/me/data/../other/train.jsonl",
+        "data_dir: {folder}",
+    ],
+)
+def test_a_hub_set_names_files_of_its_own_repository_alone(
+    hub: HubServer, tmp_path: Path, fields: str, name: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 99}\n')
+    with HubServer() as other, pytest.raises(DataError, match="in its own repository"):
+        named_in_the_card(hub, fields.format(other=other.url, folder=tmp_path), name)
+    assert other.requests == []
+    assert not [each for each in hub.requests if "tree" in each or "other" in each]
+
+
+@pytest.mark.parametrize(
+    "before", ["", "hf://datasets/me/data@main/", "{}/datasets/me/data/resolve/main/"]
+)
+def test_a_hub_set_may_name_its_files(hub: HubServer, before: str) -> None:
+    rows = named_in_the_card(hub, f"data_files: '{before.format(hub.url)}train.jsonl'")
+    assert rows == [Row("me/data [train], row 1", {"a": 7})]
+
+
+def test_a_card_that_is_no_yaml_is_one_sentence(hub: HubServer) -> None:
+    with pytest.raises(DataError, match=r"^me/data: its README\.md is no YAML: "):
+        named_in_the_card(hub, "data_files: [")
+
+
+def test_a_card_that_refers_to_itself_ends(hub: HubServer) -> None:
+    doubled = "".join(f", &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))
+    with pytest.raises(DataError, match="must not refer to other parts"):
+        named_in_the_card(hub, f"data_files: [&a0 [x]{doubled}]", ".huggingface.yaml")
