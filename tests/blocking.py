@@ -2,26 +2,32 @@
 
     python -m tests.blocking
 
-imports everything and then forks a run for every line of JSON that it reads: the run's options, and
-the file for what it writes to stderr. It prints the run's process id, and its exit code.
+imports everything and then forks runs for every line of JSON that it reads: a list with each run's
+options, and the file for what it writes to stderr. It prints process ids, and then exit codes.
 """
 
 import asyncio
+import atexit
+import contextlib
 import ctypes
 import dataclasses
 import json
+import multiprocessing
 import os
 import queue
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import chz
 import transformers  # noqa: F401 - before the forks, so that no child has to
 
@@ -29,6 +35,7 @@ from es_cookbook.checkpoints import models  # noqa: F401 - for the same reason
 from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.problem_env import Grade, ProblemEnv
 from es_cookbook.rl.types import (
     Action,
@@ -113,6 +120,218 @@ def deaf() -> None:
     libc.pthread_mutex_lock(mutex)
 
 
+def holds_the_interpreter() -> None:
+    """The same, and no other thread runs either."""
+    libc = ctypes.PyDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+def recurse() -> None:
+    try:
+        recurse()
+    finally:
+        recurse()
+
+
+def wait_in_finally() -> None:
+    try:
+        time.sleep(FOR_EVER)
+    finally:
+        swallow_everything()
+
+
+def other_handlers() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    time.sleep(FOR_EVER)
+
+
+def other_wakeup() -> None:
+    signal.set_wakeup_fd(-1)
+    swallow_everything()
+
+
+def thread() -> None:
+    """A thread for which Python waits at its end."""
+    threading.Thread(target=time.sleep, args=[FOR_EVER]).start()
+    time.sleep(FOR_EVER)
+
+
+def busy_threads() -> None:
+    for _ in range(4):
+        threading.Thread(target=swallow_everything).start()
+    time.sleep(FOR_EVER)
+
+
+def pool() -> None:
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(time.sleep, FOR_EVER).result()
+
+
+def at_exit() -> None:
+    atexit.register(time.sleep, FOR_EVER)
+    time.sleep(FOR_EVER)
+
+
+def at_exit_deaf() -> None:
+    atexit.register(swallow_everything)
+    time.sleep(FOR_EVER)
+
+
+class Undead:
+    """Waits when it is deleted."""
+
+    def __del__(self) -> None:
+        time.sleep(FOR_EVER)
+
+
+class Complains:
+    """Raises when it is deleted."""
+
+    def __del__(self) -> None:
+        raise KeyboardInterrupt
+
+
+kept: list[object] = []
+
+
+def delete_at_the_end() -> None:
+    kept.append(Undead())
+    time.sleep(FOR_EVER)
+
+
+def delete_badly() -> None:
+    kept.append(Complains())
+    time.sleep(FOR_EVER)
+
+
+_IGNORES = "import signal, time\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\n"
+
+
+def child() -> None:
+    """A child of its own session that ignores signals."""
+    code = f"{_IGNORES}time.sleep({FOR_EVER})"
+    kept.append(subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True))
+    time.sleep(FOR_EVER)
+
+
+def child_and_grandchild() -> None:
+    code = f"{_IGNORES}import os\nos.fork()\ntime.sleep({FOR_EVER})"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True)
+
+
+def fork() -> None:
+    if not os.fork():
+        swallow_everything()
+    time.sleep(FOR_EVER)
+
+
+def processes() -> None:
+    process = multiprocessing.get_context("fork").Process(target=swallow_everything)
+    process.start()
+    process.join()
+
+
+async def swallow_cancellation() -> None:
+    while True:
+        with contextlib.suppress(BaseException):
+            await anyio.sleep(FOR_EVER)
+
+
+async def swallow_everything_busily() -> None:
+    while True:
+        try:
+            await asyncio.sleep(0)
+            time.sleep(0.001)
+        except BaseException:
+            pass
+
+
+async def shielded() -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.sleep(FOR_EVER)
+
+
+async def shielded_task() -> None:
+    task = asyncio.ensure_future(swallow_cancellation())
+    while True:
+        with contextlib.suppress(BaseException):
+            await asyncio.shield(task)
+
+
+async def unawaited_task() -> None:
+    kept.append(asyncio.ensure_future(swallow_cancellation()))
+    await anyio.sleep(FOR_EVER)
+
+
+async def group_of_tasks() -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(swallow_cancellation)
+
+
+async def finally_awaits() -> None:
+    try:
+        await anyio.sleep(FOR_EVER)
+    finally:
+        await swallow_cancellation()
+
+
+async def finally_blocks() -> None:
+    try:
+        await anyio.sleep(FOR_EVER)
+    finally:
+        swallow_everything()
+
+
+async def uncancelled() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            task.uncancel()
+
+
+async def generates() -> AsyncGenerator[int]:
+    while True:
+        try:
+            yield 1
+            await asyncio.sleep(FOR_EVER)
+        except BaseException:
+            pass
+
+
+async def generator() -> None:
+    async for _ in generates():
+        pass
+
+
+async def in_a_thread() -> None:
+    await asyncio.to_thread(time.sleep, FOR_EVER)
+
+
+async def in_a_thread_of_anyio() -> None:
+    await anyio.to_thread.run_sync(swallow_everything)
+
+
+async def in_a_worker() -> None:
+    await in_worker(swallow_everything, timeout=FOR_EVER)
+
+
+async def awaited_program() -> None:
+    code = f"{_IGNORES}time.sleep({FOR_EVER})"
+    await anyio.run_process([sys.executable, "-S", "-c", code])
+
+
+async def loop_stopped() -> None:
+    asyncio.get_running_loop().call_soon = lambda *_, **__: None  # type: ignore[method-assign]
+    await anyio.sleep(FOR_EVER)
+
+
 def fail() -> None:
     raise ValueError("it failed")
 
@@ -148,14 +367,25 @@ def cancel_itself() -> None:
 
 
 SIX_KINDS = (sleep, loop, regular_expression, swallow_exceptions, lock, read)
-KINDS: Mapping[str, Callable[[], None]] = {
+STUBBORN_KINDS = (
+    *(deaf, holds_the_interpreter, recurse, wait_in_finally, other_handlers, other_wakeup),
+    *(thread, busy_threads, pool, at_exit, at_exit_deaf, delete_at_the_end, delete_badly),
+    *(child, child_and_grandchild, fork, processes),
+)
+ASYNC_KINDS = (
+    *(swallow_cancellation, swallow_everything_busily, shielded, shielded_task, unawaited_task),
+    *(group_of_tasks, finally_awaits, finally_blocks, uncancelled, generator, in_a_thread),
+    *(in_a_thread_of_anyio, in_a_worker, awaited_program, loop_stopped),
+)
+KINDS: Mapping[str, Callable[[], Awaitable[None] | None]] = {
     kind.__name__: kind
     for kind in (
+        *STUBBORN_KINDS,
+        *ASYNC_KINDS,
         *SIX_KINDS,
         empty_queue,
         program,
         swallow_everything,
-        deaf,
         fail,
         leave,
         interrupt,
@@ -168,6 +398,11 @@ KINDS: Mapping[str, Callable[[], None]] = {
 }
 
 
+async def waited(what: Awaitable[None] | None) -> None:
+    if what is not None:
+        await what
+
+
 class Graded(ProblemEnv):
     """Pays for odd characters; blocks in a function that `grade` calls."""
 
@@ -177,16 +412,16 @@ class Graded(ProblemEnv):
         self.blocks = blocks
 
     async def initial_observation(self) -> Observation:
-        self.block_in("initial_observation")
+        await waited(self.block_in("initial_observation"))
         return self.observation
 
     def grade(self, text: str) -> Grade:
         self.block_in("sync")
         return Grade(sum(ord(character) % 2 for character in text) / max(len(text), 1))
 
-    def block_in(self, where: str) -> None:
-        if self.blocks and self.problem.where == where:
-            KINDS[self.problem.kind]()
+    def block_in(self, where: str) -> Awaitable[None] | None:
+        blocks = self.blocks and self.problem.where == where
+        return KINDS[self.problem.kind]() if blocks else None
 
 
 class Awaiting(Graded):
@@ -202,7 +437,7 @@ class Awaiting(Graded):
 
     async def check(self, where: str) -> None:
         await anyio.sleep(0)
-        self.block_in(where)
+        await waited(self.block_in(where))
 
 
 class Group(EnvGroup):
@@ -213,7 +448,7 @@ class Group(EnvGroup):
         self.problem = problem
 
     async def close(self) -> None:
-        self.problem.block_in("close")
+        await waited(self.problem.block_in("close"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,18 +460,17 @@ class Problem(EnvGroupBuilder):
     kind: str
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        self.block_in("make_envs")
+        await waited(self.block_in("make_envs"))
         return Group(self, [Awaiting(self, i == 1) for i in range(num_envs)])
 
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward] | None:
-        self.block_in("group_rewards")
+        await waited(self.block_in("group_rewards"))
         return None
 
-    def block_in(self, where: str) -> None:
-        if self.where == where:
-            KINDS[self.kind]()
+    def block_in(self, where: str) -> Awaitable[None] | None:
+        return KINDS[self.kind]() if self.where == where else None
 
 
 class Dataset(RLDataset):
@@ -289,17 +523,24 @@ class BlockingConfig(TinyConfig):
     max_failed_fraction: float = chz.field(default=0.5, doc="a whole group may be lost")
 
 
+def start(options: Sequence[str], errors: str) -> int:
+    """Fork a run that writes to `errors`; gives its process id."""
+    pid = os.fork()
+    if not pid:
+        os.environ["ERRORS"] = errors  # By which the programs that it starts are known.
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        run_cli(run, BlockingConfig, options)
+        sys.exit()
+    return pid
+
+
 def serve() -> None:
-    """Fork a run for every line of standard input."""
+    """Fork the runs of a line of standard input, for every line."""
     for line in sys.stdin:
-        options, errors = json.loads(line)
-        pid = os.fork()
-        if not pid:
-            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-            run_cli(run, BlockingConfig, options)
-            return
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        pids = [start(*each) for each in json.loads(line)]
+        print(*pids, flush=True)
+        for pid in pids:
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

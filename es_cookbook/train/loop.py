@@ -24,7 +24,7 @@ from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.beginning import begun
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import Run, opened
-from es_cookbook.train.signals import run_until_signal
+from es_cookbook.train.stopping.signals import run_until_signal
 
 
 async def main(config: Config) -> None:

@@ -37,7 +37,7 @@ from es_cookbook.population.results import Comparison, compare
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.files import replace_file
-from es_cookbook.train.signals import run_until_signal
+from es_cookbook.train.stopping.signals import run_until_signal
 
 
 def evaluated(config: EvaluateConfig, fields: Mapping[str, str]) -> str:

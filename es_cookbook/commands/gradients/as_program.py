@@ -14,7 +14,7 @@ from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.tracking.result import Result, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.program import path_for, run_and_tell
-from es_cookbook.train.signals import run_until_signal
+from es_cookbook.train.stopping.signals import run_until_signal
 
 _Config = TypeVar("_Config", bound=GradientConfig)
 

@@ -37,7 +37,7 @@ from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.report.naming import task_of_dataset
 from es_cookbook.runs.report.plots import require_matplotlib
 from es_cookbook.train.recorded import Split
-from es_cookbook.train.signals import run_until_signal
+from es_cookbook.train.stopping.signals import run_until_signal
 
 
 @chz.chz

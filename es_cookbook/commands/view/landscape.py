@@ -29,7 +29,7 @@ from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.naming import task_of_dataset
 from es_cookbook.runs.report.plots import Line, Map, Size, draw, draw_map
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, rebuild
-from es_cookbook.train.signals import run_until_signal
+from es_cookbook.train.stopping.signals import run_until_signal
 
 
 @chz.chz

@@ -57,7 +57,7 @@ from es_cookbook.rl.types import EnvGroupBuilder, Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.plots import require_matplotlib
 from es_cookbook.train.recorded import RecordedRun, rebuild
-from es_cookbook.train.signals import run_until_signal
+from es_cookbook.train.stopping.signals import run_until_signal
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
 _SHOWN = ("correct", "logprob", "leaks", FRAGILITY, "written", "unrelated", "useful")

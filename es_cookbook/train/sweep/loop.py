@@ -25,7 +25,7 @@ from es_cookbook.runs.directory import CONFIG, REPORT
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.report.page.writing import write_report
-from es_cookbook.train.signals import end_on_signals
+from es_cookbook.train.stopping.signals import end_on_signals
 from es_cookbook.train.sweep.in_turn import is_complete
 from es_cookbook.train.sweep.pruning import Curve, falls_behind
 from es_cookbook.train.sweep.results import (

@@ -7,17 +7,35 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.said import after_start
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BASE = ROOT / "tests/data/base"
 pytestmark = pytest.mark.slow
+
+
+def options_of(directory: Path, where: str, kind: str) -> Sequence[str]:
+    """Of a run that blocks."""
+    return (
+        *(f"log_path={directory / 'run'}", f"model_name={BASE}"),
+        *("engine=tests.fakes:FakeEngineBuilder", "trackers=JsonlTrackerBuilder"),
+        *(f"dataset.where={where}", f"dataset.kind={kind}"),
+    )
+
+
+def wait_until_blocked(directory: Path) -> None:
+    history = directory / "run/history.jsonl"
+    while not history.exists() or history.read_bytes().count(b"\n") < 2:
+        time.sleep(0.01)  # Generation 1 is the one that blocks.
+    time.sleep(0.3)
 
 
 class Runs:
@@ -31,19 +49,11 @@ class Runs:
     def blocked(self, where: str, kind: str, *options: str) -> int:
         """Start one and wait until its event loop is held; gives its process id."""
         assert self.forker.stdin and self.forker.stdout
-        fixed = [
-            *(f"log_path={self.directory / 'run'}", f"model_name={BASE}"),
-            *("engine=tests.fakes:FakeEngineBuilder", "trackers=JsonlTrackerBuilder"),
-            *(f"dataset.where={where}", f"dataset.kind={kind}"),
-        ]
-        what = [[*fixed, *options], str(self.directory / "errors.txt")]
-        self.forker.stdin.write(json.dumps(what) + "\n")
+        run = (*options_of(self.directory, where, kind), *options)
+        self.forker.stdin.write(json.dumps([[run, str(self.directory / "errors.txt")]]) + "\n")
         self.forker.stdin.flush()
         pid = int(self.forker.stdout.readline())
-        history = self.directory / "run/history.jsonl"
-        while not history.exists() or history.read_bytes().count(b"\n") < 2:
-            time.sleep(0.01)  # Generation 1 is the one that blocks.
-        time.sleep(0.3)
+        wait_until_blocked(self.directory)
         return pid
 
     def send(self, pid: int, number: signal.Signals) -> None:
@@ -124,6 +134,60 @@ def test_the_second_signal_ends_at_once_what_the_first_does_not(
     os.kill(pid, 0)
     runs.send(pid, signal.SIGINT)
     assert runs.ended(within=6).startswith(says)
+
+
+OBSTINATE = [
+    ("async", "swallow_cancellation", signal.SIGINT, [130]),
+    ("group_rewards", "swallow_everything_busily", signal.SIGTERM, [130]),
+    ("make_envs", "finally_awaits", signal.SIGINT, [130]),
+    ("sync", "holds_the_interpreter", signal.SIGINT, [-signal.SIGKILL]),
+    ("task", "wait_in_finally", signal.SIGTERM, [130]),
+    ("sync", "other_wakeup", signal.SIGINT, [130]),
+    ("get_batch", "thread", signal.SIGINT, [130]),
+    ("get_batch", "at_exit_deaf", signal.SIGINT, [130]),
+    ("get_batch", "child_and_grandchild", signal.SIGTERM, [130]),
+]
+
+
+def test_the_second_signal_ends_whatever_there_is(
+    forker: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """A sample of `python -m benchmarks.interrupts`, all at once."""
+    directories = [tmp_path / str(i) for i in range(len(OBSTINATE))]
+    for directory in directories:
+        directory.mkdir()
+    what = [
+        [options_of(directory, where, kind), str(directory / "errors.txt")]
+        for directory, (where, kind, *_) in zip(directories, OBSTINATE, strict=True)
+    ]
+    assert forker.stdin and forker.stdout
+    forker.stdin.write(json.dumps(what) + "\n")
+    forker.stdin.flush()
+    pids = list(map(int, forker.stdout.readline().split()))
+    for directory in directories:
+        wait_until_blocked(directory)
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    for pid, (_, _, second, _) in zip(pids, OBSTINATE, strict=True):
+        os.kill(pid, second)
+    began = time.monotonic()
+    for directory, (where, kind, _, codes) in zip(directories, OBSTINATE, strict=True):
+        assert int(forker.stdout.readline()) in codes, (where, kind)
+        assert "interrupted" in (directory / "errors.txt").read_text(), (where, kind)
+        assert len(list(read_history(directory / "run/history.jsonl"))) == 1
+    assert time.monotonic() - began < 8  # Five, and the machine may be busy.
+    while left := [each for each in psutil.process_iter() if is_of(each, tmp_path)]:
+        assert time.monotonic() - began < 12, left
+        time.sleep(0.05)
+
+
+def is_of(process: psutil.Process, directory: Path) -> bool:
+    """Whether a run in the directory started the program."""
+    try:
+        return process.environ().get("ERRORS", "").startswith(str(directory))
+    except psutil.Error:
+        return False
 
 
 def test_sigterm_is_enough_where_no_signal_reaches_the_env(runs: Runs) -> None:

@@ -1,0 +1,202 @@
+"""Ctrl-C and SIGTERM: the first ends a run cleanly, the second at once.
+
+A clean end needs the event loop: rollouts are cancelled, and everything is closed. An Env that
+holds the loop is interrupted first (`es_cookbook.rl.watchdog`). The second signal raises
+`KeyboardInterrupt` wherever the program stands. Where that does not end it either, because
+something swallows it or never comes back to Python, the process is ended: seconds after the
+second signal, and after SIGTERM in any case, since whoever sends that kills next. The history
+on the disk is good at any moment.
+
+Who ends it is another process (`es_cookbook.train.stopping.ending`), which hears every signal:
+nothing that an Env does in this one can hold that up. It has this one exit with code 130, and kills it (137)
+where C code holds the interpreter lock. It watches until the loop is closed with all of its tasks.
+Where Python ends soon after a second signal, nothing waits for threads and exit functions.
+
+Left out: an Env that has the system ignore or block both signals. Nobody hears of them then.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import TypeAlias
+
+import anyio
+
+from es_cookbook.rl.watchdog import Watchdog
+from es_cookbook.train.stopping import ending
+
+INTERRUPTED = 130
+"""The exit code."""
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_SOON = 10.0
+_OnBegin: TypeAlias = Callable[[Callable[[], None]], None]
+"""Is told how to stop what has begun."""
+
+
+def run_until_signal(main: Callable[[], Awaitable[None]]) -> bool:
+    """Run `main` on an event loop until it ends (False) or a signal comes (True).
+
+    A loop that is running here already, a notebook's, takes no other beside it: then `main` has one
+    in a thread, for which this one waits.
+
+    Raises:
+        KeyboardInterrupt: A second signal came.
+    """
+    stops: list[Callable[[], None]] = []
+
+    def stop() -> None:
+        for each in stops:
+            each()
+
+    with end_on_signals(stop):
+        if not _is_loop_running():
+            return _run(main, stops.append)
+        context = contextvars.copy_context()  # The cell's: what is printed is shown below it.
+        with ThreadPoolExecutor(1, "run") as thread:
+            return thread.submit(context.run, _run, main, stops.append).result()
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run(main: Callable[[], Awaitable[None]], on_begin: _OnBegin) -> bool:
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(_interrupted(main, on_begin))
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except SystemExit:
+                # asyncio lets one of any task out of the loop. An Env's own task is the Env's
+                # business, which is told as well and loses its rollout: go on.
+                if task.done():
+                    raise
+
+
+async def _interrupted(main: Callable[[], Awaitable[None]], on_begin: _OnBegin) -> bool:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        with contextlib.suppress(RuntimeError):  # The run has just ended, and its loop is closed.
+            loop.call_soon_threadsafe(scope.cancel)
+
+    with anyio.CancelScope() as scope:
+        on_begin(stop)
+        await main()
+    return scope.cancelled_caught
+
+
+@contextlib.contextmanager
+def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
+    """Inside, the first Ctrl-C or SIGTERM calls `stop`, in the main thread, wherever that stands.
+
+    Signals stay as they are where this is not the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        for number in _NUMBERS:
+            signal.signal(number, second)
+        end.when_python_ends()
+        Watchdog.hurry_all()
+        stop()
+
+    def second(number: int, frame: FrameType | None) -> None:
+        end.hurry()
+        raise KeyboardInterrupt
+
+    end = _End()
+    former = {number: signal.signal(number, first) for number in _NUMBERS}
+    try:
+        yield
+    finally:
+        end.close()
+        for number, handler in former.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+class _End:
+    """The process that ends this one, from now on until `close`.
+
+    After a second signal it stays, and watches again when Python ends soon afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.second_at = -math.inf
+        hears, self._pythons = os.pipe()
+        self._ours, tells = os.pipe()
+        os.set_blocking(self._pythons, False)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", ending.__file__, *map(str, (hears, tells, os.getpid()))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(hears, tells),
+            start_new_session=True,  # Ctrl-C is not for it.
+        )
+        os.close(hears)
+        os.close(tells)
+        threading.Thread(target=self._exit_when_told, name="signals", daemon=True).start()
+        self._former = signal.set_wakeup_fd(self._pythons, warn_on_full_buffer=False)
+        _hearing.append(self._pythons)
+
+    def close(self) -> None:
+        """The process goes on."""
+        signal.set_wakeup_fd(self._former)
+        _hearing.remove(self._pythons)
+        if self.second_at > -math.inf:
+            self._say(ending.STAND_BY)
+        else:
+            self._process.kill()
+            self._process.wait()
+            os.close(self._pythons)
+
+    def hurry(self) -> None:
+        """There was a second signal; heard already, unless an Env took the descriptor."""
+        self.second_at = time.monotonic()
+        self._say(ending.SECOND)
+
+    def when_python_ends(self) -> None:
+        """From then on a signal ends the process at once; soon after a second one it ends there."""
+        # Before threads are waited for: `atexit` comes after that.
+        threading._register_atexit(self._python_ends)  # type: ignore[attr-defined]
+
+    def _python_ends(self) -> None:
+        for number in _NUMBERS:
+            signal.signal(number, signal.SIG_DFL)
+        if time.monotonic() - self.second_at < _SOON:
+            self._say(ending.END_NOW)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            time.sleep(ending.SECONDS_AFTER_SECOND)  # The thread exits.
+
+    def _say(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._pythons, bytes([number]))
+
+    def _exit_when_told(self) -> None:
+        if os.read(self._ours, 1):
+            os._exit(INTERRUPTED)
+        os.close(self._ours)
+
+
+_hearing: list[int] = []
+"""Descriptors that other processes read."""
+os.register_at_fork(after_in_child=lambda: _hearing and signal.set_wakeup_fd(-1))
