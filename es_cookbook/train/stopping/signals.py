@@ -8,9 +8,10 @@ second signal, and after SIGTERM in any case, since whoever sends that kills nex
 on the disk is good at any moment.
 
 Who ends it is another process (`es_cookbook.train.stopping.ending`), which hears every signal:
-nothing that an Env does in this one can hold that up. It has this one exit with code 130, and kills it (137)
-where C code holds the interpreter lock. It watches until the loop is closed with all of its tasks.
-Where Python ends soon after a second signal, nothing waits for threads and exit functions.
+nothing that an Env does in this one can hold that up. It has this one exit with code 130, and kills
+it (137) where C code holds the interpreter lock. It watches until the loop is closed with all of
+its tasks. Where Python ends soon after a second signal, nothing waits for threads and exit
+functions.
 
 Left out: an Env that has the system ignore or block both signals. Nobody hears of them then.
 """
