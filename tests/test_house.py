@@ -268,6 +268,8 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.grading.asserts_inside": {"compile", "exec"},
     # Options: plain values only.
     "es_cookbook.commands.gradients.options_file": {"yaml.safe_load"},
+    # What a set on the Hub says of itself: plain values only.
+    "es_cookbook.rl.data.rows": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.commands.recipe_configs": {"importlib.import_module"},
