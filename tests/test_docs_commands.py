@@ -21,16 +21,15 @@ import pytest
 from docs.pages import GENERATED
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.__main__ import main as es_cookbook_main
-from es_cookbook.baselines import sft
+from es_cookbook.baselines import policy_gradient, sft
+from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.commands.compare import Compare, runs
 from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.gradients.compare_gradients import CompareGradients, contestants
 from es_cookbook.commands.gradients.grpo import for_trl
-from es_cookbook.commands.gradients.grpo import of_recipe as grpo_of_recipe
-from es_cookbook.commands.gradients.policy_gradient import PolicyGradientConfig, of_recipe
-from es_cookbook.commands.gradients.recipe_option import recipe_in
+from es_cookbook.commands.gradients.program import of_recipe, recipe_in
 from es_cookbook.commands.gradients.sft import SFTCommand, configured
 from es_cookbook.commands.hub import HubCommand
 from es_cookbook.commands.inspect import InspectConfig
@@ -403,16 +402,20 @@ def parse_policy_gradient(options: Sequence[str]) -> None:
     recipe, others = recipe_in(options)
     given = [re.sub(r"reward=\S+:score$", "reward=exact", option) for option in others]
     if any(option.startswith("data=") for option in given):
-        run_cli(lambda _: None, PolicyGradientConfig, whole_names(given))
+        run_cli(lambda _: None, policy_gradient.Config, whole_names(given))
     else:
-        run_cli(lambda _: None, of_recipe(recipe or "countdown"), whole_names(given))
+        run_cli(
+            lambda _: None,
+            of_recipe(policy_gradient.Config, recipe or "countdown"),
+            whole_names(given),
+        )
 
 
 def parse_grpo(options: Sequence[str]) -> None:
     """A recipe's options; arguments of TRL's are checked where TRL is imported."""
     recipe, others = recipe_in([each for each in options if not each.startswith("config=")])
     _, given = for_trl(others)
-    run_cli(lambda _: None, grpo_of_recipe(recipe or "countdown"), whole_names(given))
+    run_cli(lambda _: None, of_recipe(grpo.Config, recipe or "countdown"), whole_names(given))
 
 
 def parse_sft(options: Sequence[str]) -> None:

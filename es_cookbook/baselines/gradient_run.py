@@ -1,7 +1,9 @@
 """What a run of gradients opens, records and closes; its directory is read by the same tools.
 
 The model is there twice. A learner has the one that gradients move, in float32. The engine has
-the one that answers, and is given the moved weights after each generation (`sampled`).
+the one that answers, and is given the moved weights after each generation, as a snapshot: a file
+that every engine can begin at. So rollouts, Envs, time-outs, evaluations and their sampling seeds
+are those of evolution strategies, and vLLM samples where it is chosen.
 
 A gradient has no short history: the checkpoint is the weights and AdamW's moments, several times
 the model's own size, in `checkpoints/<generation>/`. Only the last one is kept. A resumed run goes
@@ -15,6 +17,7 @@ What a learner is, is the caller's to say (`Learns`): our own `Learner`, or TRL'
 """
 
 import contextlib
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -25,6 +28,7 @@ from typing import Generic, Protocol, TypeVar, cast
 import anyio
 import chz
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from es_cookbook.baselines.checkpoints import (
@@ -38,14 +42,15 @@ from es_cookbook.baselines.checkpoints import (
 )
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.baselines.learner import Learner, adamw
-from es_cookbook.baselines.sampled import Sampled
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
+from es_cookbook.checkpoints.snapshots import metadata
 from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import EngineError
 from es_cookbook.common.terminal import done_saying, no_silence, say
 from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.rollouts import (
     answer_lengths,
     count_tokens,
@@ -60,7 +65,6 @@ from es_cookbook.rl.types import (
     Metrics,
     ProblemResult,
     RLDataset,
-    Tokenizer,
     Trajectory,
     TrajectoryGroup,
 )
@@ -100,7 +104,7 @@ class GradientRun(Generic[_Learner]):
         self,
         config: GradientConfig,
         learner: _Learner,
-        sampled: Sampled,
+        engine: Engine,
         datasets: Datasets,
         tracker: Tracker,
         checkpoint: Checkpoint | None,
@@ -109,8 +113,9 @@ class GradientRun(Generic[_Learner]):
         self.generations = range(start, config.num_generations)
         self.dataset: RLDataset = datasets.train
         self.learner = learner
+        self.engine = engine
         self._config = config
-        self._sampled = sampled
+        self._sampler = config.sampler(engine, Path(config.log_path))
         self._test_P = datasets.test_P
         self._tracker = tracker
         self._results = [*checkpoint.results] if checkpoint else list[Sequence[ProblemResult]]()
@@ -119,23 +124,12 @@ class GradientRun(Generic[_Learner]):
         self._began = 0.0
         self._seconds: dict[str, float] = {}
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's own."""
-        return self._sampled.engine.tokenizer
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of a rollout."""
-        return self._sampled.engine.traits.context_length
-
     async def rollout(
         self, generation: int, problems_P: Sequence[EnvGroupBuilder], attempts: int
     ) -> list[TrajectoryGroup]:
         """The model's attempts at every problem: a group of one genome each, with logprobs."""
         sampling = chz.replace(self._config.sampling_at(generation), logprobs=True)
-        sampler = self._sampled.sampler
-        return await sampler.rollout_centre(problems_P, sampling, attempts, generation)
+        return await self._sampler.rollout_centre(problems_P, sampling, attempts, generation)
 
     async def learn(self, learn: Callable[[_Learner], Metrics]) -> Metrics:
         """Let the learner learn, in a thread, and the engine take its weights."""
@@ -147,16 +141,16 @@ class GradientRun(Generic[_Learner]):
     async def learned(self, seconds: float) -> None:
         """The learner has learned for so many seconds: let the engine take its weights."""
         began = time.perf_counter()
-        await self._sampled.take()
+        await take_weights(self.engine, self.learner.weights)
         self._seconds = {"learn": seconds, "load": time.perf_counter() - began}
 
     async def begin(self, generation: int) -> None:
         """Evaluate the model that a generation starts from, where it is due; start the clock."""
         config, last = self._config, self._config.num_generations
         self._evaluated = {}
-        if generation == last or generation % (config.eval_every or last) == 0:
+        if config.evaluates(generation):
             how = config.eval_attempts, config.eval_temperature
-            self._evaluated = await evaluate(self._sampled.sampler, self._test_P, *how)
+            self._evaluated = await evaluate(self._sampler, self._test_P, *how)
         if generation == last:
             self._tracker.log(last, {**self._evaluated, **self._counted()})
             self._tracker.recorded(last)
@@ -170,7 +164,7 @@ class GradientRun(Generic[_Learner]):
         self.dataset.tell(generation, results_P)
         self._results.append(results_P)
         self._progress.rolled_out(groups_P)
-        seconds, total = self._sampled.sampler.seconds, time.perf_counter() - self._began
+        seconds, total = self._sampler.seconds, time.perf_counter() - self._began
         metrics = {
             **self._evaluated,
             **self._counted(),
@@ -190,7 +184,7 @@ class GradientRun(Generic[_Learner]):
             "throughput/tokens_per_second": count_tokens(groups_P) / total,
             **self._tracker.metrics(),
         }
-        decode = cast(Decode, self._sampled.engine.tokenizer.decode)
+        decode = cast(Decode, self.engine.tokenizer.decode)
         self._tracker.log_rollouts(generation, groups_P, decode)
         self._tracker.log(generation, metrics)
         done, every = generation + 1, self._config.checkpoint_every
@@ -205,13 +199,13 @@ class GradientRun(Generic[_Learner]):
         return {key: counts[key] for key in ("progress/rollouts", "progress/tokens")}
 
     def _write_checkpoint(self, generation: int) -> None:
-        engine, learner = self._sampled.engine, self.learner
+        tokenizer, dtype = self.engine.tokenizer, self.engine.traits.base_dtype
         with next_checkpoint(Path(self._config.log_path), generation) as path:
             with no_progress_bar():
-                learner.model.save_pretrained(path / MODEL)
-            engine.tokenizer.save_pretrained(path / MODEL)
-            learner.save_moments(path)
-            state = state_json(generation, engine.traits.base_dtype, self._results)
+                self.learner.model.save_pretrained(path / MODEL)
+            tokenizer.save_pretrained(path / MODEL)
+            self.learner.save_moments(path)
+            state = state_json(generation, dtype, self._results)
             (path / STATE).write_text(state, "utf-8")
 
 
@@ -256,11 +250,12 @@ async def opened_with(
         say(f"{log_path}: loading {config.model_name} on {config.engine.name}")
         checkpoint = standing.checkpoint
         with libraries_quiet():
-            learner, sampled = await _built(config, checkpoint, make_learner)
-            stack.push_async_callback(_close, sampled.engine)
-            stack.callback(end_idle_workers)
-            datasets = await config.dataset(sampled.engine.tokenizer)
-        await datasets.train.validate(sampled.engine.traits.context_length)
+            name, space = config.model_name, config.search_space
+            engine = await config.engine(model_name=name, search_space=space)
+            await stack.enter_async_context(closing(engine))
+            learner = await _learner(config, checkpoint, engine, make_learner)
+            datasets = await config.dataset(engine.tokenizer)
+        await datasets.train.validate(engine.traits.context_length)
         for generation, results_P in enumerate(checkpoint.results if checkpoint else ()):
             datasets.train.tell(generation, results_P)
         start = begin(config, standing)
@@ -273,47 +268,43 @@ async def opened_with(
             say(
                 f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
             )
-        run = GradientRun(config, learner, sampled, datasets, tracker, checkpoint)
+        run = GradientRun(config, learner, engine, datasets, tracker, checkpoint)
         await run.begin(start)
         yield run
         await anyio.to_thread.run_sync(tracker.finish, abandon_on_cancel=True)
 
 
-async def _built(
+async def _learner(
     config: GradientConfig,
     checkpoint: Checkpoint | None,
+    engine: Engine,
     make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],
-) -> tuple[_Learner, Sampled]:
-    """The model that learns, and the engine, both with the weights of a checkpoint if given."""
-    name = config.model_name
-    engine = await config.engine(model_name=name, search_space=config.search_space)
-    try:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = await anyio.to_thread.run_sync(load_causal_lm, name, "float32", device)
-        learner = make_learner(model, engine.space.shapes)
-        sampler = PopulationSampler(
-            engine,
-            sampling=config.sampling,
-            rollout_timeout=config.rollout_timeout,
-            turn_timeout=config.turn_timeout,
-            max_failed_fraction=config.max_failed_fraction,
-            run_seed=config.seed,
-            log_path=Path(config.log_path),
-        )
-        sampled = Sampled(engine, sampler, lambda: learner.weights)
-        if checkpoint is not None:
-            stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
-            learner.load(dict(stored.named_parameters()), checkpoint.path)
-            await sampled.take()
-    except BaseException:
-        await _close(engine)
-        raise
-    return learner, sampled
+) -> _Learner:
+    """The model that learns; a checkpoint, if given, is loaded into it and the engine."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = await anyio.to_thread.run_sync(load_causal_lm, config.model_name, "float32", device)
+    learner = make_learner(model, engine.space.shapes)
+    if checkpoint is not None:
+        stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
+        learner.load(dict(stored.named_parameters()), checkpoint.path)
+        await take_weights(engine, learner.weights)
+    return learner
 
 
-async def _close(engine: Engine) -> None:
-    with anyio.CancelScope(shield=True):
-        await engine.close()
+async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> None:
+    """Make weights, all of the engine's search space, its centre.
+
+    Raises:
+        EngineError: It has others in the end.
+    """
+    taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
+    spans = (fingerprint_span(name, weight.view(-1), 0) for name, weight in taken.items())
+    fingerprint = sum(spans) % MODULUS
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "weights.safetensors"
+        save_file(taken, path, metadata(0, fingerprint))
+        if await engine.restore([], path) != fingerprint:
+            raise EngineError(f"the engine could not take the moved weights from {path}")
 
 
 def _nats_per_token(groups_P: Sequence[TrajectoryGroup]) -> float:

@@ -174,11 +174,9 @@ class Config(GradientConfig):
         default_factory=_METHODS.build_default,
         doc="how rewards become a gradient",
     )
-    attempts: int = chz.field(default=16, doc="answers to each problem of a batch: the group")
 
     @chz.validate
     def _sampling(self) -> None:
-        check_range(self, "attempts", at_least=2)
         if (self.sampling.temperature, self.sampling.top_p) != (1.0, 1.0):
             raise ConfigError(
                 "sampling.temperature and sampling.top_p must be 1, found "

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from es_cookbook.baselines.checkpoints import cut_lines, last_directory, next_checkpoint
+from es_cookbook.baselines.gradient_run import take_weights
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sampled import Sampled
 from es_cookbook.baselines.sft_config import Evaluation, SFTConfig
 from es_cookbook.baselines.supervised import SupervisedData
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
@@ -231,11 +231,10 @@ def _evaluated(
         stack.callback(end_idle_workers)
         test_P = portal.call(evaluation.dataset, engine.tokenizer).test_P
         sampler = PopulationSampler(engine, sampling=evaluation.sampling, run_seed=config.seed)
-        sampled = Sampled(engine, sampler, weights)
         how = evaluation.attempts, evaluation.temperature
 
         def measured() -> Metrics:
-            portal.call(sampled.take)
+            portal.call(take_weights, engine, weights())
             return portal.call(evaluate, sampler, test_P, *how)
 
         yield measured

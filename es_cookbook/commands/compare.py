@@ -23,8 +23,13 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.commands.recipe_configs import check_options, recipe_config
-from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.commands.recipe_configs import (
+    by_label,
+    check_comparison,
+    check_options,
+    recipe_config,
+)
+from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.runs.files import replace_file
@@ -73,13 +78,7 @@ class Compare:
                     "no optimizer's or option's own name"
                 )
         labels = [label for label, _ in self.labelled]
-        for field, values in (("optimizers", labels), ("seeds", self.seeds)):
-            if not values:
-                raise ConfigError(f"{field} must name at least one, found none")
-            if len(set(values)) < len(values):
-                raise ConfigError(f"{field} must be different ones, found {tuple(values)}")
-        if not self.metric.startswith("test/"):
-            raise ConfigError(f"metric must be a held-out one, test/..., found {self.metric!r}")
+        check_comparison(self.metric, {"optimizers": labels, "seeds": self.seeds})
 
     @property
     def labelled(self) -> list[tuple[str, str]]:
@@ -115,19 +114,8 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[train.Co
     Raises:
         ConfigError: A field that is not one, or that the comparison sets; unequal rollouts.
     """
-    of_one = {label: dict[str, str]() for label, _ in compare.labelled}
-    of_all: dict[str, str] = {}
-    for path, value in fields.items():
-        first, _, rest = path.partition(".")
-        if first in of_one:
-            of_one[first][rest] = value
-        elif first in OPTIMIZER_NAMES:
-            raise ConfigError(
-                f"{path} is an option of an optimizer that is not compared; "
-                f"optimizers are {', '.join(of_one)}"
-            )
-        else:
-            of_all[path] = value
+    labels = [label for label, _ in compare.labelled]
+    of_all, of_one = by_label(fields, labels, OPTIMIZER_NAMES, "an optimizer")
     for label, own in of_one.items():
         _check(own, compare.taken, prefix=f"{label}.")
     _check(of_all, [*compare.taken, *of_one])
@@ -176,11 +164,10 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(Compare)
     more_help = (
         "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) holds for every "
         "run; with an\noptimizer's name or label before it, for that optimizer's runs alone "
         "(es.optimizer.sigma=0.02).\n"
         f"optimizers: {', '.join(OPTIMIZER_NAMES)}"
     )
-    run_cli(functools.partial(main, fields=fields), Compare, own, more_help)
+    run_with_fields(main, Compare, more_help)

@@ -8,13 +8,12 @@ its own optimizer would have done. From generation t on its optimizer decides; o
 its own (momentum, say) begins there as at the start of a run. The other run is only read.
 """
 
-import functools
 from pathlib import Path
 
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.cli import UNNAMED, changed, run_cli, split_options
+from es_cookbook.common.cli import UNNAMED, changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
@@ -63,10 +62,9 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(Fork)
     more_help = (
         f"\n\nFields of the run's Config that may change: {', '.join(_ALLOWED)}.\n"
         f"Those that may not, since the recorded steps would mean something else: "
         f"{', '.join(_REFUSED)}."
     )
-    run_cli(functools.partial(main, fields=fields), Fork, own, more_help)
+    run_with_fields(main, Fork, more_help)

@@ -9,13 +9,12 @@ The Config is the one in the directory, rebuilt exactly, whichever recipe or scr
 Classes that are not es_cookbook's own are imported from packages in `trust` alone.
 """
 
-import functools
 from pathlib import Path
 
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.cli import UNNAMED, changed, run_cli, split_options
+from es_cookbook.common.cli import UNNAMED, changed, run_with_fields
 from es_cookbook.common.terminal import BEGAN
 
 
@@ -39,9 +38,8 @@ def main(resume: Resume, fields: dict[str, str]) -> None:
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(Resume)
     more_help = (
         f"\n\nFields of the run's Config that may change: {', '.join(sorted(train.MAY_DIFFER))}.\n"
         "model_name and engine as long as the base is the same, bit for bit."
     )
-    run_cli(functools.partial(main, fields=fields), Resume, own, more_help)
+    run_with_fields(main, Resume, more_help)

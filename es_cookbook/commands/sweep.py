@@ -16,7 +16,7 @@ it was interrupted, and what is complete is not run again. What comes out is pri
 """
 
 import contextlib
-import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +25,7 @@ import chz
 from es_cookbook import train
 from es_cookbook.commands.recipe_configs import check_options, recipe_config
 from es_cookbook.commands.train import SHORT, TrainConfig, whole_options
-from es_cookbook.common.cli import built, run_cli, split_options
+from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.train.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 
@@ -140,12 +140,12 @@ def main(config: Sweep, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(Sweep)
-    if "recipe=train" in own:  # A reward of the user's own may measure nothing but itself.
-        own = ["metric=test/reward/mean", *own]
+    argv = sys.argv[1:]
+    if "recipe=train" in argv:  # A reward of the user's own may measure nothing but itself.
+        argv = ["metric=test/reward/mean", *argv]
     more_help = (
         "\n\nvalues.NAME=a,b and range.NAME=LOW:HIGH[:log] say what an option of train_cli may be "
         "(values.optimizer.sigma=0.005,0.01);\nany other option of train_cli "
         "(num_generations=30) holds for every run."
     )
-    run_cli(functools.partial(main, fields=fields), Sweep, own, more_help)
+    run_with_fields(main, Sweep, more_help, argv)

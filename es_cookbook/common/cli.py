@@ -10,6 +10,7 @@ one, 130 Ctrl-C or SIGTERM, 141 nobody reads stdout any more. An error nobody fo
 traceback: that is a bug.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -20,7 +21,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import NoReturn, TypeVar, cast
@@ -111,9 +112,8 @@ def run_cli(
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
-    refuse_while_imported()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
+    with mistakes_exit():
         given = _parse([each for each in arguments if each not in _HELP], unnamed_field(config))
         with until_stdout_closes(), as_program():
             if any(argument in _HELP for argument in arguments):
@@ -122,6 +122,33 @@ def run_cli(
                 main(_build(cast("type[_Config]", config), given))
             else:
                 main(changed(config, given))
+
+
+def run_with_fields(
+    main: Callable[[_Config, dict[str, str]], object],
+    config_class: type[_Config],
+    more_help: str,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """The same for a command that takes options of a run's Config, too; `main` gets them as typed.
+
+    Raises:
+        SystemExit: With the exit code, unless all went well.
+    """
+    own, fields = split_options(config_class, argv)
+    run_cli(lambda config: main(config, fields), config_class, own, more_help)
+
+
+@contextlib.contextmanager
+def mistakes_exit() -> Generator[None]:
+    """Inside, what the user can put right ends the program with its sentence on stderr.
+
+    Raises:
+        SystemExit: With the exit code, unless all went well.
+    """
+    refuse_while_imported()
+    try:
+        yield
     except BaseException as error:
         errors = list(leaves(error))
         for each in errors:

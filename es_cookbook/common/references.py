@@ -51,8 +51,12 @@ _MOVED = {
     "es_cookbook.evolution.schedules": "es_cookbook.common.schedules",
     "es_cookbook.evolution.optimizers.genetic": "es_cookbook.evolution.optimizers.genetic.genetic",
     "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
+    "es_cookbook.commands.gradients.grpo:GRPOCommand": "es_cookbook.baselines.grpo.config:Config",
+    "es_cookbook.commands.gradients.policy_gradient:PolicyGradientConfig": (
+        "es_cookbook.baselines.policy_gradient:Config"
+    ),
 }
-"""Where modules are now whose classes recorded configs name by an earlier place."""
+"""Where modules and classes are now that recorded configs name by an earlier place."""
 
 
 def reference(thing: Callable[..., object]) -> str:
@@ -124,6 +128,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
 
 def current(text: str) -> str:
     """A "module:qualname" of es_cookbook as it is written now."""
+    text = _MOVED.get(text, text)
     module_name, colon, qualname = text.partition(":")
     return f"{_MOVED.get(module_name, module_name)}{colon}{qualname}"
 

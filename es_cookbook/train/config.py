@@ -5,9 +5,9 @@ So the same Config gives the same history, wherever and however often the run is
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, read_config, text_of
@@ -15,25 +15,21 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.references import is_script
 from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule, check_temperatures
-from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
-from es_cookbook.population.evaluate import check_evaluation
+from es_cookbook.population.config import RunConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
 from es_cookbook.rl.surrogate import Surrogate, check_goes_with
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
-from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import CORRECT
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.runs.trusted.scripts import scripts_not_trusted, trust_option
 from es_cookbook.runs.trusted.seal import with_sealed
 
-_ENGINES = Names(ENGINE_NAMES, default="torch")
 _SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
 _OBJECTIVES = Names(OBJECTIVE_NAMES, default="mean")
@@ -56,15 +52,9 @@ MAY_DIFFER = (
 
 
 @chz.chz
-class Config:
+class Config(RunConfig):
     """One training run, whole."""
 
-    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
-    dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
-    log_path: str = chz.field(doc="run directory")
-    engine: EngineBuilder = chz.field(
-        meta_factory=_ENGINES, default_factory=_ENGINES.build_default, doc="where genomes run"
-    )
     search_space: SearchSpaceBuilder = chz.field(
         meta_factory=_SEARCH_SPACES,
         default_factory=_SEARCH_SPACES.build_default,
@@ -97,27 +87,16 @@ class Config:
         doc="genomes score the centre's answers in place of giving their own: "
         "surrogate.attempts=16",
     )
-    sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
     temperature_schedule: Schedule = chz.field(
         default=Constant(),
         meta_factory=Names(SCHEDULE_NAMES, default="none"),
         doc="factor on sampling.temperature over the run",
     )
-    attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
     batch_per_pair: bool = chz.field(
         default=False,
         doc="each mirrored pair of genomes attempts its own share of a generation's problems, "
         "instead of all of them",
     )
-    num_generations: int = chz.field(default=100, doc="generations of the whole run")
-    eval_every: int = chz.field(
-        default=20,
-        doc="generations between held-out evaluations; 0: before the first and after the last only",
-    )
-    eval_attempts: int = chz.field(
-        default=1, doc="held-out: attempts at each problem; several also measure test/pass@k"
-    )
-    eval_temperature: float = chz.field(default=0.0, doc="held-out: temperature; 0 is greedy")
     snapshot_every: int = chz.field(
         default=0,
         doc="generations between snapshots of the centre, which shorten a replay; 0: none",
@@ -127,42 +106,19 @@ class Config:
         doc="1: engines that are done begin the next generation before the step of this one is "
         "known, around the centre before it",
     )
-    seed: int = chz.field(default=0, doc="everything random derives from it")
-    rollout_timeout: float = chz.field(
-        default=600.0, doc="seconds for which one rollout's Env may have control"
-    )
-    turn_timeout: float | None = chz.field(
-        default=None,
-        doc="seconds for which it may have control in one turn; as long as in all of them if unset",
-    )
-    max_failed_fraction: float = chz.field(
-        default=0.1, doc="stop when more of a generation's rollouts are lost"
-    )
-    trackers: TrackerBuilder = chz.field(
-        default_factory=StandardTrackersBuilder,
-        blueprint_unspecified=StandardTrackersBuilder,
-        doc="where metrics and rollouts go",
-    )
     profile: bool = chz.field(
         default=False, doc="write a trace of the first generations, profile.json, and print a table"
     )
     hub: HubPush | None = chz.field(
         default=None, doc="pushes the run to the Hugging Face Hub while it goes on: hub.repo_id=..."
     )
-    behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
-        default="ask", doc="what to do where log_path already holds a run"
-    )
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "attempts", "num_generations", at_least=1)
-        check_range(self, "eval_every", "snapshot_every", at_least=0)
+        check_range(self, "snapshot_every", at_least=0)
         check_range(self, "max_staleness", at_least=0, at_most=1)
-        check_range(self, "max_failed_fraction", at_least=0, at_most=1)
-        check_range(self, "rollout_timeout", "turn_timeout", above=0)
         self.objective.check(self.attempts, self.sampling.temperature)
         self.optimizer.check_space(self.search_space)
-        check_evaluation(self.eval_attempts, self.eval_temperature)
         check_temperatures(
             self.temperature_schedule, self.sampling.temperature, self.num_generations
         )
@@ -191,11 +147,6 @@ class Config:
                 "optimizer.evaluate_centre"
             )
 
-    def evaluates(self, generation: int) -> bool:
-        """Whether the centre is evaluated before a generation, or after the last."""
-        last = self.num_generations
-        return generation == last or generation % (self.eval_every or last) == 0
-
     def centre_of(self, generation: int) -> int:
         """Around which centre the genomes of a generation stand: after so many generations."""
         may_lag = self.max_staleness and not self.evaluates(generation)
@@ -211,8 +162,8 @@ class Config:
         """The metric that tells what a run brought; a recipe may have one of its own."""
         return CORRECT
 
+    @override
     def sampling_at(self, generation: int) -> SamplingParams:
-        """How the genomes of a generation sample."""
         return self.sampling.scaled(self.temperature_schedule(generation, self.num_generations))
 
 

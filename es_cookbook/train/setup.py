@@ -126,7 +126,7 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         )
         optimizer = _optimizer(config, engine)
         _check_ahead(config, optimizer, datasets.train)
-        sampler = _sampler(config, engine)
+        sampler = config.sampler(engine, Path(config.log_path))
         header = await _header(config.model_name, engine.traits.base_dtype, standing)
         directory = open_run_directory(
             log_path, config_json, config.num_generations, header, standing
@@ -184,20 +184,6 @@ async def _header(model_name: str, base_dtype: str, standing: Standing) -> Heade
     if standing.generations and then is not None and then.weights is not None:
         return dataclasses.replace(then, model_name=model_name, dtype=base_dtype)
     return await asyncio.to_thread(header_of, model_name, base_dtype)
-
-
-def _sampler(config: Config, engine: Engine) -> PopulationSampler:
-    return PopulationSampler(
-        engine,
-        sampling=config.sampling,
-        sampling_at=config.sampling_at,
-        attempts=config.attempts,
-        rollout_timeout=config.rollout_timeout,
-        turn_timeout=config.turn_timeout,
-        max_failed_fraction=config.max_failed_fraction,
-        run_seed=config.seed,
-        log_path=Path(config.log_path),
-    )
 
 
 def _optimizer(config: Config, engine: Engine) -> Optimizer:

@@ -30,7 +30,6 @@ def _arguments(config: "Config") -> str | None:
 class Config(GradientConfig):
     """Train by GRPO on the problems and rewards of any data set."""
 
-    attempts: int = chz.field(default=16, doc="answers to each problem of a batch: the group")
     temperature_schedule: Schedule = chz.field(
         default=Constant(),
         meta_factory=Names(SCHEDULE_NAMES, default="none"),
@@ -74,7 +73,6 @@ class Config(GradientConfig):
 
     @chz.validate
     def _grpo_ranges(self) -> None:
-        check_range(self, "attempts", at_least=2)
         check_range(self, "num_iterations", "steps", at_least=1)
         check_range(self, "epsilon", "beta", at_least=0)
         check_range(self, "epsilon_high", at_least=0)

@@ -105,7 +105,7 @@ async def train(config: Config, more: Mapping[str, object], run: GradientRun[Tra
     if not run.generations:
         return
     num_problems = len(run.dataset.get_batch(run.generations.start))
-    args = arguments(config, more, num_problems, run.context_length)
+    args = arguments(config, more, num_problems, run.engine.traits.context_length)
     await anyio.to_thread.run_sync(_train, config, args, num_problems, run)
 
 
@@ -113,7 +113,7 @@ def _train(
     config: Config, args: GRPOConfig, num_problems: int, run: GradientRun[TrainedByTRL]
 ) -> None:
     learner = run.learner
-    tokenizer, filler = padded(run.tokenizer, learner.model)
+    tokenizer, filler = padded(run.engine.tokenizer, learner.model)
     generations = _Generations(config, run, num_problems, filler)
     slots = [f"{g} {p}" for g in range(config.num_generations) for p in range(num_problems)]
     try:

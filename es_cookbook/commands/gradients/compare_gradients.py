@@ -24,36 +24,40 @@ seconds. The same command goes on where it was interrupted.
 """
 
 import dataclasses
-import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import chz
 
 from es_cookbook import train
+from es_cookbook.baselines import policy_gradient
+from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.commands.gradients.contest import (
     AnyConfig,
     Finals,
     Measured,
+    Race,
     base_metrics,
+    race_of,
     run_measured,
+    table,
 )
-from es_cookbook.commands.gradients.grpo import of_recipe as grpo_of_recipe
-from es_cookbook.commands.gradients.policy_gradient import of_recipe
-from es_cookbook.commands.gradients.race import Race, draw_races, race_of, table
-from es_cookbook.commands.recipe_configs import recipe_config
+from es_cookbook.commands.gradients.program import of_recipe
+from es_cookbook.commands.recipe_configs import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import Metrics
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.report.plots import require_matplotlib
+from es_cookbook.runs.reading import RunFiles, read_run
+from es_cookbook.runs.report.curves import Spent, lines_of
+from es_cookbook.runs.report.plots import draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
@@ -93,22 +97,18 @@ class CompareGradients:
         for name in self.contestants:
             if name not in NAMES:
                 raise ConfigError(f"unknown contestant {name!r}: {nearest(name, NAMES)}")
-        lists = {
-            "contestants": self.contestants,
-            "seeds": (*self.seeds, self.tuning_seed),
-            "factors": self.factors,
-        }
-        for field, values in lists.items():
-            if not values or not self.seeds:
-                raise ConfigError(f"{field if values else 'seeds'} must name at least one")
-            if len(set(values)) < len(values):
-                what = "seeds and tuning_seed" if field == "seeds" else field
-                raise ConfigError(f"{what} must be different ones, found {values}")
+        check_comparison(
+            self.metric,
+            {
+                "contestants": self.contestants,
+                "seeds": self.seeds,
+                "factors": self.factors,
+                "seeds and tuning_seed": (*self.seeds, self.tuning_seed),
+            },
+        )
         if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
             raise ConfigError(f"factors must be positive, found {self.factors}")
         check_range(self, "pass_at", at_least=2)
-        if not self.metric.startswith("test/"):
-            raise ConfigError(f"metric must be a held-out one, test/..., found {self.metric!r}")
 
     @property
     def directory(self) -> Path:
@@ -130,52 +130,49 @@ def contestants(compare: CompareGradients, fields: Mapping[str, str]) -> dict[st
     Raises:
         ConfigError: An option that is not one, or that the comparison sets; unequal rollouts.
     """
-    started = {name: begun(compare.recipe, name) for name in compare.contestants}
-    of_one = {name: dict[str, str]() for name in started}
-    for path, value in fields.items():
-        first, _, rest = path.partition(".")
-        # `surrogate` is a contestant and, of it, an option.
-        if first in started and rest:
-            of_one[first][rest] = value
-            continue
-        if first in NAMES:
-            raise ConfigError(
-                f"{path} is an option of a contestant that is not compared; they are "
-                f"{', '.join(started)}"
-            )
-        for name in started:
-            of_one[name].setdefault(path, value)
     found: dict[str, Contestant] = {}
-    for name, config in started.items():
-        own = {"factors": of_one[name].pop("factors")} if "factors" in of_one[name] else {}
-        for path in of_one[name]:
-            first = path.partition(".")[0]
-            if first in _SET_HERE:
-                raise ConfigError(f"{path} cannot be given: the comparison sets it")
-            if first not in (known := chz.chz_fields(type(config))):
-                raise ConfigError(
-                    f"{path} is no option of {name}{did_you_mean(first, known)}; with a "
-                    f"contestant's name before it, as in {compare.contestants[0]}.{path}, an "
-                    "option holds for that one alone"
-                )
-        found[name] = Contestant(changed(config, of_one[name]), changed(compare, own).factors)
-    _refuse_unequal({name: each.config for name, each in found.items()})
+    of_all, of_one = by_label(fields, compare.contestants, NAMES, "a contestant")
+    for name in compare.contestants:
+        config, given = first_config(compare.recipe, name), of_all | of_one[name]
+        own = {key: value for key, value in given.items() if key == "factors"}
+        options = {key: value for key, value in given.items() if key != "factors"}
+        _check_options(name, config, options)
+        found[name] = Contestant(changed(config, options), changed(compare, own).factors)
+    counts = {name: rollouts(each.config) for name, each in found.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigError(
+            f"contestants must make the same number of rollouts, found {listed}: change "
+            "num_generations, es.optimizer.population_size, surrogate.surrogate.attempts or "
+            "group.attempts"
+        )
     return found
 
 
-def begun(recipe: str, name: str) -> AnyConfig:
-    """A contestant as it begins, with a recipe's settings."""
-    like = cast("Callable[..., train.Config]", recipe_config(recipe))()
+def _check_options(name: str, config: AnyConfig, options: Mapping[str, str]) -> None:
+    known = chz.chz_fields(type(config))
+    for path in options:
+        first = path.partition(".")[0]
+        if first in _SET_HERE:
+            raise ConfigError(f"{path} cannot be given: the comparison sets it")
+        if first not in known:
+            raise ConfigError(
+                f"{path} is no option of {name}{did_you_mean(first, known)}; with a contestant's "
+                f"name before it, as in {name}.{path}, an option holds for that one alone"
+            )
+
+
+def first_config(recipe: str, name: str) -> AnyConfig:
+    """A contestant's before options change it, with a recipe's settings."""
     if name == "grpo":
-        return chz.replace(grpo_of_recipe(recipe), log_path="-")
+        return of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
-        return chz.replace(changed(of_recipe(recipe), {"method": name}), log_path="-")
+        return changed(of_recipe(policy_gradient.Config, recipe), {"method": name})
+    config = recipe_defaults(recipe)
     if name == "surrogate":
-        attempts = max(like.optimizer.population_size * like.attempts, 2)
-        like = chz.replace(
-            like, attempts=1, objective=Mean(), surrogate=Surrogate(attempts=attempts)
-        )
-    return chz.replace(like, trackers=JsonlTrackerBuilder())
+        answers = Surrogate(attempts=max(config.optimizer.population_size * config.attempts, 2))
+        config = chz.replace(config, attempts=1, objective=Mean(), surrogate=answers)
+    return config
 
 
 def rollouts(config: AnyConfig) -> int:
@@ -183,17 +180,6 @@ def rollouts(config: AnyConfig) -> int:
     if isinstance(config, train.Config):
         return rollouts_of(config)
     return config.num_generations * config.attempts * (batch_of(config.dataset) or 1)
-
-
-def _refuse_unequal(configs: Mapping[str, AnyConfig]) -> None:
-    counts = {name: rollouts(config) for name, config in configs.items()}
-    if len(set(counts.values())) > 1:
-        made = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConfigError(
-            f"contestants must make the same number of rollouts, found {made}: change "
-            "num_generations, es.optimizer.population_size, surrogate.surrogate.attempts or "
-            "group.attempts"
-        )
 
 
 def _learning_rate(config: AnyConfig) -> float:
@@ -243,36 +229,37 @@ class Entry:
     config: AnyConfig
     factor: float
     tried: Mapping[float, float]
+    runs: Sequence[RunFiles]
     race: Race
     measured: Sequence[Measured]
 
 
 def entered(compare: CompareGradients, name: str, one: Contestant, finals: Finals) -> Entry:
     """Choose a contestant's learning rate, and run all its seeds."""
-    config, factors = one.config, one.factors
+
+    def path(factor: float, seed: int) -> Path:
+        return compare.directory / f"{name}-x{factor:g}-seed{seed}"
+
     tried: dict[float, float] = {}
-    for factor in factors if len(factors) > 1 else ():
-        path = compare.directory / f"{name}-x{factor:g}-seed{compare.tuning_seed}"
+    for factor in one.factors if len(one.factors) > 1 else ():
         print(f"{name}: trying {factor:g} x its learning rate", flush=True)
-        run_measured(_at(config, factor, compare.tuning_seed, path), None)
-        tried[factor] = reward_at_the_end(path)
-    factor = max(tried, key=lambda each: tried[each]) if tried else next(iter(factors))
-    paths: list[Path] = []
+        log_path = path(factor, compare.tuning_seed)
+        run_measured(_at(one.config, factor, compare.tuning_seed, log_path), None)
+        tried[factor] = reward_at_the_end(log_path)
+    factor = max(tried, key=lambda each: tried[each]) if tried else one.factors[0]
     measured: list[Measured] = []
     for seed in compare.seeds:
-        paths.append(compare.directory / f"{name}-x{factor:g}-seed{seed}")
         print(f"{name}: seed {seed}", flush=True)
-        measured.append(run_measured(_at(config, factor, seed, paths[-1]), finals))
-    return Entry(config, factor, tried, race_of(paths, compare.metric), measured)
+        measured.append(run_measured(_at(one.config, factor, seed, path(factor, seed)), finals))
+    runs = [read_run(path(factor, seed)) for seed in compare.seeds]
+    return Entry(one.config, factor, tried, runs, race_of(runs, compare.metric), measured)
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     """Run what is not complete yet; print and write the tables, and draw the curves."""
     found = contestants(compare, fields)
     require_matplotlib()
-    second = None
-    if compare.second:
-        second = cast("Callable[..., train.Config]", recipe_config(compare.second))().dataset
+    second = recipe_defaults(compare.second).dataset if compare.second else None
     finals = Finals(compare.pass_at, second)
     compare.directory.mkdir(parents=True, exist_ok=True)
     base = base_metrics(next(iter(found.values())).config, finals)
@@ -281,9 +268,23 @@ def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
     replace_file(written.with_suffix(".json"), [_json(compare, entries, base).encode()])
-    races = {name: entry.race for name, entry in entries.items()}
-    draw_races(written, races, compare.metric, compare.recipe)
+    _draw(written, compare, {name: entry.runs for name, entry in entries.items()})
     print(f"\n{text}\n\nwritten to {written}.md and .json, and drawn in {written}-*.png and .svg")
+
+
+def _draw(path: Path, compare: CompareGradients, runs: Mapping[str, Sequence[RunFiles]]) -> None:
+    """Two plots beside `path`: over rollouts, and over seconds, the mean of the seeds' seconds."""
+    count = len(compare.seeds)
+    seeds = f"mean and range of {count} seeds" if count > 1 else "one seed"
+    spent: tuple[Spent, ...] = ("rollouts", "seconds")
+    for over in spent:
+        draw(
+            path.with_name(f"{path.name}-{over}"),
+            lines_of(runs, compare.metric, over, 100),
+            title=f"{compare.recipe.replace('_', ' ').capitalize()}, {seeds}",
+            x_label=f"training {over}",
+            y_label=f"{compare.metric.removeprefix('test/env/all/')}, held-out (%)",
+        )
 
 
 def _report(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
@@ -295,25 +296,18 @@ def _report(compare: CompareGradients, entries: Mapping[str, Entry], base: Metri
         "",
         table(races, measured, base, compare.pass_at, second=bool(compare.second)),
     ]
-    if any(entry.tried for entry in entries.values()):
-        lines += [
-            "",
-            "Learning rates that were tried, and rewards in training at the end; the chosen one in "
-            "bold:",
-            "",
-        ]
-        for name, entry in entries.items():
-            if not entry.tried:
-                continue
-            rate = _learning_rate(entry.config)
-            cells = (
-                f"**{rate * factor:.3g}: {reward:.3f}**"
-                if factor == entry.factor
-                else f"{rate * factor:.3g}: {reward:.3f}"
-                for factor, reward in entry.tried.items()
-            )
-            lines.append(f"- {name}: {', '.join(cells)}")
+    tried = [_tried(name, entry) for name, entry in entries.items() if entry.tried]
+    if tried:
+        title = "Learning rates that were tried, and rewards in training at the end; the chosen one"
+        lines += ["", f"{title} in bold:", "", *tried]
     return "\n".join(lines)
+
+
+def _tried(name: str, entry: Entry) -> str:
+    rate = _learning_rate(entry.config)
+    cells = {f: f"{rate * f:.3g}: {reward:.3f}" for f, reward in entry.tried.items()}
+    cells[entry.factor] = f"**{cells[entry.factor]}**"
+    return f"- {name}: {', '.join(cells.values())}"
 
 
 def _json(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
@@ -332,10 +326,9 @@ def _json(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(CompareGradients)
     more_help = (
         "\n\nAn option of a recipe's run (num_generations=30, dataset.num_test=100) holds for "
         "every contestant;\nwith a contestant's name before it, for that one alone "
         "(es.optimizer.sigma=0.02 group.learning_rate=1e-3)."
     )
-    run_cli(functools.partial(main, fields=fields), CompareGradients, own, more_help)
+    run_with_fields(main, CompareGradients, more_help)

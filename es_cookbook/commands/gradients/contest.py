@@ -6,19 +6,24 @@ what importing torch and transformers takes. What was measured is kept beside th
 
 The last weights are measured on an engine that was built from the base, so that it knows both: the
 KL to the base is that of answers which the last weights gave at temperature 1.
+
+Seconds are those of training, without the measurements. At equal seconds, a run has the last score
+that it had reached by then.
 """
 
 import contextlib
 import dataclasses
 import functools
 import json
+import math
 import multiprocessing
 import resource
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from statistics import fmean
 from typing import TypeAlias, cast
 
 import anyio
@@ -28,19 +33,20 @@ from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.baselines.grpo.run import main as run_grpo
-from es_cookbook.commands.gradients import as_program
+from es_cookbook.commands.gradients import program
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
-from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.common.errors import WorkerError
 from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
+from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.regularisers.kl_to_base import KLToBase
 from es_cookbook.rl.types import EnvGroupBuilder, Metrics, RLDatasetBuilder
 from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, read_trained_on
 from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.reading import RunFiles
+from es_cookbook.runs.report.curves import points
 from es_cookbook.train.recorded import RecordedRun, rebuild
 
 AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
@@ -112,45 +118,28 @@ def kept_bytes(log_path: Path) -> int:
 
 def _run(config_json: str) -> int:
     spawn = multiprocessing.get_context("spawn")  # A fork would begin with this process's memory.
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_run_here, args=(config_json, theirs))
-    process.start()
-    theirs.close()
-    try:
-        said = ours.recv()
-    except EOFError:
-        process.join()
-        said = f"its process ended with status {process.exitcode}"
-    finally:
-        process.join()
-    if isinstance(said, int):
-        return said
-    if said == "interrupted":
-        raise KeyboardInterrupt("interrupted; give the same command again to go on")
-    raise ESCookbookError(f"a run of the comparison failed: {said}")
+    with ProcessPoolExecutor(1, spawn) as pool:
+        try:
+            return pool.submit(_run_here, config_json).result()
+        except BrokenProcessPool as error:
+            raise WorkerError("a run of the comparison failed: its process was killed") from error
 
 
-def _run_here(config_json: str, result: Connection) -> None:
+def _run_here(config_json: str) -> int:
+    """Run; returns how much more memory was resident at most than imported libraries take."""
     from torch import nn
     from transformers import PreTrainedModel
 
     del nn, PreTrainedModel  # What comes after them counts.
     before = _most_resident()
     config = config_from_json(config_json, trust_of(config_json))
-    try:
-        if isinstance(config, train.Config):
-            train.run(config)
-        elif isinstance(config, grpo.Config):
-            as_program.run(run_grpo, config)
-        else:
-            as_program.run(policy_gradient.main, cast(policy_gradient.Config, config))
-        said: int | str = _most_resident() - before
-    except ESCookbookError as error:
-        said = str(error)
-    except KeyboardInterrupt:
-        said = "interrupted"
-    with contextlib.suppress(BrokenPipeError):  # Nobody is there any more who asked.
-        result.send(said)
+    if isinstance(config, train.Config):
+        train.run(config)
+    elif isinstance(config, grpo.Config):
+        program.run(run_grpo, config)
+    else:
+        program.run(policy_gradient.main, cast(policy_gradient.Config, config))
+    return _most_resident() - before
 
 
 def _most_resident() -> int:
@@ -165,20 +154,15 @@ def _most_resident() -> int:
 
 async def _final(config: AnyConfig, finals: Finals, *, at_the_base: bool = False) -> Metrics:
     async with _opened(config, at_the_base=at_the_base) as engine:
-        sampler = PopulationSampler(
-            engine,
-            sampling=config.sampling,
-            rollout_timeout=config.rollout_timeout,
-            turn_timeout=config.turn_timeout,
-        )
+        sampler = config.sampler(engine)
         test_P = (await config.dataset(engine.tokenizer)).test_P
         kl = KLToBase(
             weight=0.0,
             problems_per_generation=max(len(test_P), 1),
             max_tokens=config.sampling.max_tokens,
         )
-        beside_P = kl(engine.tokenizer, engine.traits.context_length, 0)(0, test_P)
-        found = await evaluate(sampler, test_P, finals.attempts, 1.0, beside_P)
+        kl_P = kl(engine.tokenizer, engine.traits.context_length, 0)(0, test_P)
+        found = await evaluate(sampler, test_P, finals.attempts, 1.0, kl_P)
         if finals.second is not None:
             second_P = (await finals.second(engine.tokenizer)).test_P
             if not at_the_base:
@@ -196,33 +180,29 @@ def say_shared(log_path: Path, second_P: Sequence[EnvGroupBuilder]) -> None:
         say(f"not held out: {log_path} trains on {shared} of {of_second} of second")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _opened(config: AnyConfig, *, at_the_base: bool) -> AsyncGenerator[Engine]:
     """An engine whose base is the run's, and whose centre has its last weights."""
     log_path = Path(config.log_path)
     if isinstance(config, train.Config) and not at_the_base:
-        recorded = RecordedRun(log_path, trust=trust_of(config_to_json(config)))
-        rebuilt = await rebuild(recorded, config.engine)
-        engine = rebuilt.engine
-    else:
-        rebuilt = None
-        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
-    try:
-        if rebuilt is not None:
-            await rebuilt.go_to(len(rebuilt.run.records))
-        elif not at_the_base:
+        run = RecordedRun(log_path, trust=trust_of(config_to_json(config)))
+        rebuilt = await rebuild(run, config.engine)
+        async with closing(rebuilt.engine) as engine:
+            await rebuilt.go_to(len(run.records))
+            yield engine
+        return
+    model_name, search_space = config.model_name, config.search_space
+    built = await config.engine(model_name=model_name, search_space=search_space)
+    async with closing(built) as engine:
+        if not at_the_base:
             await _take_checkpoint(engine, log_path)
         yield engine
-    finally:
-        end_idle_workers()
-        with anyio.CancelScope(shield=True):
-            await engine.close()
 
 
 async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
     import torch
 
-    from es_cookbook.baselines.sampled import take_weights
+    from es_cookbook.baselines.gradient_run import take_weights
     from es_cookbook.checkpoints.models import load_causal_lm
 
     checkpoint = latest_checkpoint(log_path)
@@ -230,3 +210,95 @@ async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
     model = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
     parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
     await take_weights(engine, {name: parameters[name] for name in engine.space.shapes})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Race:
+    """Runs that differ in their seed alone: runs x measurements, the first before training."""
+
+    rollouts_M: Sequence[int]
+    seconds_R_M: Sequence[Sequence[float]]
+    scores_R_M: Sequence[Sequence[float]]
+
+    def at_seconds(self, seconds: float) -> list[float]:
+        """The last score of each run that it had reached by then."""
+        return [
+            [score for t, score in zip(seconds_M, scores_M, strict=True) if t <= seconds][-1]
+            for seconds_M, scores_M in zip(self.seconds_R_M, self.scores_R_M, strict=True)
+        ]
+
+    @property
+    def seconds_R(self) -> list[float]:
+        """Of each whole run."""
+        return [seconds_M[-1] for seconds_M in self.seconds_R_M]
+
+
+def race_of(runs_R: Sequence[RunFiles], metric: str) -> Race:
+    """Read the metrics of runs.
+
+    Raises:
+        ConfigError: A run without the metric.
+    """
+    scores_R = [points(run, metric, "rollouts") for run in runs_R]
+    seconds_R = [list(points(run, metric, "seconds")) for run in runs_R]
+    rollouts_M = [int(count) for count in scores_R[0]]
+    return Race(rollouts_M, seconds_R, [list(scores.values()) for scores in scores_R])
+
+
+def table(
+    races: Mapping[str, Race],
+    measured: Mapping[str, Sequence[Measured]],
+    base: Metrics,
+    attempts: int,
+    *,
+    second: bool,
+) -> str:
+    """All contestants, and the base, as a Markdown table."""
+    least = min(min(race.seconds_R) for race in races.values())
+    head = [
+        *("", "held-out, greedy", f"after {least:.0f} s", "s of training"),
+        *(f"pass@{k}, T = 1" for k in (1, attempts)),
+        "KL to the base, nats a token",
+        *(["second task"] if second else []),
+        *("peak memory, MiB", "kept, kB"),
+    ]
+
+    def finals(of: Sequence[Metrics], kl: str) -> list[str]:
+        shares = [
+            _percent([each.get(f"test/pass@{k}", math.nan) for each in of]) for k in (1, attempts)
+        ]
+        return [*shares, kl, *([_percent(list(map(_second, of)))] if second else [])]
+
+    start = next(iter(races.values())).scores_R_M[0][0]
+    rows = [["base", _percent([start]), "", "", *finals([base], "0"), "", ""]]
+    for name, race in races.items():
+        of = measured[name]
+        kl = fmean(each.final["test/env/kl/kl"] for each in of)
+        rows.append(
+            [
+                name,
+                _percent([scores_M[-1] for scores_M in race.scores_R_M]),
+                _percent(race.at_seconds(least)),
+                f"{fmean(race.seconds_R):.0f}",
+                *finals([each.final for each in of], f"{kl:.3f}"),
+                f"{fmean(each.peak_bytes for each in of) / 2**20:.0f}",
+                f"{fmean(each.kept_bytes for each in of) / 1000:.0f}",
+            ]
+        )
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _second(metrics: Metrics) -> float:
+    for name in ("correct", "solved"):
+        if (key := f"second/test/env/all/{name}") in metrics:
+            return metrics[key]
+    return metrics["second/test/reward/mean"]
+
+
+def _percent(values_R: Sequence[float]) -> str:
+    mean, low, high = fmean(values_R), min(values_R), max(values_R)
+    if math.isnan(mean):
+        return "–"
+    spread = f" ({100 * low:.1f} … {100 * high:.1f})" if len(values_R) > 1 else ""
+    return f"{100 * mean:.1f} %{spread}"

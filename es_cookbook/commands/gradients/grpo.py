@@ -13,71 +13,27 @@ GRPOConfig.
 The run directory is that of `policy_gradient`, with `losses.csv`. `evaluate log_path=...` reads it.
 """
 
-import functools
-import sys
 from collections.abc import Sequence
-
-import chz
 
 from es_cookbook.baselines.grpo import run
 from es_cookbook.baselines.grpo.config import Config
-from es_cookbook.commands.gradients import as_program
-from es_cookbook.commands.gradients.options_file import expanded
-from es_cookbook.commands.gradients.recipe_option import RECIPE_HELP, recipe_in
-from es_cookbook.commands.train import DATASETS, whole_names
-from es_cookbook.common.cli import run_cli
-from es_cookbook.rl.types import RLDatasetBuilder
+from es_cookbook.commands.gradients.program import train_cli
 
 _TRL = "trl."
 
 
-@chz.chz
-class GRPOCommand(Config):
-    """Train by GRPO on a recipe's problems (recipe=NAME) or rows of data."""
-
-    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="problems, and held-out ones")
-    log_path: str = chz.field(
-        default="", doc="run directory; runs/<name>-<digest of the options> if empty"
-    )
-
-
-def of_recipe(recipe: str) -> GRPOCommand:
-    """As much as a recipe's own run, by GRPO.
-
-    Raises:
-        ConfigError: There is no such recipe.
-    """
-    return as_program.of_recipe(GRPOCommand, recipe)
-
-
-def for_trl(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """NAME=VALUE of each `trl.NAME=VALUE`, the last of a name, and all other arguments.
+def for_trl(options: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """NAME=VALUE of each `trl.NAME=VALUE`, the last of a name, and all other options.
 
     >>> for_trl(["seed=1", "trl.delta=2", "trl.delta=3"])
-    (('delta=3',), ['seed=1'])
+    ({'trl': ('delta=3',)}, ['seed=1'])
     """
-    given = [text for text in arguments if text.lstrip("-").startswith(_TRL)]
-    last = {text.partition("=")[0]: text.lstrip("-").removeprefix(_TRL) for text in given}
-    return tuple(last.values()), [text for text in arguments if text not in given]
-
-
-def main(config: GRPOCommand, name: str = "", trl: tuple[str, ...] = ()) -> None:
-    """Train, and say in one line what it brought.
-
-    Raises:
-        KeyboardInterrupt: It was stopped; says how to go on.
-    """
-    config = chz.replace(config, trl=(*config.trl, *trl))
-    as_program.train_and_tell(run.main, config, f"grpo-{name or config.dataset.label}")
+    given = [each for each in options if each.lstrip("-").startswith(_TRL)]
+    last = {each.partition("=")[0]: each.lstrip("-").removeprefix(_TRL) for each in given}
+    return {"trl": tuple(last.values())}, [each for each in options if each not in given]
 
 
 def cli() -> None:
     """The console entry point."""
-    recipe, options = recipe_in(expanded(sys.argv[1:]))
-    trl, options = for_trl(options)
-    run_cli(
-        functools.partial(main, name=recipe, trl=trl),
-        of_recipe(recipe) if recipe else GRPOCommand,
-        whole_names(options),
-        RECIPE_HELP + " trl.NAME=VALUE is any other argument of\nTRL's GRPOConfig.",
-    )
+    more_help = " trl.NAME=VALUE is any other argument of\nTRL's GRPOConfig."
+    train_cli(run.main, Config, "grpo", more_help, for_trl)

@@ -14,55 +14,10 @@ The run directory has the files of other runs but the history. `evaluate log_pat
 against runs of evolution strategies too.
 """
 
-import functools
-import sys
-
-import chz
-
 from es_cookbook.baselines import policy_gradient
-from es_cookbook.commands.gradients import as_program
-from es_cookbook.commands.gradients.options_file import expanded
-from es_cookbook.commands.gradients.recipe_option import RECIPE_HELP, recipe_in
-from es_cookbook.commands.train import DATASETS, whole_names
-from es_cookbook.common.cli import run_cli
-from es_cookbook.rl.types import RLDatasetBuilder
-
-
-@chz.chz
-class PolicyGradientConfig(policy_gradient.Config):
-    """Train by a policy gradient on a recipe's problems (recipe=NAME) or rows of data."""
-
-    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="problems, and held-out ones")
-    log_path: str = chz.field(
-        default="", doc="run directory; runs/<name>-<digest of the options> if empty"
-    )
-
-
-def of_recipe(recipe: str) -> PolicyGradientConfig:
-    """As much as a recipe's own run, by gradients.
-
-    Raises:
-        ConfigError: There is no such recipe.
-    """
-    return as_program.of_recipe(PolicyGradientConfig, recipe)
-
-
-def main(config: PolicyGradientConfig, name: str = "") -> None:
-    """Train, and say in one line what it brought.
-
-    Raises:
-        KeyboardInterrupt: It was stopped; says how to go on.
-    """
-    name = f"policy_gradient-{name or config.dataset.label}"
-    as_program.train_and_tell(policy_gradient.main, config, name)
+from es_cookbook.commands.gradients.program import train_cli
 
 
 def cli() -> None:
     """The console entry point."""
-    recipe, options = recipe_in(expanded(sys.argv[1:]))
-    run_cli(
-        functools.partial(main, name=recipe),
-        of_recipe(recipe) if recipe else PolicyGradientConfig,
-        whole_names(options),
-        RECIPE_HELP,
-    )
+    train_cli(policy_gradient.main, policy_gradient.Config, "policy_gradient")

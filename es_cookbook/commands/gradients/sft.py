@@ -7,18 +7,15 @@ A recipe gives the model and the held-out problems of `evaluation`. Options are 
 `python -m es_cookbook.baselines.sft --help`; without a recipe nothing is measured but the loss.
 """
 
-import functools
 import sys
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Mapping
 
 import chz
 
-from es_cookbook import train
 from es_cookbook.baselines import sft
 from es_cookbook.baselines.sft_config import Evaluation, SFTConfig
-from es_cookbook.commands.recipe_configs import recipe_config
-from es_cookbook.common.cli import built, changed, run_cli, split_options
+from es_cookbook.commands.recipe_configs import recipe_defaults
+from es_cookbook.common.cli import built, changed, run_with_fields
 
 _PREFIX = "evaluation."
 
@@ -40,7 +37,7 @@ def configured(recipe: str, fields: Mapping[str, str]) -> SFTConfig:
     """
     if not recipe:
         return built(SFTConfig, fields)
-    like = cast("Callable[..., train.Config]", recipe_config(recipe))()
+    like = recipe_defaults(recipe)
     how = {k.removeprefix(_PREFIX): v for k, v in fields.items() if k.startswith(_PREFIX)}
     rest = {path: text for path, text in fields.items() if not path.startswith(_PREFIX)}
     evaluation = Evaluation(
@@ -61,10 +58,9 @@ def main(command: SFTCommand, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(SFTCommand, sft.whole_names(sys.argv[1:]))
     more_help = (
         "\n\nOther options: python -m es_cookbook.baselines.sft --help. With a recipe, "
         "evaluation.* are those of its held-out\nproblems: evaluation.every=100 "
         "evaluation.dataset.num_test=100.\nShort: data (dataset.source)."
     )
-    run_cli(functools.partial(main, fields=fields), SFTCommand, own, more_help)
+    run_with_fields(main, SFTCommand, more_help, sft.whole_names(sys.argv[1:]))

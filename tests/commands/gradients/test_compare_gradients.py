@@ -18,13 +18,13 @@ from es_cookbook.commands.gradients.compare_gradients import (
     reward_at_the_end,
     rollouts,
 )
-from es_cookbook.commands.gradients.contest import Measured, say_shared
-from es_cookbook.commands.gradients.race import Race, race_of, table
+from es_cookbook.commands.gradients.contest import Measured, Race, race_of, say_shared, table
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.data.trained_on import TrainedOn
 from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.runs.reading import read_run
 from tests.fakes import problem
 
 ARITHMETIC = ("recipe=arithmetic", "dataset.num_test=20", "dataset.problems_per_generation=4")
@@ -124,12 +124,12 @@ def test_scores_stand_at_the_rollouts_and_seconds_that_came_before_them(tmp_path
         )
         for name, slow in (("a", 1.0), ("b", 2.0))
     ]
-    race = race_of(paths, "test/x")
+    race = race_of(list(map(read_run, paths)), "test/x")
     assert race == Race([0, 20, 40], [[0.0, 2.0, 4.0], [0.0, 4.0, 8.0]], [[0.1, 0.3, 0.7]] * 2)
     assert race.at_seconds(4.0) == [0.7, 0.3] and race.at_seconds(3.9) == [0.3, 0.1]
     assert reward_at_the_end(paths[0]) == 0.8
-    with pytest.raises(ConfigError, match="has no test/y"):
-        race_of(paths, "test/y")
+    with pytest.raises(ConfigError, match="has not measured test/y"):
+        race_of(list(map(read_run, paths)), "test/y")
 
 
 def test_the_table_has_means_and_ranges_beside_the_base() -> None:

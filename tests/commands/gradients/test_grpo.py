@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from es_cookbook.__main__ import main as es_cookbook
-from es_cookbook.commands.gradients.options_file import options_in
+from es_cookbook.commands.gradients.program import options_in
 from es_cookbook.common.errors import ConfigError
 
 

@@ -129,12 +129,19 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
         assert name in {*tried, "evaluate", "trl"}, config_class
 
 
-def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients() -> None:
+@pytest.mark.parametrize(
+    "written",
+    [
+        "es_cookbook.baselines.grpo.config:Config",
+        "es_cookbook.commands.gradients.grpo:GRPOCommand",  # Its name before.
+    ],
+)
+def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:
     """`hub.evaluate` was a command line, whose engine=t.helper2:X was imported after a push."""
     push = HUB | {"$class": "es_cookbook.runs.hub.checkpoint_push:CheckpointPush"}
     options = ["recipe=countdown", "engine=t.helper2:X"]
     plain = {
-        "$class": "es_cookbook.baselines.grpo.config:Config",
+        "$class": written,
         **{name: CONFIG[name] for name in ("model_name", "dataset", "log_path")},
     }
     for name, value, word in (

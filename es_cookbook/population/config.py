@@ -1,0 +1,123 @@
+"""What every run has, whatever moves its model: problems, an engine, how it samples and evaluates.
+
+So two runs that share these options differ by what moves the model and by nothing else.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
+from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
+from es_cookbook.population.evaluate import check_evaluation
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.grading.workers import end_idle_workers
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.opening import Behavior
+from es_cookbook.runs.tracking.base import TrackerBuilder
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+
+DATASETS = Names(
+    {
+        "rows": "es_cookbook.rl.data.task:Task",
+        "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+        "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
+    },
+    default="rows",
+)
+"""What a user types for the kind of a data set."""
+ENGINES = Names(ENGINE_NAMES, default="torch")
+
+
+@chz.chz
+class RunConfig:
+    """A run that moves a model by its answers to the problems of a data set."""
+
+    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
+    dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
+    log_path: str = chz.field(doc="run directory")
+    engine: EngineBuilder = chz.field(
+        meta_factory=ENGINES, default_factory=ENGINES.build_default, doc="where genomes run"
+    )
+    sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
+    attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
+    num_generations: int = chz.field(default=100, doc="generations of the whole run")
+    eval_every: int = chz.field(
+        default=20,
+        doc="generations between held-out evaluations; 0: before the first and after the last only",
+    )
+    eval_attempts: int = chz.field(
+        default=1, doc="held-out: attempts at each problem; several also measure test/pass@k"
+    )
+    eval_temperature: float = chz.field(default=0.0, doc="held-out: temperature; 0 is greedy")
+    seed: int = chz.field(default=0, doc="everything random derives from it")
+    rollout_timeout: float = chz.field(
+        default=600.0, doc="seconds for which one rollout's Env may have control"
+    )
+    turn_timeout: float | None = chz.field(
+        default=None,
+        doc="seconds for which it may have control in one turn; as long as in all of them if unset",
+    )
+    max_failed_fraction: float = chz.field(
+        default=0.1, doc="stop when more of a generation's rollouts are lost"
+    )
+    trackers: TrackerBuilder = chz.field(
+        default_factory=StandardTrackersBuilder,
+        blueprint_unspecified=StandardTrackersBuilder,
+        doc="where metrics and rollouts go",
+    )
+    behavior_if_log_dir_exists: Behavior = chz.field(
+        default="ask", doc="what to do where log_path already holds a run"
+    )
+
+    @chz.validate
+    def _run_ranges(self) -> None:
+        check_range(self, "attempts", "num_generations", at_least=1)
+        check_range(self, "eval_every", at_least=0)
+        check_range(self, "max_failed_fraction", at_least=0, at_most=1)
+        check_range(self, "rollout_timeout", "turn_timeout", above=0)
+        check_evaluation(self.eval_attempts, self.eval_temperature)
+
+    def evaluates(self, generation: int) -> bool:
+        """Whether the centre is evaluated before a generation, or after the last."""
+        last = self.num_generations
+        return generation == last or generation % (self.eval_every or last) == 0
+
+    def sampling_at(self, generation: int) -> SamplingParams:
+        """How a generation samples."""
+        del generation
+        return self.sampling
+
+    def sampler(
+        self, engine: Engine, log_path: Path | None = None, seed: int | None = None
+    ) -> PopulationSampler:
+        """Samples as the run does; `log_path` is where lost rollouts are logged, if anywhere.
+
+        `seed` is the one that sampling seeds are derived from, if not the run's.
+        """
+        return PopulationSampler(
+            engine,
+            sampling=self.sampling,
+            sampling_at=self.sampling_at,
+            attempts=self.attempts,
+            rollout_timeout=self.rollout_timeout,
+            turn_timeout=self.turn_timeout,
+            max_failed_fraction=self.max_failed_fraction,
+            run_seed=self.seed if seed is None else seed,
+            log_path=log_path,
+        )
+
+
+@contextlib.asynccontextmanager
+async def closing(engine: Engine) -> AsyncGenerator[Engine]:
+    """Inside, the engine; it and idle grading workers end with the block, also if cancelled."""
+    try:
+        yield engine
+    finally:
+        end_idle_workers()
+        with anyio.CancelScope(shield=True):
+            await engine.close()
