@@ -108,6 +108,7 @@ def _too_long(_: int, __: FrameType | None) -> None:
     raise TimeoutError("it was not done within 5 s")
 
 
+@pytest.mark.timeout(0)  # It has an alarm of its own.
 def test_what_stands_in_the_place_of_a_runs_file_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ OWN = {
     "checkpoints/identity.py": "maps weights that were checked",
     "checkpoints/tensors.py": "writes a new file",
     "runs/trusted/seal.py": "this user's own secret, and scripts where the user has them",
+    "train/stopping/ending.py": "/proc, for what a process has started",
     "train/sweep/workers.py": "output of processes of its own",
     "commands/gradients/contest.py": "/proc/self/status",
     "commands/prepare": "data sets that the user makes, in no run",

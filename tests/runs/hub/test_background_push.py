@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import chz
+import psutil
 import pytest
 
 from es_cookbook import train
@@ -253,28 +254,31 @@ def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Pa
     ]
     options += [f"log_path={tmp_path}", "trackers=JsonlTrackerBuilder"]
     options += ["hub.repo_id=me/run", "hub.every=1", "hub.timeout=500"]
-    run = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.tiny_run", *options],
         cwd=ROOT,
         text=True,
         stderr=subprocess.PIPE,
-    )
-    while len(hub.requests) <= ASKED_AT_THE_START:
-        assert run.poll() is None, run.communicate()[1]
-        time.sleep(0.01)
-    (pusher,) = children_of(run.pid)
-    run.send_signal(signal.SIGINT)
-    said = run.communicate(timeout=20)[1]
+    ) as run:
+        try:
+            while len(hub.requests) <= ASKED_AT_THE_START:
+                assert run.poll() is None, run.communicate()[1]
+                time.sleep(0.01)
+            (pusher,) = pushers_of(run.pid)
+            run.send_signal(signal.SIGINT)
+            said = run.communicate(timeout=20)[1]
+        finally:
+            run.kill()
     assert run.returncode == 130
     assert after_start(said).startswith("interrupted after generation ")
-    assert not Path(f"/proc/{pusher}").exists()
+    assert not psutil.pid_exists(pusher)
     recorded = load_config(tmp_path / "config.json", train.Config, ["tests", "hub:me/run"])
     assert recorded.hub == HubPush(repo_id="me/run", every=1, timeout=500)
 
 
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+def pushers_of(pid: int) -> list[int]:
+    children = psutil.Process(pid).children()
+    return [child.pid for child in children if "es_cookbook" in child.cmdline()]
 
 
 @pytest.mark.parametrize(

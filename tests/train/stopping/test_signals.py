@@ -33,7 +33,9 @@ def options_of(directory: Path, where: str, kind: str) -> Sequence[str]:
 
 def wait_until_blocked(directory: Path) -> None:
     history = directory / "run/history.jsonl"
+    began = time.monotonic()
     while not history.exists() or history.read_bytes().count(b"\n") < 2:
+        assert time.monotonic() - began < 60, (directory / "errors.txt").read_text()
         time.sleep(0.01)  # Generation 1 is the one that blocks.
     time.sleep(0.3)
 
@@ -79,6 +81,8 @@ def forker() -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
     ) as process:
         yield process
+        for left in (*psutil.Process(process.pid).children(recursive=True), process):
+            left.kill()
 
 
 @pytest.fixture
