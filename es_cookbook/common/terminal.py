@@ -60,6 +60,7 @@ def as_program() -> Generator[None]:
         yield
     finally:
         _is_program = before
+        done_saying()
 
 
 def is_program() -> bool:
