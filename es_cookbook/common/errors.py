@@ -123,6 +123,10 @@ def not_installed(what: str, package: str, install: str) -> ConfigError:
     return ConfigError(f"{what} needs {package}, which is not installed: pip install {install!r}")
 
 
+_MOST_NAMES, _LONGEST_NAME = 100, 200
+"""In a list of what is accepted, which may be of a stranger's file."""
+
+
 def nearest(name: str, accepted: Iterable[str]) -> str:
     """A half-sentence that lists what is accepted, the nearest to `name` first.
 
@@ -131,7 +135,10 @@ def nearest(name: str, accepted: Iterable[str]) -> str:
     """
     options = sorted(accepted)
     close = closest(name, options)
-    return f"{f'did you mean {close!r}? A' if close else 'a'}ccepted: {', '.join(options)}"
+    listed = ", ".join(f"{option:.{_LONGEST_NAME}}" for option in options[:_MOST_NAMES])
+    more = f" and {len(options) - _MOST_NAMES} more" if len(options) > _MOST_NAMES else ""
+    asked = f"did you mean {close[:_LONGEST_NAME]!r}? A" if close else "a"
+    return f"{asked}ccepted: {listed}{more}"
 
 
 def did_you_mean(name: str, accepted: Iterable[str]) -> str:

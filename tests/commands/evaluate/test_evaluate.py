@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -328,6 +329,7 @@ def test_the_table_fits_a_terminal() -> None:
         (["log_path=fake", "output=fake/a.json"], "is in the run directory, which is only read"),
         (["log_path=fake", "output=new/a.json"], "there is no directory 'new'"),
         (["log_path=fake", "against=gone.json"], "gone.json cannot be read: No such file"),
+        (["log_path=fake", "against=pipe.json"], "pipe.json cannot be read: it is a pipe"),
         (["log_path=fake", "against=rows.json"], "rows.json is no evaluation that this version"),
         (
             ["log_path=fake", "against=nowhere/at/all"],
@@ -341,6 +343,8 @@ def test_a_mistake_is_one_sentence_before_a_model_is_loaded(
     options: list[str], sentence: str
 ) -> None:
     Path("rows.json").write_text('{"question": 1}')
+    Path("pipe.json").unlink(missing_ok=True)
+    os.mkfifo("pipe.json")
     engine = (
         []
         if any("metric" in option for option in options)
