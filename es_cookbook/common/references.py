@@ -50,6 +50,8 @@ _MOVED = {
     "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",
     "es_cookbook.evolution.schedules": "es_cookbook.common.schedules",
     "es_cookbook.evolution.optimizers.genetic": "es_cookbook.evolution.optimizers.genetic.genetic",
+    "es_cookbook.rl.gdpo": "es_cookbook.rl.objectives",
+    "es_cookbook.rl.reward_schedule": "es_cookbook.rl.objectives",
     "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
     "es_cookbook.commands.gradients.grpo:GRPOCommand": "es_cookbook.baselines.grpo.config:Config",
     "es_cookbook.commands.gradients.policy_gradient:PolicyGradientConfig": (

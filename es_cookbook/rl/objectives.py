@@ -36,6 +36,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.fields.parts import parts
+from es_cookbook.rl.rewards.base import REWARD_NAMES, check_weights
 from es_cookbook.rl.rewards.length import (
     STRENGTH,
     dynamic_fractions,
@@ -50,14 +51,16 @@ OBJECTIVE_NAMES = {
     "pass_at_k": "es_cookbook.rl.objectives:PassAtK",
     "max_of_k": "es_cookbook.rl.objectives:MaxOfK",
     "length_penalty": "es_cookbook.rl.objectives:LengthPenalty",
-    "gdpo": "es_cookbook.rl.gdpo:Gdpo",
-    "reward_schedule": "es_cookbook.rl.reward_schedule:RewardSchedule",
+    "gdpo": "es_cookbook.rl.objectives:Gdpo",
+    "reward_schedule": "es_cookbook.rl.objectives:RewardSchedule",
 }
 """What a user types on the command line."""
 REWARD = "reward"
 """Names the reward itself in place of an Env metric."""
 SOLVED = "correct"
 """The Env metric of whether an attempt solved its problem, where no other is named."""
+TIE = 1e-12
+"""Rewards closer together than this share of the largest count as equal."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,14 +80,6 @@ class Outcomes:
     def lost_P_G(self) -> NDArray[np.bool_]:
         """Where a genome lost all its attempts at a problem."""
         return np.asarray(np.isnan(self.rewards_P_G_K).all(axis=2))
-
-    def solved(self, metric: str, threshold: float) -> NDArray[np.bool_]:
-        """Which attempts reach `threshold` in an Env metric, or in the reward if it is `REWARD`.
-
-        Raises:
-            ConfigError: No Env reports it; names the nearest.
-        """
-        return self.values(metric, "objective.metric") >= threshold
 
     def values(self, metric: str, option: str) -> NDArray[np.float64]:
         """An Env metric, or the reward if it is `REWARD`; `option` is where the user named it.
@@ -107,25 +102,6 @@ class Outcomes:
 def solved_in(metrics: Metrics) -> float:
     """Whether an attempt solved its problem, as its Env says; NaN where that says nothing."""
     return metrics.get(SOLVED, metrics.get("solved", math.nan))
-
-
-def check_weighted(rewards: Sequence[str], **weights: Sequence[float]) -> None:
-    """Refuse metrics that are to be added, or lists of their weights, that cannot be used.
-
-    Raises:
-        ConfigError: Which, by its name.
-    """
-    if not rewards or len(set(rewards)) < len(rewards):
-        raise ConfigError(
-            f"rewards must be names that differ, at least one, found {','.join(rewards)!r}"
-        )
-    for name, values in weights.items():
-        if len(values) != len(rewards):
-            raise ConfigError(
-                f"{name} must be one for each of the {len(rewards)} rewards, found {len(values)}"
-            )
-        if not all(map(math.isfinite, values)):
-            raise ConfigError(f"{name} must be finite, found {values}")
 
 
 def outcomes(groups_P: Sequence[TrajectoryGroup], generation: int = 0) -> Outcomes:
@@ -234,47 +210,9 @@ parts(Objective, *OBJECTIVE_NAMES.values())
 class Mean(Objective):
     """The mean reward over the attempts that were not lost."""
 
+    @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        """Means."""
         return mean_over_attempts(outcomes.rewards_P_G_K)
-
-
-@chz.chz
-class PassAtK(Objective):
-    """The chance that at least one of k attempts solves the problem."""
-
-    k: int = chz.field(default=4, doc="attempts of which at least one must solve the problem")
-    metric: str = chz.field(
-        default=SOLVED, doc="Env metric of whether an attempt solved it; reward: the reward itself"
-    )
-    threshold: float = chz.field(default=1.0, doc="least metric of a solved attempt")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "k", at_least=1)
-        check_range(self, "threshold")
-
-    @property
-    def min_attempts(self) -> int:
-        """As many as are asked about."""
-        return self.k
-
-    @property
-    @override
-    def counted(self) -> Sequence[str]:
-        return () if self.metric == REWARD else (self.metric,)
-
-    @override
-    def options(self, path: str = "objective") -> str:
-        return f"{path}.k={self.k}"
-
-    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        """Unbiased pass@k."""
-        present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
-        solved_P_G_K = outcomes.solved(self.metric, self.threshold)
-        return pass_at_k(
-            present_P_G_K.sum(axis=2), (solved_P_G_K & present_P_G_K).sum(axis=2), self.k
-        )
 
 
 @chz.chz
@@ -284,21 +222,48 @@ class MaxOfK(Objective):
     k: int = chz.field(default=4, doc="attempts of which the best counts")
 
     @chz.validate
-    def _ranges(self) -> None:
+    def _k(self) -> None:
         check_range(self, "k", at_least=1)
 
     @property
+    @override
     def min_attempts(self) -> int:
-        """As many as are asked about."""
         return self.k
 
     @override
     def options(self, path: str = "objective") -> str:
         return f"{path}.k={self.k}"
 
+    @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        """Unbiased expected maxima."""
         return max_of_k(outcomes.rewards_P_G_K, self.k)
+
+
+@chz.chz
+class PassAtK(MaxOfK):
+    """The chance that at least one of k attempts solves the problem."""
+
+    metric: str = chz.field(
+        default=SOLVED, doc="Env metric of whether an attempt solved it; reward: the reward itself"
+    )
+    threshold: float = chz.field(default=1.0, doc="least metric of a solved attempt")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "threshold")
+
+    @property
+    @override
+    def counted(self) -> Sequence[str]:
+        return () if self.metric == REWARD else (self.metric,)
+
+    @override
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
+        solved_P_G_K = outcomes.values(self.metric, "objective.metric") >= self.threshold
+        return pass_at_k(
+            present_P_G_K.sum(axis=2), (solved_P_G_K & present_P_G_K).sum(axis=2), self.k
+        )
 
 
 _INNER = Names(OBJECTIVE_NAMES, default="mean")
@@ -337,16 +302,16 @@ class LengthPenalty(Objective):
             )
 
     @property
+    @override
     def min_attempts(self) -> int:
-        """As many as the other objective needs."""
         return self.inner.min_attempts
 
     @override
     def options(self, path: str = "objective") -> str:
         return self.inner.options(f"{path}.inner")
 
+    @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        """Scores of the adjusted rewards."""
         lengths_P_G_K = outcomes.tokens_P_G_K
         if self.limit is None:
             fractions_P_G_K = np.stack([normalised_fractions(of_p) for of_p in lengths_P_G_K])
@@ -356,3 +321,140 @@ class LengthPenalty(Objective):
         is_right_P_G_K = rewards_P_G_K > self.right_above
         moved_P_G_K = penalised(rewards_P_G_K, is_right_P_G_K, fractions_P_G_K, self.strength)
         return self.inner(dataclasses.replace(outcomes, rewards_P_G_K=moved_P_G_K))
+
+
+@chz.chz
+class WeightedMetrics(Objective):
+    """A weighted sum of rewards, which are metrics that the Envs report by name.
+
+    So any Env that reports its parts will do. A reward that a problem's Env does not report adds 0:
+    rows may have different rewards. The Env's own sum only says which rollouts were lost.
+    """
+
+    rewards: tuple[str, ...] = chz.field(doc="Env metrics that are rewards")
+
+    @chz.validate
+    def _differ(self) -> None:
+        if not self.rewards or len(set(self.rewards)) < len(self.rewards):
+            raise ConfigError(
+                f"rewards must be names that differ, at least one, found {','.join(self.rewards)!r}"
+            )
+
+    @property
+    @override
+    def counted(self) -> Sequence[str]:
+        return () if REWARD in self.rewards else self.rewards
+
+    @abstractmethod
+    def weights_in(self, generation: int) -> Sequence[float]:
+        """The weight of each reward."""
+
+    @abstractmethod
+    def scored(self, means_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What is added of one reward, from a genome's means over its attempts; never NaN."""
+
+    @override
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        scores_P_G = np.zeros(outcomes.rewards_P_G_K.shape[:2])
+        for name, weight in zip(self.rewards, self.weights_in(outcomes.generation), strict=True):
+            if name in REWARD_NAMES and name not in outcomes.metrics:
+                continue  # A shared reward, of rows that are not in this batch.
+            means_P_G = mean_over_attempts(outcomes.values(name, "objective.rewards"))
+            scores_P_G += weight * self.scored(means_P_G)
+        return np.where(outcomes.lost_P_G, np.nan, scores_P_G)
+
+
+@chz.chz
+class Gdpo(WeightedMetrics):
+    """Several rewards, each normalised over the genomes of a problem before they are added.
+
+        score = Σ_k w_k · (r_k − mean(r_k)) / std(r_k)
+
+    with r_k the mean of reward k over a genome's attempts at a problem, and mean and standard
+    deviation over all genomes at it, as in GDPO (Liu et al. 2026, arXiv:2601.05242), there over the
+    answers of a group. A plain sum is governed by the reward that differs most: where half of the
+    answers are right and the lengths differ by a percent, length has no say, whatever its weight.
+    Here the weights alone say what counts. GDPO's second step, dividing by the standard deviation
+    over the batch, is what `fitness=zscore` does.
+
+    Pitfall: each problem and each reward gets the same spread, however little the genomes differ: a
+    single genome that solves a problem scores √(G − 1) there. Rewards that are mostly luck gain by
+    it.
+    """
+
+    rewards: tuple[str, ...] = chz.field(
+        default=("correct", "format"), doc="Env metrics that are rewards"
+    )
+    weights: tuple[float, ...] = chz.field(
+        default=(), doc="one for each of the rewards; none: 1 each"
+    )
+
+    @chz.validate
+    def _weights(self) -> None:
+        if self.weights:
+            check_weights(self.rewards, weights=self.weights)
+
+    @override
+    def weights_in(self, generation: int) -> Sequence[float]:
+        return self.weights or (1.0,) * len(self.rewards)
+
+    @override
+    def scored(self, means_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        return normalised(means_P_G)
+
+
+def normalised(values_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """z-scores over the genomes at each problem; 0 where all are the same, and for NaN.
+
+    >>> normalised(np.array([[1.0, 3.0, np.nan], [5.0, 5.0, 5.0]]))
+    array([[-1.,  1.,  0.],
+           [ 0.,  0.,  0.]])
+    """
+    scores_P_G = np.zeros(values_P_G.shape)
+    for p, values_G in enumerate(values_P_G):
+        present_G = ~np.isnan(values_G)
+        values = values_G[present_G]
+        if len(values) and float(np.ptp(values)) > TIE * float(np.abs(values).max()):
+            scores_P_G[p, present_G] = (values - values.mean()) / values.std()
+    return scores_P_G
+
+
+@chz.chz
+class RewardSchedule(WeightedMetrics):
+    """A sum of rewards whose weights change over the run: form first, then what is right, say.
+
+        score = Σ_k w_k(t) · mean(r_k),   w_k(t) = start_k + (final_k − start_k) · min(t / over, 1)
+
+    with t the generation and r_k the rewards of a genome's attempts at a problem.
+    """
+
+    rewards: tuple[str, ...] = chz.field(
+        default=("format", "correct"), doc="Env metrics that are rewards"
+    )
+    start: tuple[float, ...] = chz.field(
+        default=(1.0, 0.0), doc="weight of each in the first generation"
+    )
+    final: tuple[float, ...] = chz.field(
+        default=(0.1, 0.9), doc="weight of each from generation `over` on"
+    )
+    over: int = chz.field(default=20, doc="generations over which the weights change")
+
+    @chz.validate
+    def _weights(self) -> None:
+        check_range(self, "over", at_least=1)
+        check_weights(self.rewards, start=self.start, final=self.final)
+
+    @override
+    def weights_in(self, generation: int) -> Sequence[float]:
+        """Changing evenly.
+
+        >>> RewardSchedule(start=(1.0, 0.0), final=(0.0, 1.0), over=4).weights_in(1)
+        (0.75, 0.25)
+        """
+        done = min(generation / self.over, 1.0)
+        pairs = zip(self.start, self.final, strict=True)
+        return tuple(start + (final - start) * done for start, final in pairs)
+
+    @override
+    def scored(self, means_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.nan_to_num(means_P_G)

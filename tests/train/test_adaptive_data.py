@@ -21,7 +21,7 @@ from es_cookbook.rl.data.choosing import Curriculum, Filter
 from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.replay import Replay
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.reward_schedule import RewardSchedule
+from es_cookbook.rl.objectives import RewardSchedule
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics

@@ -13,8 +13,9 @@ exception: it loses the rollout, whose reward is then NaN.
 """
 
 import inspect
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import chz
@@ -151,6 +152,21 @@ def check_arity(reward: RewardFunction) -> None:
             f"reward: {name_of(reward)}{signature} cannot be called as a reward is, with the "
             f"answer's text and the row, reward(text, row): {error}"
         ) from error
+
+
+def check_weights(rewards: Sequence[str], **weights: Sequence[float]) -> None:
+    """Refuse lists of weights, by their options' names, that are not one for each of the rewards.
+
+    Raises:
+        ConfigError: Which, and why.
+    """
+    for name, values in weights.items():
+        if len(values) != len(rewards):
+            raise ConfigError(
+                f"{name} must be one for each of the {len(rewards)} rewards, found {len(values)}"
+            )
+        if not all(map(math.isfinite, values)):
+            raise ConfigError(f"{name} must be finite, found {values}")
 
 
 def name_of(reward: RewardFunction) -> str:

@@ -19,7 +19,14 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, ESCookbookError, nearest
-from es_cookbook.rl.rewards.base import Fields, Reward, Score, reward_and_metrics
+from es_cookbook.rl.rewards.base import (
+    REWARD_NAMES,
+    Fields,
+    Reward,
+    Score,
+    check_weights,
+    reward_and_metrics,
+)
 from es_cookbook.rl.rewards.crossword import Crossword
 from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.rewards.judge import Judge
@@ -74,27 +81,11 @@ class WeightedSum(Reward):
                 raise ConfigError(f"rewards: unknown {name!r}: {nearest(name, self._parts())}")
         if len(set(self.rewards)) < len(self.rewards):
             raise ConfigError(f"rewards must differ, found {','.join(self.rewards)}")
-        if self.weights and len(self.weights) != len(self.rewards):
-            raise ConfigError(
-                f"weights must be one for each of the {len(self.rewards)} rewards, found "
-                f"{len(self.weights)}"
-            )
-        if not all(map(math.isfinite, self.weights)):
-            raise ConfigError(f"weights must be finite, found {self.weights}")
+        if self.weights:
+            check_weights(self.rewards, weights=self.weights)
 
     def _parts(self) -> Mapping[str, Reward]:
-        return {
-            "exact": self.exact,
-            "choice": self.choice,
-            "number": self.number,
-            "regex": self.regex,
-            "math": self.math,
-            "format": self.format,
-            "judge": self.judge,
-            "length": self.length,
-            "conciseness": self.conciseness,
-            "crossword": self.crossword,
-        }
+        return {name: getattr(self, name) for name in REWARD_NAMES if name != "sum"}
 
     @override
     def __call__(self, text: str, row: Fields) -> Score:

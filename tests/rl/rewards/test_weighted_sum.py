@@ -8,8 +8,7 @@ import pytest
 
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.rl.gdpo import Gdpo
-from es_cookbook.rl.objectives import outcomes
+from es_cookbook.rl.objectives import Gdpo, outcomes
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded
 from es_cookbook.rl.rewards.length import Length
