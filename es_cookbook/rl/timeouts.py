@@ -15,16 +15,18 @@ import contextlib
 import math
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from types import TracebackType
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.rl.watchdog import GUEST, WARN_AFTER, Guest, Interrupted, Watchdog
 
 CHECKS_PER_TIMEOUT = 8
 """How often the watch checks: an Env is stopped at most an eighth of the time-out late."""
+_limiters: RunVar[dict[tuple[str, int], anyio.CapacityLimiter]] = RunVar("_limiters")
 
 
 @contextlib.contextmanager
@@ -39,6 +41,20 @@ def nobody_has_control() -> Generator[None]:
         yield
     finally:
         guest.go_on(guest)
+
+
+@contextlib.asynccontextmanager
+async def in_turn(kind: str, at_once: int) -> AsyncGenerator[None]:
+    """Inside, at most so many of a kind on this event loop; the clock stands still in the queue."""
+    limiters = _limiters.get({})
+    _limiters.set(limiters)
+    limiter = limiters.setdefault((kind, at_once), anyio.CapacityLimiter(at_once))
+    with nobody_has_control():
+        await limiter.acquire()
+    try:
+        yield
+    finally:
+        limiter.release()
 
 
 def turn_begins() -> None:

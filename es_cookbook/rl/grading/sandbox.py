@@ -38,13 +38,12 @@ from typing import Literal, cast
 import anyio
 import chz
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
-from anyio.lowlevel import RunVar
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import SandboxError
 from es_cookbook.rl.grading.seccomp import filter_program
-from es_cookbook.rl.timeouts import nobody_has_control
+from es_cookbook.rl.timeouts import in_turn
 
 _MIB = 2**20
 _NOBODY = 65534
@@ -62,7 +61,6 @@ _FIRST = ("/usr/bin/sh", "-c", 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit', "s
 bubblewrap's own tells that code and is not waited for: a zombie of process 1, for each sandbox.
 """
 _SECONDS_TO_END = 5.0
-_limiter: RunVar[anyio.CapacityLimiter] = RunVar("_sandbox_limiter")
 
 
 @chz.chz
@@ -126,16 +124,8 @@ async def run_code(code: str, stdin: str = "", limits: Limits | None = None) -> 
     """
     limits = limits or Limits()
     check_sandbox()
-    limiter = _limiter.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(num_cores())
-        _limiter.set(limiter)
-    with nobody_has_control():
-        await limiter.acquire()
-    try:
+    async with in_turn("sandbox", num_cores()):
         return await _run(code, stdin, limits)
-    finally:
-        limiter.release()
 
 
 @functools.cache

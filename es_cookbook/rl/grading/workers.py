@@ -35,12 +35,11 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple, cast
 
 import anyio
-from anyio.lowlevel import RunVar
 
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
 from es_cookbook.rl.grading import worker
-from es_cookbook.rl.timeouts import nobody_has_control
+from es_cookbook.rl.timeouts import in_turn, nobody_has_control
 
 SECONDS_TO_START = 60.0
 """For a worker to start and to import what a function needs."""
@@ -49,7 +48,6 @@ SECONDS_IDLE = 300.0
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
-_limiter: RunVar[anyio.CapacityLimiter] = RunVar("_limiter")
 
 
 async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float) -> _T:
@@ -76,16 +74,8 @@ async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float)
             f"{name} cannot be sent to a worker process ({error}): it must be a function that can "
             "be imported by its name, and its arguments must pickle"
         ) from None
-    limiter = _limiter.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(num_cores())
-        _limiter.set(limiter)
-    with nobody_has_control():
-        await limiter.acquire()
-    try:
+    async with in_turn("worker", num_cores()):
         answer = await _answer(name, request, timeout)
-    finally:
-        limiter.release()
     try:
         kind, *found = pickle.loads(answer)
     except Exception as error:

@@ -30,10 +30,9 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.servers.chat import AskAgainError
-from es_cookbook.rl.judge_server import JudgeServer
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.rewards.base import Fields
-from es_cookbook.rl.rewards.judge import filled_message
+from es_cookbook.rl.rewards.judge import JudgeServer, filled_message
 from es_cookbook.rl.types import Policy, Tokenizer
 
 FIRST, SECOND = "first", "second"

@@ -2,13 +2,15 @@
 
     JudgedTask(source="questions.jsonl", prompt="{question}", judge=BaseJudge())
 
-The reward of an answer is its win rate in the group (`es_cookbook.rl.judging.comparison`). A reward
+The reward of an answer is its win rate in the group (`Comparison`, which an `EnvGroupBuilder` of
+one's own may use). A reward
 function is measured beside it, as `task_reward` and by its own metrics, and counts with
 `task_weight`.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import chz
@@ -16,11 +18,11 @@ from typing_extensions import override
 
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import DataError
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import REWARDS, Task, TaskEnv
-from es_cookbook.rl.judging.comparison import Comparison
 from es_cookbook.rl.judging.judges import JUDGE_NAMES, PairJudge
-from es_cookbook.rl.judging.tournament import Tournament
+from es_cookbook.rl.judging.tournament import Tally, Tournament
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Fields, Reward, RewardFunction
 from es_cookbook.rl.types import (
@@ -112,6 +114,82 @@ class JudgedEnv(TaskEnv):
         result = await super().step(action)
         metrics = {**result.metrics, "task_reward": result.reward}
         return dataclasses.replace(result, reward=self._weight * result.reward, metrics=metrics)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the answers to one problem are compared, for `compute_group_rewards`.
+
+    The reward of an answer is its win rate in the group (`tournament`). A group of one, as the
+    centre is on held-out problems, is compared with the base's own answer: its win rate is one half
+    until it differs from the base, and then says how often the judge prefers it. Several attempts
+    of the centre alone (`eval_attempts`) are a group like any other, and tell nothing of the kind.
+
+    An answer of which no judgement was made is lost: its reward is NaN, not 0.
+
+    Attributes:
+        fields: the problem's row, which fills the judge's template.
+        tokenizer: the model's own.
+        seed: of the tournament's draws.
+    """
+
+    fields: Fields
+    judge: PairJudge
+    tournament: Tournament
+    tokenizer: Tokenizer
+    seed: int = 0
+
+    async def rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> list[GroupReward | LostRollout]:
+        """For each trajectory its win rate, or how it was lost.
+
+        Metrics: `win_rate`, `cut` (1 where the judge saw the beginning of the answer alone),
+        `answers` (how many different ones the group has), and those of `Tally`.
+        """
+        finished = [each for each in trajectories if isinstance(each, Trajectory)]
+        if not finished:
+            return [LostRollout("no answer to compare", "") for _ in trajectories]
+        other = await self._opponent(finished, policies[0])
+        answers = [_answer(each) for each in finished]
+        # Most answers of a group are alike.
+        shown_of = {answer: self.judge.shown(answer, self.tokenizer) for answer in set(answers)}
+        shown = [shown_of[answer] for answer in answers]
+        texts = [text for text, _ in shown]
+
+        async def compare(first: str, second: str) -> float:
+            message = self.judge.message(self.fields, first, second)
+            return await self.judge.prefers_first(message, policies[0], self.tokenizer)
+
+        seed = derive_seed(self.seed, "\0".join(["judging", *texts]))
+        rates, tally = await self.tournament.win_rates(texts, compare, seed, other)
+        of_group = {"answers": float(len(set(texts))), **tally.metrics}
+        found = iter(
+            _rewarded(rate, {"win_rate": rate, "cut": float(was_cut), **of_group}, tally)
+            for rate, (_, was_cut) in zip(rates, shown, strict=True)
+        )
+        return [next(found) if isinstance(each, Trajectory) else each for each in trajectories]
+
+    async def _opponent(self, finished: Sequence[Trajectory], policy: Policy) -> str | None:
+        """The one answer with which all are compared, if there is one."""
+        if len(finished) == 1:
+            whose = policy.base
+        elif self.tournament.pattern == "centre":
+            whose = policy.centre
+        else:
+            return None
+        action = await whose.sample(finished[0].transitions[0].observation)
+        return self.judge.shown(action.text, self.tokenizer)[0]
+
+
+def _answer(trajectory: Trajectory) -> str:
+    return trajectory.transitions[-1].action.text
+
+
+def _rewarded(rate: float, metrics: dict[str, float], tally: Tally) -> GroupReward | LostRollout:
+    if math.isnan(rate):
+        return LostRollout(f"no judgement of this answer: {tally.lost[0]}", "")
+    return GroupReward(rate, metrics)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

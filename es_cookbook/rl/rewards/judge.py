@@ -1,32 +1,42 @@
-"""A mark from a language model behind an OpenAI-compatible HTTP server, as a reward.
+"""A language model behind an OpenAI-compatible HTTP server as a judge; its mark as a reward.
 
 The server gets one chat message, made of a template, the answer and the row, and answers with a
-mark: the last number of its text.
+mark: the last number of its text. How it is asked again stands in
+`es_cookbook.common.servers.chat`.
 
     reward=judge reward.url=http://127.0.0.1:8000/v1 reward.model=my-judge
 
-Without a mark in the end (`es_cookbook.rl.judge_server`) the score is lost, not 0. The exception
-loses the rollout, whose reward is then NaN.
+Without a mark in the end the score is lost, not 0: a judge's failure is no evidence about a genome.
+The exception loses the rollout, whose reward is then NaN.
 
 Pitfall: the time that the judge takes is the Env's, so `rollout_timeout` must allow for it. And a
 policy learns to please its judge, not to be right: look at samples.
+
+Left out: streaming, and keys in configs, which are recorded and shared. The key is taken from the
+environment, from `ES_COOKBOOK_JUDGE_KEY` alone.
 """
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import anyio
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.servers.chat import AskAgainError
-from es_cookbook.rl.judge_server import JudgeServer
+from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.fields.reach import address_of, needs_trust
+from es_cookbook.common.servers.chat import AskAgainError, RefusedError, asked, completion
+from es_cookbook.common.servers.http import key_in
 from es_cookbook.rl.rewards.answers import field_of
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.rewards.number import last_number
+from es_cookbook.rl.timeouts import in_turn
+
+KEY = "ES_COOKBOOK_JUDGE_KEY"
+"""Environment variable with the server's key, if it needs one."""
 
 TEXT = "text"
 """Stands in a template for the model's answer; every other name for a field of the row."""
@@ -38,6 +48,76 @@ Answer of a student:
 {text}
 
 How good is the answer? Reply with a number from 0 (worthless) to 10 (perfect), and nothing else."""
+_T = TypeVar("_T")
+
+
+def _address(judge: "JudgeServer") -> str | None:
+    """Whom it asks; nobody without a model, as the judge of a sum that has none."""
+    return address_of(judge.url) if judge.model else None
+
+
+@chz.chz
+class JudgeServer:
+    """Which server and model judge, and how they are asked."""
+
+    url: str = chz.field(
+        default="http://127.0.0.1:8000/v1",
+        doc="of an OpenAI-compatible server, up to /v1",
+        metadata=needs_trust(
+            _address, f"is where questions go, with the key in {KEY} if there is one"
+        ),
+    )
+    model: str = chz.field(default="", doc="the server's name for the judge; needed")
+    temperature: float = chz.field(default=0.0, doc="of the judge's sampling")
+    max_tokens: int = chz.field(default=256, doc="most tokens of the judge's reply")
+    timeout: float = chz.field(default=15.0, doc="seconds for one reply")
+    attempts: int = chz.field(default=3, doc="how often a judge that fails is asked")
+    backoff: float = chz.field(
+        default=0.5, doc="seconds before asking again; doubled each further time"
+    )
+    max_concurrent: int = chz.field(default=32, doc="most questions at a time")
+
+    @chz.validate
+    def _server(self) -> None:
+        if not re.match(r"https?://[^/\s]", self.url):
+            raise ConfigError(f"url must begin with http:// or https://, found {self.url!r}")
+        check_range(self, "timeout", above=0)
+        check_range(self, "temperature", "backoff", at_least=0)
+        check_range(self, "max_tokens", "attempts", "max_concurrent", at_least=1)
+
+    async def reply(self, message: str, read: Callable[[str], _T], what: str) -> _T:
+        """What `read` finds in the judge's reply to a message.
+
+        Args:
+            message: what the judge is asked.
+            read: raises `AskAgainError` where a reply is of no use.
+            what: what the reply should have held, for the sentence.
+
+        Raises:
+            EnvError: Nothing after all attempts, or a refusal that another would not change.
+        """
+        if not self.model:
+            raise EnvError(f"the judge at {self.url} needs a model, and is not asked without one")
+        question = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": message}],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
+
+        async def ask() -> _T:
+            return read((await completion(self.url, key_in(KEY), question, self.timeout)).text)
+
+        try:
+            async with in_turn("judge", self.max_concurrent):
+                return await asked(ask, self.attempts, self.backoff)
+        except RefusedError as error:
+            raise EnvError(f"the judge at {self.url} refused the question: {error}") from None
+        except AskAgainError as error:
+            times = "once" if self.attempts == 1 else f"{self.attempts} times"
+            raise EnvError(
+                f"the judge at {self.url} was asked {times} and gave no {what}: {error}"
+            ) from None
 
 
 @chz.chz

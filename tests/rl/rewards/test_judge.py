@@ -12,9 +12,8 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.rl.judge_server import KEY
 from es_cookbook.rl.rewards.base import graded
-from es_cookbook.rl.rewards.judge import Judge
+from es_cookbook.rl.rewards.judge import KEY, Judge
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 
 pytestmark = pytest.mark.anyio
