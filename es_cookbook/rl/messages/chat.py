@@ -82,8 +82,8 @@ class Chat:
     ) -> None:
         self.options = options or ChatOptions()
         self.tools = tuple(tools)
-        how = self.options.tools_in, self.options.keep_history
-        self.renderer = _renderer(tokenizer, str(tokenizer.chat_template), self.tools, *how)
+        how = {"tools_in": self.options.tools_in, "keep_history": self.options.keep_history}
+        self.renderer = _renderer(tokenizer, self.tools, **how)
         self.form: Form = self._form() if tools else "hermes"
 
     @property
@@ -124,17 +124,8 @@ class Chat:
         return found
 
 
-@functools.lru_cache(16)
-def _renderer(
-    tokenizer: Tokenizer,
-    template: str,
-    tools: tuple[Tool, ...],
-    tools_in: ToolsIn,
-    keep_history: bool,
-) -> Renderer:
-    """One for all rows of a data set, whose template is tried once."""
-    del template  # Another one, another renderer.
-    return Renderer(tokenizer, tools, tools_in=tools_in, keep_history=keep_history)
+_renderer = functools.lru_cache(16)(Renderer)
+"""One for all rows of a data set, whose template is tried once."""
 
 
 @dataclasses.dataclass(slots=True)

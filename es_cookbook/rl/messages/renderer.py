@@ -19,7 +19,7 @@ blank line between them.
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -38,8 +38,7 @@ SENTINEL = "Turn7Sentinel"
 _QUESTION = Message("user", "Question7Sentinel")
 _RESULT = Message("tool", "Result7Sentinel", name="sentinel")
 _MOST_CACHED = 4096
-"""Of prompts, and of additions: a group's Envs begin alike, and many answer alike."""
-_Cache: TypeAlias = dict[tuple[Message, ...], tuple[int, ...]]
+"""Of prompts, and of additions."""
 _SPOKEN = SENTINEL, f"<think>\nThought7Sentinel\n</think>\n\n{SENTINEL}"
 """What a template is tried on: a plain turn, and one with a thought."""
 
@@ -82,8 +81,6 @@ class Renderer:
         added = tokenizer.added_tokens_decoder.items()
         self._special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
         self.end_of_turn = self._find_end_of_turn()
-        self._additions: _Cache = {}
-        self._prompts: _Cache = {}
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a chat up to the model's first turn.
@@ -91,11 +88,7 @@ class Renderer:
         Raises:
             ModelError: The template refuses it.
         """
-
-        def made() -> tuple[int, ...]:
-            return self._encoded(self._rendered(self._adapted(messages)))
-
-        return _cached(self._prompts, messages, made)
+        return self._prompt(tuple(messages))
 
     def added(self, action: Action, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens between the model's turn and its next: its end, messages, the next's opening.
@@ -105,17 +98,22 @@ class Renderer:
         Raises:
             ModelError: The template refuses the messages.
         """
-
-        def made() -> tuple[int, ...]:
-            return self._encoded(self._text_added(messages))
-
-        tokens_T = _cached(self._additions, messages, made)
+        tokens_T = self._added(tuple(messages))
         ended = action.stop_reason == "stop" and action.tokens_T[-1:]
         if ended and tokens_T and ended[0] in self._special:
             first = tokens_T[0]
             if ended[0] == first or first == self.end_of_turn:
                 return tokens_T[1:]
         return tokens_T
+
+    # A group's Envs begin alike, and many answer alike. Renderers live as long as the program.
+    @lru_cache(_MOST_CACHED)  # noqa: B019
+    def _prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return self._encoded(self._rendered(self._adapted(messages)))
+
+    @lru_cache(_MOST_CACHED)  # noqa: B019
+    def _added(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return self._encoded(self._text_added(messages))
 
     @cached_property
     def form(self) -> Form | None:
@@ -177,10 +175,8 @@ class Renderer:
             )
         except Exception as error:
             roles = ", ".join(message.role for message in messages)
-            raise ModelError(
-                f"the chat template of {_name(self.tokenizer)} cannot render messages of the "
-                f"roles {roles} ({type(error).__name__}: {str(error)[:200]})"
-            ) from error
+            said = f"{type(error).__name__}: {str(error)[:200]}"
+            raise self._unusable(f"cannot render messages of the roles {roles} ({said})") from error
         assert isinstance(text, str)
         return text
 
@@ -208,18 +204,18 @@ class Renderer:
         except ModelError:
             why = "refuses results of tools"
         if why:
-            raise ModelError(
-                f"the chat template of {_name(self.tokenizer)} {why}: set tools_in=system, which "
-                "describes the tools in the system message and gives results as user messages"
+            raise self._unusable(
+                f"{why}: set tools_in=system, which describes the tools in the system message and "
+                "gives results as user messages"
             )
 
     def _check_history(self, with_results: bool, keep_history: bool) -> None:
         """Compare what is added turn by turn with what the template makes of the whole chat."""
         opening, question = self._rendered([_QUESTION]), self._text_added([_QUESTION])
         if _QUESTION.content not in question:
-            raise ModelError(
-                f"the chat template of {_name(self.tokenizer)} leaves out messages after a turn, "
-                "or what a message says: it cannot be used for chats of text"
+            raise self._unusable(
+                "leaves out messages after a turn, or what a message says: it cannot be used for "
+                "chats of text"
             )
         replies = [_QUESTION, *(self._in_roles([_RESULT]) if with_results else [])]
         for turn in () if keep_history else _SPOKEN:
@@ -230,15 +226,15 @@ class Renderer:
             for reply in replies:
                 whole = self._rendered([_QUESTION, said, reply, said, _QUESTION])
                 if whole != written.join((opening, self._text_added([reply]), question)):
-                    self._refuse_history(turn)
+                    what = "an earlier turn" if turn == SENTINEL else "a thought of an earlier turn"
+                    raise self._unusable(
+                        f"rewrites {what} when messages follow, so the model would see other "
+                        "tokens than it sampled: set keep_history=True, which keeps all turns as "
+                        "they were sampled, or use a template that rewrites none"
+                    )
 
-    def _refuse_history(self, turn: str) -> None:
-        what = "a thought of an earlier turn" if turn != SENTINEL else "an earlier turn"
-        raise ModelError(
-            f"the chat template of {_name(self.tokenizer)} rewrites {what} when messages follow, "
-            "so the model would see other tokens than it sampled: set keep_history=True, which "
-            "keeps all turns as they were sampled, or use a template that rewrites none"
-        )
+    def _unusable(self, why: str) -> ModelError:
+        return ModelError(f"the chat template of {_name(self.tokenizer)} {why}")
 
     def _find_end_of_turn(self) -> int | None:
         chat = [_QUESTION, Message("assistant", SENTINEL)]
@@ -248,17 +244,6 @@ class Renderer:
 
 def _name(tokenizer: Tokenizer) -> str:
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-
-
-def _cached(
-    cache: _Cache, messages: Sequence[Message], made: Callable[[], tuple[int, ...]]
-) -> tuple[int, ...]:
-    key = tuple(messages)
-    if key not in cache:
-        if len(cache) >= _MOST_CACHED:
-            cache.clear()
-        cache[key] = made()
-    return cache[key]
 
 
 def _described(tools: "Sequence[Tool]") -> str:
