@@ -43,13 +43,7 @@ from es_cookbook.rl.judging.judges import verdict_in
 from es_cookbook.rl.messages.tool_calls import parse_tool_calls
 from es_cookbook.rl.rewards.answers import boxed, extracted
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
-from es_cookbook.rl.rewards.crossword import (
-    Crossword,
-    canonical,
-    exact_reward,
-    letters,
-    shaped_reward,
-)
+from es_cookbook.rl.rewards.crossword import Crossword, canonical, letters
 from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.judge import mark_in
 from es_cookbook.rl.rewards.length import Conciseness, Length
@@ -121,8 +115,6 @@ PARSERS: Mapping[str, Parser] = {
     "conciseness": Parser(lambda text: Conciseness()(text, {"answer": ["deep", "x"]})),
     "arithmetic": Parser(ArithmeticEnv(Observation(()), (347, 285), "words").grade),
     "length": Parser(lambda text: Length()(text, {"answer": "deep"})),
-    "crossword exact": Parser(partial(exact_reward, solution="deep", enumeration="(4)")),
-    "crossword shaped": Parser(partial(shaped_reward, solution="deep", enumeration="(4)")),
     "moves": Parser(parse_moves),
     "move of tic-tac-toe": Parser(read_move),
     "grade_rush_hour": Parser(

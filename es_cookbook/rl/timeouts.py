@@ -167,22 +167,6 @@ class Clock:
         overdue_at: where the body was when it was stopped.
     """
 
-    __slots__ = (
-        "_is_shielded",
-        "_num_waiting",
-        "_scope",
-        "_since",
-        "_spent",
-        "_spent_before_turn",
-        "_turn_is_overdue",
-        "_watch",
-        "has_control",
-        "interrupted",
-        "limit",
-        "overdue_at",
-        "watchdog",
-    )
-
     def __init__(self, watch: Watch, *, is_shielded: bool = False) -> None:
         self.watchdog = watch.watchdog
         self.has_control = False

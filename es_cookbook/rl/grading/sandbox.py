@@ -158,7 +158,7 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
     exited = too_long = False
     out, err = bytearray(), bytearray()
     said: dict[str, int] = {}
-    with _descriptors(code, _filter()) as (code_fd, seccomp, reading, status):
+    with _descriptors(code, filter_program()) as (code_fd, seccomp, reading, status):
         process: Process | None = None
         with anyio.CancelScope(shield=True):  # Cancelled here, it would leave half a sandbox.
             process = await anyio.open_process(
@@ -196,11 +196,6 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
         err.decode(errors="replace"),
         time.monotonic() - began,
     )
-
-
-@functools.cache
-def _filter() -> bytes:
-    return filter_program()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ Programs in another ABI of the processor (32 bits, x32) are killed: their number
 A filter in cBPF, as `bwrap --seccomp` reads it: loads, comparisons, jumps forward and verdicts.
 """
 
+import functools
 import platform
 import struct
 
@@ -61,6 +62,7 @@ _REFUSED = {
 _ONLY_UNIX = {"socket": (41, 198), "socketpair": (53, 199)}
 
 
+@functools.cache
 def filter_program(machine: str | None = None) -> bytes:
     """The filter for a machine, this one if None.
 

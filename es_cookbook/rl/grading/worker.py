@@ -14,13 +14,11 @@ import ctypes
 import io
 import os
 import pickle
-import runpy
 import signal
 import socket
 import struct
 import sys
 import traceback
-import types
 
 STARTED = b"S"
 LENGTH = struct.Struct(">Q")
@@ -114,13 +112,9 @@ def _load_main(main: tuple[str, str] | None) -> None:
                 f"it is defined in {path}, which would run as a whole when it is imported: put "
                 "what runs there under if __name__ == '__main__', or the function into a module"
             )
-    if module_name:
-        namespace = runpy.run_module(module_name, run_name="__mp_main__", alter_sys=True)
-    else:
-        namespace = runpy.run_path(path, run_name="__mp_main__")
-    loaded = types.ModuleType("__mp_main__")
-    loaded.__dict__.update(namespace)
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = loaded
+    from multiprocessing.spawn import prepare  # Takes as long as the rest of a worker's start.
+
+    prepare({"init_main_from_name": module_name} if module_name else {"init_main_from_path": path})
 
 
 def _end_with(parent: int) -> None:

@@ -29,7 +29,7 @@ import reprlib
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import anyio
 
@@ -114,23 +114,21 @@ class Tool:
         return cast(Mapping[str, Schema], self.schema["function"])["parameters"]
 
 
+class _Options(TypedDict, total=False):
+    """The fields of `Tool` beside its function."""
+
+    timeout: float
+    quick: bool
+    errors: Literal["tell", "lose"]
+    max_chars: int
+
+
 @overload
 def tool(function: Function) -> Tool: ...
 @overload
+def tool(**options: Unpack[_Options]) -> Callable[[Function], Tool]: ...
 def tool(
-    *,
-    timeout: float = 10.0,
-    quick: bool = False,
-    errors: Literal["tell", "lose"] = "tell",
-    max_chars: int = 4000,
-) -> Callable[[Function], Tool]: ...
-def tool(
-    function: Function | None = None,
-    *,
-    timeout: float = 10.0,
-    quick: bool = False,
-    errors: Literal["tell", "lose"] = "tell",
-    max_chars: int = 4000,
+    function: Function | None = None, **options: Unpack[_Options]
 ) -> Tool | Callable[[Function], Tool]:
     """Make a tool of a function; alone or with the fields of `Tool`.
 
@@ -146,9 +144,7 @@ def tool(
     >>> add.name, add.parameters["required"], add(1)
     ('add', ['a'], 2)
     """
-    if function is not None:
-        return Tool(function)
-    return functools.partial(Tool, timeout=timeout, quick=quick, errors=errors, max_chars=max_chars)
+    return functools.partial(Tool, **options) if function is None else Tool(function)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import Literal
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.terminal import plural
@@ -67,47 +68,6 @@ def first_answer(text: str) -> str | None:
     return answer if opened and closed else None
 
 
-def _read_answer(text: str) -> str:
-    """The first answer; nothing where it is missing or too long."""
-    answer = first_answer(text) or ""
-    return answer if len(answer) <= LONGEST_ANSWER else ""
-
-
-def exact_reward(text: str, solution: str, enumeration: str | None = None) -> float:
-    """1 if the first `<answer>` has the solution's letters and no others, else 0.
-
-    With an enumeration such as "(3,4)" an answer of another length earns 0, too.
-
-    >>> exact_reward("<answer>creme brulee</answer>", "Crème brûlée", "(5,6)")
-    1.0
-    """
-    return _is_exact(_words(_read_answer(text)), solution, enumeration)
-
-
-def shaped_reward(
-    text: str,
-    solution: str,
-    enumeration: str | None = None,
-    *,
-    prompt_ends_in_think: bool = False,
-) -> float:
-    """The exact reward, plus a little for a solution that is there (see the module's text).
-
-    `prompt_ends_in_think` says that the prompt already holds the opening `<think>`.
-
-    >>> round(shaped_reward("<answer>an OWL</answer>", "owl"), 3)
-    0.25
-    """
-    gold = canonical(solution)
-    everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
-    answer = _words(_read_answer(text))
-    stands = _contains(everywhere, gold)
-    contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
-    tags = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
-    exact = _is_exact(answer, solution, enumeration)
-    return min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
-
-
 def enumeration_of(row: Fields) -> str | None:
     """A row's `enumeration`, or what stands in brackets at its clue's end; None without either.
 
@@ -142,20 +102,27 @@ class Crossword(Reward):
         default=False, doc="the prompt already holds the opening <think>"
     )
 
+    @override
     def __call__(self, text: str, row: Fields) -> tuple[float, Metrics]:
-        """The reward, and the metrics."""
-        solution, enumeration = self._solution(row), enumeration_of(row)
-        in_think = self.prompt_ends_in_think
-        exact = exact_reward(text, solution, enumeration)
-        shaped = shaped_reward(text, solution, enumeration, prompt_ends_in_think=in_think)
+        gold, enumeration = canonical(self._solution(row)), enumeration_of(row)
+        read = first_answer(text) or ""
+        answer = _words(read) if len(read) <= LONGEST_ANSWER else []
+        given = "".join(answer)
+        fits = enumeration is None or len(given) == letters(enumeration)
+        exact = float(fits and given == gold)
+        everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
+        stands = _contains(everywhere, gold)
+        contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
+        tags = tag_format_reward(text, prompt_ends_in_think=self.prompt_ends_in_think)
+        shaped = min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
         return exact if self.form == "exact" else shaped, {
             "correct": exact,
-            "fits": float(len("".join(_words(_read_answer(text)))) == len(canonical(solution))),
-            "format": tag_format_reward(text, prompt_ends_in_think=in_think),
+            "fits": float(len(given) == len(gold)),
+            "format": tags,
         }
 
+    @override
     def check_row(self, row: Fields) -> None:
-        """Refuse an answer that its own enumeration does not fit, too."""
         count, enumeration = len(canonical(self._solution(row))), enumeration_of(row)
         if enumeration is not None and letters(enumeration) != count:
             raise DataError(
@@ -168,12 +135,6 @@ class Crossword(Reward):
         if not isinstance(solution, str) or not canonical(solution):
             raise DataError(f"field 'answer' must have letters, found {solution!r:.60}")
         return solution
-
-
-def _is_exact(words: list[str], solution: str, enumeration: str | None) -> float:
-    given = "".join(words)
-    fits = enumeration is None or len(given) == letters(enumeration)
-    return float(given != "" and fits and given == canonical(solution))
 
 
 def _words(text: str) -> list[str]:

@@ -13,11 +13,13 @@ from es_cookbook.rl.rewards.crossword import (
     Crossword,
     canonical,
     enumeration_of,
-    exact_reward,
     first_answer,
     letters,
-    shaped_reward,
 )
+
+
+def shaped(text: str, solution: str) -> float:
+    return Crossword()(text, {"answer": solution})[0]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,8 @@ def test_enumerations() -> None:
     ],
 )
 def test_exact_is_the_first_answer_alone(text: str, enumeration: str | None, reward: float) -> None:
-    assert exact_reward(text, "ice cream", enumeration) == reward
+    row = {"answer": "ice cream", "enumeration": enumeration}
+    assert Crossword(form="exact")(text, row)[0] == reward
 
 
 def test_first_answer() -> None:
@@ -92,12 +95,12 @@ THOUGHT = "<think>hm</think>"
     ],
 )
 def test_shaped_pays_little_for_what_is_nearly_there(text: str, reward: float) -> None:
-    assert shaped_reward(text, "ice cream") == pytest.approx(reward)
+    assert shaped(text, "ice cream") == pytest.approx(reward)
 
 
 def test_worth_of_mentioning_falls_from_25_words_to_none_at_80() -> None:
     texts = {count: "owl " + "so " * (count - 1) for count in (1, 25, 36, 58, 80, 81)}
-    earned = {count: shaped_reward(text, "owl") / 0.25 for count, text in texts.items()}
+    earned = {count: shaped(text, "owl") / 0.25 for count, text in texts.items()}
     assert earned == pytest.approx({1: 1, 25: 1, 36: 0.8, 58: 0.4, 80: 0, 81: 0})
 
 
@@ -120,17 +123,18 @@ def test_hostile_text_costs_less_than_ten_milliseconds(text: str) -> None:
 
 def test_of_a_long_text_the_end_is_searched() -> None:
     long = "so " * LONGEST_TEXT
-    assert shaped_reward(f"{long}<answer>owl</answer>", "owl") == 1
-    assert shaped_reward(f"{long}<answer>an owl</answer>", "owl") == 0.25
-    assert shaped_reward(f"<think>owl {long}", "owl") == 0
+    assert shaped(f"{long}<answer>owl</answer>", "owl") == 1
+    assert shaped(f"{long}<answer>an owl</answer>", "owl") == 0.25
+    assert shaped(f"<think>owl {long}", "owl") == 0
 
 
-@given(st.text(alphabet="owl <answer>/thk&", max_size=60), st.text(max_size=5))
+@given(st.text(alphabet="owl <answer>/thk&", max_size=60), st.text(max_size=5).filter(canonical))
 def test_rewards_are_between_0_and_1_and_exact_earns_all(text: str, solution: str) -> None:
-    exact, shaped = exact_reward(text, solution), shaped_reward(text, solution)
+    earned, metrics = Crossword()(text, {"answer": solution})
+    exact = metrics["correct"]
     assert exact in (0, 1)
-    assert exact <= shaped <= 1
-    assert shaped < 0.28 or exact == 1
+    assert exact <= earned <= 1
+    assert earned < 0.28 or exact == 1
 
 
 @pytest.mark.parametrize(
