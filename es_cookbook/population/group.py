@@ -10,10 +10,11 @@ stops the run; so does a `KeyboardInterrupt`, which is the user's wish whoever r
 """
 
 import asyncio
-import functools
+import contextlib
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from types import TracebackType
 from typing import TypeVar, cast
 
 import anyio
@@ -76,27 +77,42 @@ class RolloutGroup:
         self._trajectories: list[Trajectory | LostRollout] = [_NOT_RUN] * num_envs
         self._group_rewards: Sequence[GroupReward] | None = None
 
-    def policies(self, block: Residents) -> Iterator[tuple[EnginePolicy, int]]:
-        """A policy for each of a block's attempts, and the attempt's index."""
+    def begin(self, block: Residents) -> list[asyncio.Task[None]]:
+        """A task for each attempt of a block's genomes.
+
+        Plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
+        """
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[None]] = []
         for g, target in zip(block.range_G, block.targets_G, strict=True):
             for k, seed_of_call in enumerate(self._seeds_K):
                 clock = Clock(self._watch)
                 attempt = Attempt(self._engine, self._sampling, block, seed_of_call, clock)
-                yield EnginePolicy(attempt, target), g * len(self._seeds_K) + k
+                run = self._attempt(EnginePolicy(attempt, target), g * len(self._seeds_K) + k)
+                tasks.append(asyncio.Task(run, loop=loop, name="attempt"))
+        return tasks
 
-    async def attempt(self, policy: EnginePolicy, i: int) -> None:
+    async def _attempt(self, policy: EnginePolicy, i: int) -> None:
         """Run one attempt; the first of the group makes the Envs, the last scores and closes."""
-        if not self._is_open.is_set():
-            await self._open()
-        if self._handle is None or self._watch.is_stopping:  # Without Envs all are lost.
-            return
-        self._policies[i] = policy
-        run = functools.partial(run_rollout, self._handle.envs[i], policy)
-        self._trajectories[i] = await self._guarded(policy.attempt.clock, run)
-        self._num_left -= 1
-        if self._num_left == 0 and not self._watch.is_stopping:
-            await self._score()
-            await self.close()
+        try:
+            if not self._is_open.is_set():
+                await self._open()
+            if self._handle is None or self._watch.is_stopping:  # Without Envs all are lost.
+                return
+            self._policies[i] = policy
+            async with _Guard(policy.attempt.clock) as guard:
+                self._trajectories[i] = await run_rollout(self._handle.envs[i], policy)
+            if guard.lost is not None:
+                self._trajectories[i] = guard.lost
+            self._num_left -= 1
+            if self._num_left == 0 and not self._watch.is_stopping:
+                await self._score()
+                await self.close()
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._watch.stop()
+            raise
 
     async def close(self) -> None:
         """Close the handle once, whatever is being cancelled around it."""
@@ -130,18 +146,16 @@ class RolloutGroup:
     def _name(self) -> str:
         return type(self._builder).__qualname__
 
-    def _lose_all(self, lost: LostRollout) -> None:
-        self._trajectories = [lost] * len(self._trajectories)
-
     async def _open(self) -> None:
         if self._is_opening:
             await self._is_open.wait()
             return
         self._is_opening = True
         try:
-            lost = await self._guarded(Clock(self._watch), self._make_envs)
-            if isinstance(lost, LostRollout):
-                self._lose_all(lost)
+            async with _Guard(Clock(self._watch)) as guard:
+                await self._make_envs()
+            if guard.lost is not None:
+                self._trajectories = [guard.lost] * len(self._trajectories)
                 await self.close()
         finally:
             self._is_open.set()
@@ -161,12 +175,15 @@ class RolloutGroup:
 
     async def _score(self) -> None:
         policies = [policy for policy in self._policies if policy is not None]
+        rewards: Sequence[GroupReward | LostRollout] | None = None
         clock = Clock(self._watch)
         for policy in policies:
             policy.attempt.clock = clock
-        rewards = await self._guarded(clock, lambda: self._compute_group_rewards(policies))
-        if isinstance(rewards, LostRollout):
-            self._lose_all(rewards)
+        async with _Guard(clock) as guard:
+            found = await self._builder.compute_group_rewards(self._trajectories, policies)
+            rewards = checked_group_rewards(self._name, found, self._trajectories)
+        if guard.lost is not None:
+            self._trajectories = [guard.lost] * len(self._trajectories)
         elif rewards is not None:
             self._group_rewards = [self._kept(i, given) for i, given in enumerate(rewards)]
 
@@ -177,43 +194,98 @@ class RolloutGroup:
         self._trajectories[i] = given
         return GroupReward(0.0)
 
-    async def _compute_group_rewards(
-        self, policies: Sequence[EnginePolicy]
-    ) -> Sequence[GroupReward | LostRollout] | None:
-        found = await self._builder.compute_group_rewards(self._trajectories, policies)
-        return checked_group_rewards(self._name, found, self._trajectories)
 
-    async def _guarded(self, clock: Clock, call: Callable[[], Awaitable[_T]]) -> _T | LostRollout:
-        """What the user's code returns, or how it was lost; what stops the run goes through.
+@contextlib.asynccontextmanager
+async def running(groups_P: Sequence[RolloutGroup], watch: Watch) -> AsyncGenerator[None]:
+    """Inside, attempts at these problems run; in the end all groups are closed.
 
-        Runs in a task of its own, which the clock cancels and nobody else.
-        """
-        task = asyncio.current_task()
+    Task groups wrap whatever stops them; what is raised is the one error that the user should read.
+    """
+    try:
+        with watch:
+            try:
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    async with anyio.create_task_group() as closing:
+                        for group in groups_P:
+                            closing.start_soon(group.close)
+    except BaseExceptionGroup as errors:
+        cause = _what_stops(errors) or next(leaves(errors))
+        raise (cause.args[0] if isinstance(cause, _CtrlC) else cause) from None
+
+
+async def finished(tasks: Sequence[asyncio.Task[None]], watch: Watch) -> None:
+    """Wait for all of these attempts, and for the scores of the groups that they complete."""
+    try:
+        errors = await _ended(tasks)
+    except asyncio.CancelledError:
+        watch.stop()
+        with anyio.CancelScope(shield=True):
+            await _ended(tasks)
+        raise
+    if errors:
+        raise BaseExceptionGroup("attempts that stop the run", errors)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException]:
+    """Wait for all. The last first: by then most have ended, and cost no call of their own."""
+    for task in reversed(tasks):
+        if not task.done():
+            await asyncio.wait((task,))
+    return [e for task in tasks if not task.cancelled() and (e := task.exception()) is not None]
+
+
+class _Guard:
+    """Inside, the user's code has control: what it raises is `lost`; what stops the run goes on.
+
+    Around all that a task does, which the clock cancels and nobody else.
+    """
+
+    __slots__ = ("_clock", "lost")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.lost: LostRollout | None = None
+
+    async def __aenter__(self) -> "_Guard":
+        self._clock.__enter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool:
+        task, clock = asyncio.current_task(), self._clock
         assert task is not None
-        try:
-            with clock:
-                result = await call()
-                if task.cancelling():  # By itself, or by us just now.
-                    await asyncio.sleep(0)
-                if clock.interrupted is None:
-                    return result
-            trace = clock.overdue_at or ""
-        except anyio.get_cancelled_exc_class() as error:
+        if error is None and task.cancelling():  # By itself, or by us just now.
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError as cancelled:
+                error = cancelled
+        if error is None:
+            clock.__exit__(None, None, None)
+            if clock.interrupted is not None:
+                self.lost = LostRollout(clock.reason or "", "")
+        elif clock.__exit__(type(error), error, error.__traceback__):
+            self.lost = LostRollout(clock.reason or "", clock.overdue_at or "")
+        elif isinstance(error, asyncio.CancelledError):
             if clock.is_stopping:
-                raise
+                raise error
             # Nobody cancelled us: the user's code awaited something that was cancelled, or
             # cancelled its own task.
             while task.uncancel():
                 pass
-            return _lost(error)
-        except BaseException as error:
-            stop = _what_stops(error)
-            if stop is not None:
+            self.lost = _lost(error)
+        else:
+            if (stop := _what_stops(error)) is not None:
                 raise stop from None
-            if clock.interrupted is None:
-                return _lost(error)
-            trace = _lost(error).traceback
-        return LostRollout(clock.reason or "", trace)
+            self.lost = _lost(error)
+            if clock.interrupted is not None:
+                self.lost = LostRollout(clock.reason or "", self.lost.traceback)
+        return True
 
 
 def _lost(error: BaseException) -> LostRollout:
@@ -236,9 +308,3 @@ def _what_stops(error: BaseException) -> BaseException | None:
         if isinstance(each, RequestError | EngineError | _CtrlC):
             return each
     return None
-
-
-def cause_of(errors: BaseException) -> BaseException:
-    """The one error that the user should read, out of a group of them."""
-    cause = _what_stops(errors) or next(leaves(errors))
-    return cause.args[0] if isinstance(cause, _CtrlC) else cause

@@ -12,7 +12,6 @@ import chz
 
 from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import Engine, Host, LogprobsRequest, SampleRequest, Target
-from es_cookbook.evolution.genome import Genome
 from es_cookbook.rl.timeouts import Clock
 from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams
 
@@ -23,20 +22,15 @@ class Residents:
 
     Attributes:
         range_G: which genomes of the population.
-        genomes_G: they themselves; None for the centre, which is always there.
+        targets_G: how requests name them.
         host: where they are; None before they are loaded and once the host is given back.
         has_own_centre: engines may meanwhile have another centre than that of these genomes.
     """
 
     range_G: range
-    genomes_G: Sequence[Genome] | None = None
+    targets_G: Sequence[Target]
     host: Host | None = None
     has_own_centre: bool = False
-
-    @property
-    def targets_G(self) -> Sequence[Target]:
-        """How requests name them."""
-        return ["centre"] if self.genomes_G is None else range(len(self.genomes_G))
 
 
 @dataclasses.dataclass(slots=True)

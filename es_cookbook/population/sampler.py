@@ -22,10 +22,13 @@ anyway. And blocks of a population that plays itself: genomes that are asked for
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -34,15 +37,25 @@ from anyio.abc import TaskGroup
 from es_cookbook.common.errors import ConfigError, TooManyLostError, own_frames
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.spans import NO_SPANS, Spans
+from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.population.blocks import Shares
-from es_cookbook.population.group import RolloutGroup, cause_of
-from es_cookbook.population.lost import LostRollouts
-from es_cookbook.population.policy import EnginePolicy, Residents
-from es_cookbook.rl.rollouts import lost_rollouts
+from es_cookbook.population.group import RolloutGroup, finished, running
+from es_cookbook.population.policy import Residents
+from es_cookbook.population.results import problem_names
 from es_cookbook.rl.timeouts import Watch
-from es_cookbook.rl.types import EnvGroupBuilder, SamplingParams, TrajectoryGroup
+from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, SamplingParams, TrajectoryGroup
+from es_cookbook.runs.directory import LOG, add_to_log
+
+_MOST_KINDS = 20
+"""Kinds of lost rollouts that are told, and tracebacks that are kept."""
+_MOST_CHARS = 8_000
+"""Of a traceback: its end says what happened."""
+_CAUSE_OF = r"\n\n(?:The above exception|During handling) "
+"""Before it in a traceback is where the failure began."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +128,8 @@ class PopulationSampler:
         self.seconds = Seconds()
         self.spans: Spans = NO_SPANS
         self._warned: set[str] = set()
-        self._lost = LostRollouts(log_path)
+        self._log_path = log_path
+        self._kinds_told: set[tuple[str, str]] = set()
         self._shares = Shares()
 
     async def rollout(
@@ -139,33 +153,43 @@ class PopulationSampler:
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
-        asks_genomes = self._check_asking(env_group_builders_P, len(genomes_G))
+        together = self._check_asking(env_group_builders_P, len(genomes_G))
         sampling = self.sampling if self._sampling_at is None else self._sampling_at(generation)
-        population = _Population(genomes_G, asks_genomes, overlap)
-
-        async def run(state: _Running) -> None:
+        size = len(genomes_G), self.attempts
+        async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
             self._shares.begin(len(genomes_G), overlapping=overlap is not None)
-            async with anyio.create_task_group() as state.tasks:
-                state.tasks.start_soon(self._run_next_block, population, state)
+            async with anyio.create_task_group() as blocks:
+                population = _Population(genomes_G, together, overlap, rollouts, blocks)
+                blocks.start_soon(self._run_block, population)
+        return rollouts.results_P
 
-        return await self._run(
-            generation, env_group_builders_P, len(genomes_G), run, sampling, self.attempts
-        )
-
-    def _check_asking(
-        self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int
-    ) -> bool:
-        """Whether group rewards ask genomes, which are then resident together."""
-        capacity = self.engine.traits.capacity
-        asking = [builder for builder in env_group_builders_P if builder.asks_genomes]
-        if asking and num_genomes > capacity:
-            raise ConfigError(
-                f"group rewards of {type(asking[0]).__qualname__} ask genomes, so all "
-                f"{num_genomes} have to be resident on one engine, which hosts {capacity}: lower "
-                "optimizer.population_size, or raise engine.memory_gib of torch or "
-                "engine.max_genomes of vllm"
+    async def _run_block(self, population: "_Population") -> None:
+        """Wait for an engine, let it take genomes, and have the next ones wait meanwhile."""
+        overlap, rollouts = population.overlap, population.rollouts
+        async with self.engine.lend(overlap and overlap.centre) as host:
+            num_engines = 1 if population.together else self.engine.num_engines
+            capacity = self.engine.traits.capacity
+            taken = self._shares.take(host.label, num_engines, capacity)
+            if self._shares.num_left:
+                population.blocks.start_soon(self._run_block, population)
+            elif overlap is not None:
+                overlap.all_taken.set()
+            genomes_G = population.genomes_G[taken.range_G.start : taken.range_G.stop]
+            block = Residents(
+                taken.range_G, range(len(genomes_G)), has_own_centre=overlap is not None
             )
-        return bool(asking)
+            rollouts.count(loading=1)
+            try:
+                with self.spans.span(host.label, "load"):
+                    await host.load(genomes_G)
+                rollouts.count(loading=-1, sampling=1)
+                block.host = host
+                with self.spans.span(host.label, "sample"):
+                    await finished(rollouts.begin(block), rollouts.watch)
+            finally:
+                self._shares.end(taken)
+            block.host = None
+            rollouts.count(sampling=-1)
 
     async def rollout_centre(
         self,
@@ -183,26 +207,42 @@ class PopulationSampler:
             RequestError: A request that the engine can never serve.
             EngineError: The engine failed.
         """
+        size = 1, attempts
+        async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
+            await finished(rollouts.begin(Residents(range(1), ["centre"])), rollouts.watch)
+        return rollouts.results_P
 
-        async def run(state: _Running) -> None:
-            await _run_attempts(Residents(range(1)), state)
+    def _check_asking(
+        self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int
+    ) -> bool:
+        """Whether group rewards ask genomes, which are then resident together."""
+        capacity = self.engine.traits.capacity
+        asking = [builder for builder in env_group_builders_P if builder.asks_genomes]
+        if asking and num_genomes > capacity:
+            raise ConfigError(
+                f"group rewards of {type(asking[0]).__qualname__} ask genomes, so all "
+                f"{num_genomes} have to be resident on one engine, which hosts {capacity}: lower "
+                "optimizer.population_size, or raise engine.memory_gib of torch or "
+                "engine.max_genomes of vllm"
+            )
+        return bool(asking)
 
-        return await self._run(generation, env_group_builders_P, 1, run, sampling, attempts)
-
-    async def _run(
+    @contextlib.asynccontextmanager
+    async def _rollouts(
         self,
         generation: int | None,
         env_group_builders_P: Sequence[EnvGroupBuilder],
-        num_genomes: int,
-        run: "Callable[[_Running], Awaitable[None]]",
+        size: tuple[int, int],
         sampling: SamplingParams,
-        num_attempts: int,
-    ) -> list[TrajectoryGroup]:
-        """Every rollout of a training generation, or of an evaluation if None."""
+    ) -> AsyncGenerator["_Rollouts"]:
+        """Inside, the rollouts of a training generation run, or of an evaluation if None.
+
+        `size` is how many genomes there are, and attempts of each at a problem.
+        """
         began = time.perf_counter()
+        num_genomes, num_attempts = size
         seeds = ("evaluation",) if generation is None else ("sampling", generation)
         seed_of = functools.partial(derive_seed, self.run_seed, *seeds)
-        load_time = _LoadTime()
         watch = Watch(
             self.rollout_timeout,
             warned=self._warned,
@@ -222,145 +262,113 @@ class PopulationSampler:
             )
             for p, builder in enumerate(env_group_builders_P)
         ]
-        try:
-            with watch:
-                try:
-                    await run(_Running(groups_P, watch, load_time))
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        async with anyio.create_task_group() as closing:
-                            for group in groups_P:
-                                closing.start_soon(group.close)
-        except BaseExceptionGroup as errors:
-            # Task groups wrap whatever stops them; the user reads the one sentence inside.
-            raise cause_of(errors) from None
+        rollouts = _Rollouts(groups_P, watch)
+        async with running(groups_P, watch):
+            yield rollouts
         total = time.perf_counter() - began
-        self.seconds = Seconds(load_time.seconds, total - load_time.seconds, watch.seconds)
-        trajectory_groups_P = [group.result() for group in groups_P]
-        what = "an evaluation" if generation is None else f"generation {generation}"
-        shown = what if generation is None else f"generation {generation + 1}"
-        self._lost.tell(shown, env_group_builders_P, trajectory_groups_P)
-        self._check_lost(what, trajectory_groups_P, len(groups_P) * num_genomes * num_attempts)
-        return trajectory_groups_P
-
-    async def _run_next_block(self, population: "_Population", state: "_Running") -> None:
-        """Wait for an engine, let it take genomes, and have the next ones wait meanwhile."""
-        overlap = population.overlap
-        async with self.engine.lend(overlap and overlap.centre) as host:
-            num_engines = 1 if population.together else self.engine.num_engines
-            capacity = self.engine.traits.capacity
-            taken = self._shares.take(host.label, num_engines, capacity)
-            if self._shares.num_left:
-                state.tasks.start_soon(self._run_next_block, population, state)
-            elif overlap is not None:
-                overlap.all_taken.set()
-            taken_G = population.genomes_G[taken.range_G.start : taken.range_G.stop]
-            block = Residents(taken.range_G, taken_G, has_own_centre=overlap is not None)
-            state.load_time.change(loading=1)
-            try:
-                with self.spans.span(host.label, "load"):
-                    await host.load(taken_G)
-                state.load_time.change(loading=-1, running=1)
-                block.host = host
-                with self.spans.span(host.label, "sample"):
-                    await _run_attempts(block, state)
-            finally:
-                self._shares.end(taken)
-            block.host = None
-            state.load_time.change(running=-1)
-
-    def _check_lost(
-        self, what: str, groups_P: Sequence[TrajectoryGroup], num_rollouts: int
-    ) -> None:
-        lost = lost_rollouts(groups_P)
-        if len(lost) > self.max_failed_fraction * num_rollouts:
-            first = lost[0]
+        self.seconds = Seconds(rollouts.load_seconds, total - rollouts.load_seconds, watch.seconds)
+        rollouts.results_P = [group.result() for group in groups_P]
+        losses = list(_losses(env_group_builders_P, rollouts.results_P))
+        num_rollouts = len(groups_P) * num_genomes * num_attempts
+        self._tell(losses, num_rollouts, generation)
+        if len(losses) > self.max_failed_fraction * num_rollouts:
+            what = "an evaluation" if generation is None else f"generation {generation}"
+            first = losses[0].lost
             raise TooManyLostError(
-                f"{len(lost)} of the {num_rollouts} rollouts of {what} were lost, more than "
+                f"{len(losses)} of the {num_rollouts} rollouts of {what} were lost, more than "
                 f"max_failed_fraction={self.max_failed_fraction:g} allows; the first: "
                 f"{first.reason}\n{own_frames(first.traceback)}".rstrip()
             )
 
+    def _tell(self, losses: "Sequence[_Loss]", num_rollouts: int, generation: int | None) -> None:
+        """Warn of each new kind of loss in one line; its traceback goes to the run's log.
 
-async def _run_attempts(block: Residents, state: "_Running") -> None:
-    """All of this block's attempts, and the scores of the groups that they complete.
-
-    Plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
-    """
-
-    async def attempt(group: RolloutGroup, policy: EnginePolicy, i: int) -> None:
-        try:
-            await group.attempt(policy, i)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # Kept here: asyncio would report one that a task ends with.
-            errors.append(error)
-            state.watch.stop()
-
-    errors: list[BaseException] = []
-    loop = asyncio.get_running_loop()
-    attempts = [
-        asyncio.Task(attempt(group, policy, i), loop=loop, name="attempt")
-        for group in state.groups_P
-        for policy, i in group.policies(block)
-    ]
-    try:
-        await _ended(attempts)
-    except asyncio.CancelledError:
-        state.watch.stop()
-        with anyio.CancelScope(shield=True):
-            await _ended(attempts)
-        raise
-    if errors:
-        raise BaseExceptionGroup("attempts that stop the run", errors)
+        A run goes on without a lost rollout, so its user has to hear of it, on a terminal or not.
+        """
+        what = "an evaluation" if generation is None else f"generation {generation + 1}"
+        by_kind: dict[tuple[str, str], list[_Loss]] = {}
+        for loss in losses:
+            by_kind.setdefault(loss.kind, []).append(loss)
+        for kind, (first, *others) in by_kind.items():
+            if kind in self._kinds_told or len(self._kinds_told) == _MOST_KINDS:
+                continue
+            self._kinds_told.add(kind)
+            sentence = (
+                f"{what}: {1 + len(others)} of {num_rollouts} rollouts lost, the first at "
+                f"{one_line(first.problem)} by genome {first.genome}: "
+                f"{printable(first.lost.reason):.500}"
+            )
+            log_path, trace = self._log_path, first.lost.traceback[-_MOST_CHARS:]
+            if log_path and trace and add_to_log(log_path, f"{sentence}\n{trace}"):
+                sentence += f"; its traceback is in {log_path / LOG}"
+            _logger.warning("%s", sentence)
 
 
-async def _ended(attempts: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all. The last first: by then most have ended, and cost no call of their own."""
-    for attempt in reversed(attempts):
-        if not attempt.done():
-            await asyncio.wait((attempt,))
+@dataclasses.dataclass(slots=True)
+class _Rollouts:
+    """Rollouts that are being run; `load_seconds`: genomes were loaded and none was sampled."""
+
+    groups_P: Sequence[RolloutGroup]
+    watch: Watch
+    results_P: list[TrajectoryGroup] = dataclasses.field(default_factory=list[TrajectoryGroup])
+    load_seconds: float = 0.0
+    _num_loading: int = 0
+    _num_sampling: int = 0
+    _since: float = 0.0
+
+    def begin(self, block: Residents) -> list[asyncio.Task[None]]:
+        """All attempts of a block."""
+        return [task for group in self.groups_P for task in group.begin(block)]
+
+    def count(self, loading: int = 0, sampling: int = 0) -> None:
+        """As many blocks more, or less, are being loaded or sampled."""
+        now = time.perf_counter()
+        if self._num_loading and not self._num_sampling:
+            self.load_seconds += now - self._since
+        self._since = now
+        self._num_loading += loading
+        self._num_sampling += sampling
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Population:
-    """The genomes of a generation.
+    """The genomes of a generation, and their rollouts.
 
     Attributes:
         genomes_G: they themselves.
         together: on one engine, since group rewards ask them.
         overlap: with the next generation, if any.
+        blocks: wait for engines, a task each.
     """
 
     genomes_G: Sequence[Genome]
     together: bool
     overlap: Overlap | None
+    rollouts: _Rollouts
+    blocks: TaskGroup
 
 
-@dataclasses.dataclass(slots=True)
-class _Running:
-    """A generation that is being run; `tasks` wait for engines, one a block."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Loss:
+    problem: str
+    genome: int
+    lost: LostRollout
 
-    groups_P: Sequence[RolloutGroup]
-    watch: Watch
-    load_time: "_LoadTime"
-    tasks: TaskGroup = dataclasses.field(init=False)
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The same where the same class of exception came from the same line of code."""
+        first = re.split(_CAUSE_OF, self.lost.traceback, maxsplit=1)[0].rstrip()
+        places = [line for line in first.splitlines() if line.startswith("  File ")]
+        error = first.rpartition("\n")[2] or self.lost.reason
+        return error.partition(":")[0], places[-1] if places else ""
 
 
-class _LoadTime:
-    """Seconds in which genomes were loaded and none was sampled."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._num_loading = 0
-        self._num_running = 0
-        self._since = 0.0
-
-    def change(self, loading: int = 0, running: int = 0) -> None:
-        """As many blocks more, or less, are being loaded or run."""
-        now = time.perf_counter()
-        if self._num_loading and not self._num_running:
-            self.seconds += now - self._since
-        self._since = now
-        self._num_loading += loading
-        self._num_running += running
+def _losses(
+    env_group_builders_P: Sequence[EnvGroupBuilder], groups_P: Sequence[TrajectoryGroup]
+) -> Iterator[_Loss]:
+    names_P = problem_names(env_group_builders_P)
+    for name, group in zip(names_P, groups_P, strict=True):
+        for g, trajectories_K in enumerate(group.trajectories_G_K):
+            for trajectory in trajectories_K:
+                if isinstance(trajectory, LostRollout):
+                    yield _Loss(name, g, trajectory)

@@ -22,9 +22,9 @@ from es_cookbook.common.terminal import one_line
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.population.group import RolloutGroup, cause_of
-from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
-from es_cookbook.rl.timeouts import Clock, Watch
+from es_cookbook.population.group import RolloutGroup, finished, running
+from es_cookbook.population.policy import Residents
+from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import (
     Action,
     Answer,
@@ -322,18 +322,8 @@ class RebuiltRun:
         watch = Watch(config.rollout_timeout, turn_timeout=config.turn_timeout)
         problem = _Alone(builder) if compares else builder
         group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
-        try:
-            with watch:
-                try:
-                    async with self._hosted(who) as residents, anyio.create_task_group() as playing:
-                        clock = Clock(watch)
-                        attempt = Attempt(self.engine, sampling, residents, seed_of_call, clock)
-                        policy = EnginePolicy(attempt, 0 if isinstance(who, int) else who)
-                        playing.start_soon(group.attempt, policy, 0)
-                finally:
-                    await group.close()
-        except BaseExceptionGroup as errors:
-            raise cause_of(errors) from None
+        async with running([group], watch), self._hosted(who) as residents:
+            await finished(group.begin(residents), watch)
         done = group.result()
         name = getattr(builder, "name", "")
         return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
@@ -350,12 +340,12 @@ class RebuiltRun:
         if centre != self._at:
             await self._restore(centre)
         if not isinstance(who, int):
-            yield Residents(range(1))
+            yield Residents(range(1), [who])
             return
         genome = run.genome(generation, who)
         async with self.engine.lend() as host:
             await host.load([genome])
-            yield Residents(range(who, who + 1), [genome], host)
+            yield Residents(range(1), [0], host)
 
     async def _problem(
         self, split: Split, number: int

@@ -258,7 +258,7 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
         async with pool.lend(0) as host:
             await host.load([Genome()])
             await pool.apply(Step((Term(7, 0.25),)))
-            block = Residents(range(1), [Genome()], host, has_own_centre=True)
+            block = Residents(range(1), [0], host, has_own_centre=True)
             clock = Clock(watch)
             with clock:
                 attempt = Attempt(pool, SamplingParams(), block, lambda _: 0, clock)

@@ -17,7 +17,7 @@ PROMPT = Observation((5,))
 
 async def make(engine: FakeEngine) -> EnginePolicy:
     await engine.load([GENOME])
-    residents = Residents(range(6, 7), [GENOME], host=engine)
+    residents = Residents(range(6, 7), [0], host=engine)
     sampling = SamplingParams(max_tokens=3)
     clock = Clock(Watch(60))
     return EnginePolicy(Attempt(engine, sampling, residents, lambda n: 100 + n, clock), 0)
