@@ -56,7 +56,7 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
 )
-from es_cookbook.train.garbage import rare_garbage_collection
+from es_cookbook.train.setup import rare_garbage_collection
 from tests.fakes import FakeEngine, FakePool
 
 PROBLEMS, GENOMES = 32, 64

@@ -46,7 +46,7 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from es_cookbook.train.garbage import rare_garbage_collection
+from es_cookbook.train.setup import rare_garbage_collection
 from tests.fakes import FakeEngine
 from tests.links import Link, inside
 from tests.ray_nodes import ADDRESS, start_head, start_there

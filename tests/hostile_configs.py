@@ -99,7 +99,7 @@ NAMES = (
         "%s:%s",
     ),
     # Real ones, where they do not belong, and scripts.
-    *("es_cookbook.train.loop:run", "es_cookbook.common.cli:run_cli", "es_cookbook.train:main"),
+    *("es_cookbook.train.program:run", "es_cookbook.common.cli:run_cli", "es_cookbook.train:main"),
     *("es_cookbook.recipes.countdown.train_cli:cli", "es_cookbook.runs.branches:rewind_run"),
     *("es_cookbook.runs.lock:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
     *("es_cookbook.runs.hub.background_push:HubPush", "es_cookbook.commands.hub:HubCommand"),

@@ -19,50 +19,25 @@ waits for a tool of its own block is not free; blocks of other engines do not wa
 
 import asyncio
 import contextlib
-import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
-from typing import NamedTuple, TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import anyio
 
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.population.sampler import Overlap, Seconds
-from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.evolution.genome import Step
+from es_cookbook.population.sampler import Overlap
+
+_T = TypeVar("_T")
+_UnderWay: TypeAlias = tuple[asyncio.Task[_T | BaseException], Overlap | None]
 
 
-class Attempted(NamedTuple):
-    """A generation whose rollouts have ended.
-
-    Attributes:
-        generation: its number.
-        genomes_G: the population.
-        groups_P: what came of the problems.
-        seconds: where the time of its rollouts went.
-    """
-
-    generation: int
-    genomes_G: Sequence[Genome]
-    groups_P: Sequence[TrajectoryGroup]
-    seconds: Seconds
-
-
-Attempt: TypeAlias = Callable[[int, Overlap | None], Awaitable[Attempted]]
-"""Attempts a generation, which may overlap with the next one."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _UnderWay:
-    task: asyncio.Task[Attempted | BaseException]
-    overlap: Overlap | None
-
-
-class InOrder:
+class InOrder(Generic[_T]):
     """Attempts generations in order, the next one ahead of time where it may begin.
 
     Args:
-        attempt: attempts one.
+        attempt: attempts one, which may overlap with the next one.
         engine: takes the steps, when nobody needs the centre before them any more.
         num_generations: of the run.
         centre_of: around which centre a generation stands; None: each around its own, and none
@@ -73,7 +48,7 @@ class InOrder:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: Callable[[int, Overlap | None], Awaitable[_T]],
         engine: Engine,
         num_generations: int,
         centre_of: Callable[[int], int] | None = None,
@@ -84,9 +59,9 @@ class InOrder:
         self._num_generations = num_generations
         self._centre_of = centre_of
         self._take_held_back = take_held_back
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, _UnderWay[_T]] = {}
 
-    async def __aenter__(self) -> "InOrder":
+    async def __aenter__(self) -> "InOrder[_T]":
         return self
 
     async def __aexit__(
@@ -96,19 +71,19 @@ class InOrder:
         trace: TracebackType | None,
     ) -> None:
         """Cancel what nobody waits for any more."""
-        tasks = [under_way.task for under_way in self._under_way.values()]
+        tasks = [task for task, _ in self._under_way.values()]
         for task in tasks:
             task.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def of(self, generation: int) -> Attempted:
-        """The attempt of a generation, once its rollouts have ended; asked for one after the other.
+    async def of(self, generation: int) -> _T:
+        """What came of a generation, once its rollouts have ended; asked for one after the other.
 
         Raises:
             ESCookbookError: As the attempt.
         """
-        own = self._under_way.get(generation) or self._begin(generation)
+        task, _ = self._under_way.get(generation) or self._begin(generation)
         if self._take_held_back is not None:
             async with self._centre_may_move():
                 await self._take_held_back()
@@ -116,7 +91,7 @@ class InOrder:
         if self._begins_ahead(generation + 1):
             await self._all_taken()
             self._begin(generation + 1)
-        outcome = await own.task
+        outcome = await task
         del self._under_way[generation]
         if isinstance(outcome, BaseException):
             raise outcome
@@ -132,10 +107,10 @@ class InOrder:
             return False
         return self._centre_of(generation) < generation
 
-    def _begin(self, generation: int) -> _UnderWay:
+    def _begin(self, generation: int) -> _UnderWay[_T]:
         overlap = None if self._centre_of is None else Overlap(self._centre_of(generation))
 
-        async def outcome() -> Attempted | BaseException:
+        async def outcome() -> _T | BaseException:
             try:
                 return await self._attempt(generation, overlap)
             except asyncio.CancelledError:
@@ -146,14 +121,14 @@ class InOrder:
                 if overlap is not None:
                     overlap.all_taken.set()
 
-        own = self._under_way[generation] = _UnderWay(asyncio.create_task(outcome()), overlap)
+        own = self._under_way[generation] = asyncio.create_task(outcome()), overlap
         return own
 
     async def _all_taken(self) -> None:
         """No genome is left of what is under way that no engine has taken."""
-        for under_way in self._under_way.values():
-            if under_way.overlap is not None:
-                await under_way.overlap.all_taken.wait()
+        for _, overlap in self._under_way.values():
+            if overlap is not None:
+                await overlap.all_taken.wait()
 
     @contextlib.asynccontextmanager
     async def _centre_may_move(self) -> AsyncGenerator[None]:

@@ -6,7 +6,6 @@ their own behind the batch's; fitness puts both together.
 
 import dataclasses
 import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -24,21 +23,52 @@ from es_cookbook.runs.measures import reward_metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a generation's genomes were asked, and so what their answers are scored by.
+class Asked:
+    """What a generation's genomes attempt, and so what their answers are scored by.
 
     Attributes:
+        generation: its number.
         batch_P: the data set's problems.
-        answered_P: the centre's attempts at them, with a surrogate.
-        answers_P: what the genomes are asked in their place then.
-        sizes: of the batch and of each regulariser's problems.
+        parts_R: problems that are attempted: the batch's, then each regulariser's. The batch's are
+            a row each where it is dealt out to pairs, and the centre's answers with a surrogate.
+        answered_P: the centre's attempts at the batch, with a surrogate.
     """
 
     generation: int
     batch_P: Sequence[EnvGroupBuilder]
-    answered_P: Sequence[TrajectoryGroup]
-    answers_P: Sequence[AnswersProblem]
-    sizes: Sequence[int]
+    parts_R: Sequence[Sequence[EnvGroupBuilder]]
+    answered_P: Sequence[TrajectoryGroup] = ()
+
+    @property
+    def problems_P(self) -> Sequence[EnvGroupBuilder]:
+        """All of them."""
+        return list(itertools.chain(*self.parts_R))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scored:
+    """What a generation's rollouts came to.
+
+    Attributes:
+        scores_P_G: of the batch's problems, NaN where a genome has none. A problem is a row of them
+            where the batch is dealt out to pairs.
+        fitness_G: one number a genome.
+        batch_groups_P: what came of each of the batch's problems, by the genomes that attempted it,
+            or the centre.
+        groups_P: all rollouts, the regularisers' too; no genome's that only scored answers.
+        metrics: `reward/...` over the mean rewards of the batch's problems. Where the objective is
+            another, or the surrogate, `objective/mean` and `objective/std_genomes` over its scores;
+            `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
+            all problems; `rollouts/...` of the lengths of answers to the batch
+            (`rl.rollouts.answer_lengths`). With a surrogate, how many of the centre's answers a
+            genome scores, `surrogate/answers`, and their `surrogate/tokens`.
+    """
+
+    scores_P_G: NDArray[np.float64]
+    fitness_G: NDArray[np.float64]
+    batch_groups_P: Sequence[TrajectoryGroup]
+    groups_P: Sequence[TrajectoryGroup]
+    metrics: Mapping[str, float]
 
 
 class Scoring:
@@ -52,12 +82,6 @@ class Scoring:
         run_seed: of the order in which they go through their rows.
         num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
         surrogate: what genomes are asked where the centre attempts the batch; None: they do.
-
-    Attributes:
-        batch_groups_P: what came of each of the batch's problems that were scored last, by the
-            genomes that attempted it, or the centre.
-        groups_P: all rollouts that were scored last, the regularisers' too; no genome's that only
-            scored answers.
 
     Raises:
         DataError: A regulariser's row that cannot be used.
@@ -81,81 +105,60 @@ class Scoring:
             regulariser(engine.tokenizer, engine.traits.context_length, run_seed)
             for regulariser in chosen
         ]
-        self.batch_groups_P: Sequence[TrajectoryGroup] = ()
-        self.groups_P: Sequence[TrajectoryGroup] = ()
         self._num_pairs = num_pairs
         self._surrogate = surrogate
-        self._asked = deque[_Asked]()
-        self._metrics: Mapping[str, float] = {}
 
     def problems(
         self,
         generation: int,
         batch_P: Sequence[EnvGroupBuilder],
         answered_P: Sequence[TrajectoryGroup] = (),
-    ) -> Sequence[EnvGroupBuilder]:
+    ) -> Asked:
         """All that the genomes attempt: the batch's problems, then each regulariser's.
 
-        With a surrogate, in place of the batch's problems the centre's answers to them. Generations
-        are scored in the order in which this was asked.
+        With a surrogate, in place of the batch's problems the centre's answers to them.
         """
         rows = deal(batch_P, self._num_pairs) if self._num_pairs else batch_P
-        answers_P: Sequence[AnswersProblem] = ()
         if self._surrogate is not None:
-            rows = answers_P = [self._surrogate.problem(group) for group in answered_P]
-        parts = [rows, *(problems(generation, batch_P) for problems in self._problems_of)]
-        sizes = [len(part) for part in parts]
-        self._asked.append(_Asked(generation, batch_P, answered_P, answers_P, sizes))
-        return list(itertools.chain(*parts))
+            rows = [self._surrogate.problem(group) for group in answered_P]
+        parts_R = [rows, *(problems(generation, batch_P) for problems in self._problems_of)]
+        return Asked(generation, batch_P, parts_R, answered_P)
 
-    def score(
-        self, groups_P: Sequence[TrajectoryGroup]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Score what came of the oldest `problems` that have not been scored.
-
-        Returns:
-            `scores_P_G` of the batch's problems, NaN where a genome has none, and `fitness_G`. A
-            problem is a row of them where the batch is dealt out to pairs.
+    def score(self, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
+        """Score what came of the problems that were asked.
 
         Raises:
             ConfigError: The objective counts a metric that no Env reports.
             EnvError: An infinite reward.
         """
-        asked, rest = self._asked.popleft(), iter(groups_P)
-        batch_P, *added_R = (list(itertools.islice(rest, size)) for size in asked.sizes)
+        rest = iter(groups_P)
+        batch_P, *added_R = (list(itertools.islice(rest, len(part))) for part in asked.parts_R)
+        is_plain = isinstance(self._objective, Mean)
+        scores_P_G = (
+            mean_rewards(batch_P)
+            if is_plain
+            else self._objective(outcomes(batch_P, asked.generation))
+        )
         attempted_P = batch_P if self._surrogate is None else asked.answered_P
         metrics = dict(reward_metrics(mean_rewards(attempted_P)))
         if self._surrogate is not None:  # No genome has rewards of its own.
             metrics = {"reward/mean": metrics["reward/mean"]}
-        scores_P_G = mean_rewards(batch_P)
-        if not isinstance(self._objective, Mean):
-            scores_P_G = self._objective(outcomes(batch_P, asked.generation))
-        if not isinstance(self._objective, Mean) or self._surrogate is not None:
+        if not is_plain or self._surrogate is not None:
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
         if self._surrogate is not None:
-            metrics["surrogate/answers"] = sum(len(each.answers) for each in asked.answers_P)
-            metrics["surrogate/tokens"] = sum(each.num_tokens for each in asked.answers_P)
+            answers_P = [each for each in asked.parts_R[0] if isinstance(each, AnswersProblem)]
+            metrics["surrogate/answers"] = sum(len(each.answers) for each in answers_P)
+            metrics["surrogate/tokens"] = sum(each.num_tokens for each in answers_P)
         if not self._num_pairs:  # Else genomes also differ by their problems.
             metrics["genomes/reliability"] = reliability(scores_P_G)
-        self.batch_groups_P = gather(batch_P, asked.batch_P) if self._num_pairs else attempted_P
-        self.groups_P = [*attempted_P, *itertools.chain(*added_R)]
-        shown_P = [*self.batch_groups_P, *itertools.chain(*added_R)]
-        self._metrics = metrics | env_metrics(shown_P) | answer_lengths(self.batch_groups_P)
+        batch_groups_P = gather(batch_P, asked.batch_P) if self._num_pairs else attempted_P
+        added_P = list(itertools.chain(*added_R))
+        metrics |= env_metrics([*batch_groups_P, *added_P]) | answer_lengths(batch_groups_P)
         added = [
             Added(weight, mean_rewards(groups))
             for weight, groups in zip(self._weights, added_R, strict=True)
         ]
-        return scores_P_G, self._fitness(scores_P_G, added)
-
-    def metrics(self) -> Mapping[str, float]:
-        """What was scored last: `reward/...` over the mean rewards of the batch's problems.
-
-        Where the objective is another, or the surrogate, `objective/mean` and
-        `objective/std_genomes` over its scores; `genomes/reliability`, how much of the genomes'
-        differences is not luck; `env/...` of all problems; `rollouts/...` of the lengths of answers
-        to the batch (`rl.rollouts.answer_lengths`). With a surrogate, how many of the
-        centre's answers a genome scores, `surrogate/answers`, and their `surrogate/tokens`.
-        """
-        return self._metrics
+        fitness_G = self._fitness(scores_P_G, added)
+        return Scored(scores_P_G, fitness_G, batch_groups_P, [*attempted_P, *added_P], metrics)

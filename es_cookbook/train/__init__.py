@@ -2,8 +2,7 @@
 
 from es_cookbook.runs.tracking.result import Result
 from es_cookbook.train.config import MAY_DIFFER, Config, recorded_config
-from es_cookbook.train.loop import main, run
-from es_cookbook.train.program import cli, train_and_tell
+from es_cookbook.train.program import cli, main, run, train_and_tell
 
 __all__ = [
     "MAY_DIFFER",

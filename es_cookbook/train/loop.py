@@ -8,87 +8,100 @@ The history is the checkpoint: base model and steps give the weights back bit fo
 what a run opens and closes, `recorder` what it writes.
 """
 
-import functools
-from pathlib import Path
+import dataclasses
+from collections.abc import Sequence
 
-from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.common.references import refuse_while_imported
-from es_cookbook.common.terminal import as_program, command
-from es_cookbook.population.ahead import Attempted
-from es_cookbook.population.sampler import Overlap
-from es_cookbook.runs.directory import HISTORY
-from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.result import Result, result_of
-from es_cookbook.runs.trusted.scripts import trust_option
-from es_cookbook.train.beginning import begun
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.population.ahead import InOrder
+from es_cookbook.population.sampler import Overlap, PopulationSampler
+from es_cookbook.population.scoring import Asked, Scoring
+from es_cookbook.rl.types import RLDataset, TrajectoryGroup
+from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.history.store import check_fingerprint
 from es_cookbook.train.config import Config
-from es_cookbook.train.setup import Run, opened
-from es_cookbook.train.stopping.signals import run_until_signal
+from es_cookbook.train.recorder import ANSWER, Recorder
 
 
-async def main(config: Config) -> None:
-    """Train, or go on training; a run that is complete is left as it is.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run, open: what the loop works with.
 
-    Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
+    Attributes:
+        generations: those that are still to come.
+        held_back: the last that is recorded, if the first to come stands around the centre before
+            its step, which the engine has not taken.
     """
-    async with begun(config) as standing:
-        if standing.is_complete:
-            print(
-                f"{config.log_path} is already complete, with {config.num_generations} "
-                f"generations; for more: {_resuming(config)} num_generations=..."
-            )
-            return
-        async with opened(config, standing) as run, run.in_order(_attempt) as attempts:
-            for generation in run.generations:
-                attempt = await attempts.of(generation)
-                scores_P_G, fitness_G = run.scoring.score(attempt.groups_P)
-                step = run.optimizer.tell(generation, attempt.genomes_G, scores_P_G, fitness_G)
-                results_P = run.tell_dataset(generation)
-                fingerprint = await attempts.apply(step)
-                await run.recorder.record(
-                    attempt, scores_P_G, fitness_G, results_P, step, fingerprint
+
+    config: Config
+    generations: range
+    held_back: Record | None
+    dataset: RLDataset
+    optimizer: Optimizer
+    sampler: PopulationSampler
+    scoring: Scoring
+    engine: Engine
+    recorder: Recorder
+
+    async def train(self) -> None:
+        """Train, to the end of the run."""
+        optimizer, timed = self.optimizer, self.recorder.timed
+        async with self._in_order() as attempts:
+            for generation in self.generations:
+                genomes_G, asked, groups_P = await attempts.of(generation)
+                with timed(generation, "score"):
+                    scored = self.scoring.score(asked, groups_P)
+                with timed(generation, "tell"):
+                    step = optimizer.tell(
+                        generation, genomes_G, scored.scores_P_G, scored.fitness_G
+                    )
+                results_P = self.dataset.results(generation, scored.batch_groups_P)
+                self.dataset.tell(generation, results_P)
+                with timed(generation, "apply"):
+                    fingerprint = await attempts.apply(step)
+                await self.recorder.record(
+                    generation, genomes_G, scored, results_P, step, fingerprint
                 )
 
+    async def _attempt(
+        self, generation: int, overlap: Overlap | None
+    ) -> tuple[Sequence[Genome], Asked, Sequence[TrajectoryGroup]]:
+        """A population attempts the problems of a generation."""
+        timed = self.recorder.timed
+        asked = await self._asked(generation)
+        with timed(generation, "ask"):
+            genomes_G = self.optimizer.ask(generation)
+        with timed(generation, "rollout"):
+            groups_P = await self.sampler.rollout(generation, asked.problems_P, genomes_G, overlap)
+        self.recorder.rolled_out(generation, self.sampler.seconds)
+        return genomes_G, asked, groups_P
 
-async def _attempt(run: Run, generation: int, overlap: Overlap | None) -> Attempted:
-    """A population attempts the problems of a generation."""
-    problems_P = await run.problems(generation)
-    genomes_G = run.optimizer.ask(generation)
-    groups_P = await run.sampler.rollout(generation, problems_P, genomes_G, overlap)
-    return Attempted(generation, genomes_G, groups_P, run.sampler.seconds)
+    async def _asked(self, generation: int) -> Asked:
+        """What the genomes of a generation attempt: its batch and the regularisers' problems.
 
+        With a surrogate the centre attempts the batch here, and the genomes score its answers.
+        """
+        batch_P, surrogate = self.dataset.get_batch(generation), self.config.surrogate
+        if surrogate is None:
+            return self.scoring.problems(generation, batch_P)
+        sampling, attempts = surrogate.sampling(self.config.sampling), surrogate.attempts
+        with self.recorder.timed(generation, ANSWER):
+            answered_P = await self.sampler.rollout_centre(batch_P, sampling, attempts, generation)
+        return self.scoring.problems(generation, batch_P, answered_P)
 
-@as_program()
-def run(config: Config) -> Result:
-    """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
-
-    Returns:
-        Where the run is, and its first and last held-out metrics.
-
-    Raises:
-        KeyboardInterrupt: It was stopped; says how to go on.
-        ESCookbookError: As `main`.
-    """
-    refuse_while_imported()
-    try:
-        interrupted = run_until_signal(functools.partial(main, config))
-    except KeyboardInterrupt:
-        interrupted = True
-    except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
-        raise error.with_traceback(None) from None
-    if interrupted:
-        recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
-        when = f"after generation {recorded}" if recorded else "before the first generation ended"
-        raise KeyboardInterrupt(
-            f"interrupted {when}; to go on, run the same command with "
-            f"behavior_if_log_dir_exists=resume, or {_resuming(config)}"
+    def _in_order(self) -> InOrder[tuple[Sequence[Genome], Asked, Sequence[TrajectoryGroup]]]:
+        """Attempts the generations to come; where `max_staleness` lets them they overlap."""
+        return InOrder(
+            self._attempt,
+            self.engine,
+            self.config.num_generations,
+            self.config.centre_of if self.config.max_staleness else None,
+            None if self.held_back is None else self._take_held_back,
         )
-    return result_of(Path(config.log_path))
 
-
-def _resuming(config: Config) -> str:
-    """The whole command that goes on with a run."""
-    trust = trust_option(Path(config.log_path), config_to_json(config))
-    return f"{command('resume')} log_path={config.log_path}{trust}"
+    async def _take_held_back(self) -> None:
+        held = self.held_back
+        assert held is not None
+        found = await self.engine.apply(held.step)
+        check_fingerprint(held.generation + 1, held.fingerprint, found, self.config.model_name)

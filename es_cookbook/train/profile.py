@@ -26,12 +26,10 @@ from typing_extensions import override
 from es_cookbook.common.files import parsed, read_file
 from es_cookbook.common.spans import Spans
 from es_cookbook.common.terminal import plural
-from es_cookbook.engines.base import Engine
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.tracking.base import Decode, Tracker
-from es_cookbook.train.stopwatch import LOOP, Stopwatch
+from es_cookbook.train.recorder import LOOP
 
 MOST_GENERATIONS = 20
 """Generations of one process that are profiled."""
@@ -68,11 +66,14 @@ class Profile(Tracker):
 
     Args:
         path: where to; what an earlier process of the run has written there is kept.
+
+    Attributes:
+        spans: takes what they do who are given it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._spans = _Collected()
+        self.spans = _Collected()
         self._events = _earlier(path)
         self._process = 1 + max((cast(int, event["pid"]) for event in self._events), default=0)
         self._origin = time.perf_counter()
@@ -81,10 +82,6 @@ class Profile(Tracker):
         self._ended: float | None = None
         self._total = 0.0
         self._table = Table()
-
-    def watch(self, engine: Engine, sampler: PopulationSampler, stopwatch: Stopwatch) -> None:
-        """Have them tell what they do from now on."""
-        engine.spans = sampler.spans = stopwatch.spans = self._spans
 
     @override
     def log_rollouts(
@@ -100,19 +97,19 @@ class Profile(Tracker):
     @override
     def recorded(self, generations: int) -> None:
         """Write what the generation's spans were."""
-        if self._ended is None or self._spans.is_over:
+        if self._ended is None or self.spans.is_over:
             return
         began, ended, self._ended = self._ended - self._total, self._ended, None
         if not self._events:
             self._tell_process(generations - 1)
         self._tell(_GENERATIONS, Span(f"generation {generations - 1}", began, ended))
-        found = self._spans.taken(ended)
+        found = self.spans.taken(ended)
         for track in dict.fromkeys((*self._told_until, *found)):
             if track != _GENERATIONS:
                 self._tell_track(track, found.get(track, []), began, ended)
         self._table.generations += 1
         self._table.seconds += ended - began
-        self._spans.is_over = self._table.generations >= MOST_GENERATIONS
+        self.spans.is_over = self._table.generations >= MOST_GENERATIONS
         self._write()
 
     @override
@@ -163,7 +160,7 @@ class Profile(Tracker):
 
     def _write(self) -> None:
         lines = ",\n".join(json.dumps(event) for event in self._events)
-        more = {"spans left out": self._spans.num_left_out}
+        more = {"spans left out": self.spans.num_left_out}
         end = f'\n],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(more)}}}\n'
         replace_file(self._path, [b'{"traceEvents": [\n', lines.encode(), end.encode()])
 

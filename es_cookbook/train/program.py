@@ -18,16 +18,72 @@ import chz
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.terminal import BEGAN
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.common.references import refuse_while_imported
+from es_cookbook.common.terminal import BEGAN, as_program, command
+from es_cookbook.runs.directory import HISTORY, METRICS
+from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics, whole_lines
-from es_cookbook.runs.tracking.result import Elapsed, Result
+from es_cookbook.runs.tracking.result import Elapsed, Result, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.config import Config
-from es_cookbook.train.loop import run
+from es_cookbook.train.setup import begun, opened
+from es_cookbook.train.stopping.signals import run_until_signal
 
 _CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio", "dataset.gold")
 """Fields that older versions had not, and that no step depends on: their runs keep their names."""
+
+
+async def main(config: Config) -> None:
+    """Train, or go on training; a run that is complete is left as it is.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    async with begun(config) as standing:
+        if standing.is_complete:
+            print(
+                f"{config.log_path} is already complete, with {config.num_generations} "
+                f"generations; for more: {_resuming(config)} num_generations=..."
+            )
+            return
+        async with opened(config, standing) as run:
+            await run.train()
+
+
+@as_program()
+def run(config: Config) -> Result:
+    """Run `main` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
+
+    Returns:
+        Where the run is, and its first and last held-out metrics.
+
+    Raises:
+        KeyboardInterrupt: It was stopped; says how to go on.
+        ESCookbookError: As `main`.
+    """
+    refuse_while_imported()
+    try:
+        interrupted = run_until_signal(functools.partial(main, config))
+    except KeyboardInterrupt:
+        interrupted = True
+    except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
+        raise error.with_traceback(None) from None
+    if interrupted:
+        recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
+        when = f"after generation {recorded}" if recorded else "before the first generation ended"
+        raise KeyboardInterrupt(
+            f"interrupted {when}; to go on, run the same command with "
+            f"behavior_if_log_dir_exists=resume, or {_resuming(config)}"
+        )
+    return result_of(Path(config.log_path))
+
+
+def _resuming(config: Config) -> str:
+    """The whole command that goes on with a run."""
+    trust = trust_option(Path(config.log_path), config_to_json(config))
+    return f"{command('resume')} log_path={config.log_path}{trust}"
 
 
 def cli(config: Config) -> None:

@@ -6,20 +6,20 @@ that line is written again after a crash.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import anyio
-import numpy as np
-from numpy.typing import NDArray
 
+from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import done_saying
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
-from es_cookbook.population.ahead import Attempted
 from es_cookbook.population.sampler import Seconds
-from es_cookbook.population.scoring import Scoring
+from es_cookbook.population.scoring import Scored
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import ProblemResult, RLDataset
 from es_cookbook.runs.directory import METRICS, RunDirectory
@@ -27,17 +27,18 @@ from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.tracking.base import Decode, Tracker
 from es_cookbook.train.config import Config
-from es_cookbook.train.stopwatch import Stopwatch
 
 ANSWER = "rollout_centre"
-"""The method in which the centre answers, where genomes score what it said."""
+"""The centre answers, where genomes score what it said."""
+LOOP = "loop"
+"""The track of what is timed, in a profile."""
 
 
 class Recorder:
     """Measures and records the generations of a run, and its centre on held-out problems.
 
-    `evaluate` measures the centre there: metrics `test/...`. `stopwatch` times `ask` and `tell` of
-    the optimizer and `apply` of the engine.
+    `evaluate` measures the centre there: metrics `test/...`. `spans` is told of what is timed; who
+    profiles a run sets another.
     """
 
     def __init__(
@@ -47,7 +48,6 @@ class Recorder:
         engine: Engine,
         dataset: RLDataset,
         optimizer: Optimizer,
-        scoring: Scoring,
         tracker: Tracker,
         evaluate: Callable[[], Awaitable[Mapping[str, float]]],
     ) -> None:
@@ -56,7 +56,6 @@ class Recorder:
         self._engine = engine
         self._dataset = dataset
         self._optimizer = optimizer
-        self._scoring = scoring
         self._tracker = tracker
         self._evaluate = evaluate
         self._decode = cast(Decode, engine.tokenizer.decode)
@@ -65,7 +64,26 @@ class Recorder:
             self._progress.moved(step)
         self._evaluated: Mapping[str, float] = {}
         self._restarted = 0.0
-        self.stopwatch = Stopwatch()
+        self.spans: Spans = NO_SPANS
+        self._began = 0.0
+        self._seconds = defaultdict[int, dict[str, float]](dict)
+
+    @contextmanager
+    def timed(self, generation: int, name: str) -> Generator[None]:
+        """Inside, a generation's time counts as that of `name`."""
+        began = time.perf_counter()
+        yield
+        ended = time.perf_counter()
+        self._seconds[generation][name] = ended - began
+        self.spans.add(LOOP, name, began, ended)
+
+    def rolled_out(self, generation: int, seconds: Seconds) -> None:
+        """Where the time of a generation's rollouts went."""
+        self._seconds[generation] |= {
+            "load": seconds.load,
+            "sample": seconds.sample,
+            "grade": seconds.score,
+        }
 
     async def begin(self, generation: int) -> None:
         """Evaluate the centre that a generation starts from, where it is due; start the clock.
@@ -75,31 +93,30 @@ class Recorder:
         last = self._config.num_generations
         self._evaluated = {}
         if self._config.evaluates(generation):
-            with self.stopwatch.lap("evaluate"):
+            with self.timed(generation, "evaluate"):
                 self._evaluated = await self._evaluate()
         if generation == last:
             self._tracker.log(last, {**self._evaluated, **self._progress.metrics()})
             self._tracker.recorded(last)
-        self.stopwatch.start()
+        self._began = time.perf_counter()
 
     async def record(
         self,
-        attempt: Attempted,
-        scores_P_G: NDArray[np.float64],
-        fitness_G: NDArray[np.float64],
+        generation: int,
+        genomes_G: Sequence[Genome],
+        scored: Scored,
         results_P: Sequence[ProblemResult],
         step: Step,
         fingerprint: int,
     ) -> None:
         """Record a generation, and begin the next one.
 
-        A score is NaN where a rollout was lost, fitness where the genome is left out; the
-        fingerprint is that of the centre after the step.
+        The fingerprint is that of the centre after the step.
 
         Raises:
             RunDirectoryError: The disk refuses; the generation does not count.
         """
-        generation, groups_P = attempt.generation, self._scoring.groups_P
+        optimizer, groups_P = self._optimizer, scored.groups_P
         centre = self._config.centre_of(generation)
         self._progress.rolled_out(groups_P)
         self._progress.moved(step)
@@ -107,31 +124,35 @@ class Recorder:
         metrics = {
             **self._evaluated,
             **self._progress.metrics(),
-            **self._scoring.metrics(),
+            **scored.metrics,
             **self._dataset.metrics(),
-            **self._optimizer.metrics(),
+            **optimizer.metrics(),
             **self._in_force(generation),
-            "genomes/tied_fraction": tied_fraction(attempt.genomes_G, fitness_G),
-            "step/rms_over_sigma": step.rms / self._optimizer.sigma(generation),
+            "genomes/tied_fraction": tied_fraction(genomes_G, scored.fitness_G),
+            "step/rms_over_sigma": step.rms / optimizer.sigma(generation),
             "rollouts/failed": len(lost_rollouts(groups_P)),
             "engines/restarted": restarted - self._restarted,
             "time/unix": time.time(),
-            **self._seconds(attempt.seconds, count_tokens(groups_P)),
+            **self._times(generation, count_tokens(groups_P)),
             **self._tracker.metrics(),
         }
         self._restarted = restarted
-        scores = tuple(map(tuple, scores_P_G.tolist())) if self._optimizer.records_scores else None
-        with self.stopwatch.lap("record"):
+        scores_P_G = map(tuple, scored.scores_P_G.tolist()) if optimizer.records_scores else None
+        record = Record(
+            generation=generation,
+            step=step,
+            fitness_G=tuple(scored.fitness_G.tolist()),
+            fingerprint=fingerprint,
+            scores_P_G=None if scores_P_G is None else tuple(scores_P_G),
+            results_P=tuple(results_P),
+            centre=None if centre == generation else centre,
+        )
+        with self.timed(generation, "record"):
             self._tracker.log_rollouts(generation, groups_P, self._decode)
             self._tracker.log(generation, metrics)
-            self._history.append(
-                Record(
-                    *(generation, step, tuple(fitness_G.tolist()), fingerprint),
-                    *(scores, tuple(results_P)),
-                    None if centre == generation else centre,
-                )
-            )
+            self._history.append(record)
             self._tracker.recorded(generation + 1)
+        del self._seconds[generation]
         done_saying()
         await self.begin(generation + 1)
 
@@ -145,16 +166,16 @@ class Recorder:
         rates = {} if rate is None else {"optimizer/learning_rate": rate}
         return {"optimizer/sigma": self._optimizer.sigma(generation), **rates}
 
-    def _seconds(self, rollouts: Seconds, num_tokens: int) -> Mapping[str, float]:
-        total, seconds = self.stopwatch.total, self.stopwatch.seconds
+    def _times(self, generation: int, num_tokens: int) -> Mapping[str, float]:
+        total, seconds = time.perf_counter() - self._began, self._seconds[generation]
         answering = {"time/answer": seconds[ANSWER]} if ANSWER in seconds else {}
         return {
             **answering,
-            "time/ask": seconds.get("ask", 0.0),  # the generation may have begun before the clock
+            "time/ask": seconds["ask"],
             "time/tell": seconds["tell"],
-            "time/load": rollouts.load,
-            "time/sample": rollouts.sample,
-            "time/score": rollouts.score,
+            "time/load": seconds["load"],
+            "time/sample": seconds["sample"],
+            "time/score": seconds["grade"],
             "time/apply": seconds["apply"],
             "time/total": total,
             "throughput/tokens_per_second": num_tokens / total,

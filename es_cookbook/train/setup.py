@@ -1,102 +1,142 @@
-"""What a run opens, in which order, and that it is closed again however the run ends.
+"""What is checked before a run, what it opens, and that it is closed again however the run ends.
 
-What is recorded in the run directory is touched last, so that a mistake in anything else leaves it
-alone.
+Whether a run may begin, or go on, is checked before anything is loaded. That takes a second or two,
+however large the model, but for reading the base's weights once where a recorded run goes on. What
+is recorded in the run directory is touched last, so that a mistake in anything else (the optimizer
+does not do any more what it did, say) leaves it alone.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import gc
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from pathlib import Path
 
 import anyio
 import chz
 
-from es_cookbook.common.configs import config_to_json, trust_of
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.terminal import no_silence, plural, say
+from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.schedules import Schedule
+from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.population.ahead import Attempted, InOrder
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.population.sampler import Overlap, PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
-from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, RLDataset
-from es_cookbook.runs.directory import LOG, PROFILE, RunDirectory, keep_trained_on
+from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
+from es_cookbook.runs.directory import (
+    HISTORY,
+    LOG,
+    PROFILE,
+    RunDirectory,
+    failures_told,
+    keep_trained_on,
+    locked,
+)
 from es_cookbook.runs.history.format import Header, Record
-from es_cookbook.runs.history.store import check_fingerprint, header_of
+from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
-from es_cookbook.runs.opening import Standing, open_run_directory
+from es_cookbook.runs.opening import Standing, open_run_directory, standing_of
 from es_cookbook.runs.report.page.at_the_end import ReportWriter
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
-from es_cookbook.train.beginning import forking
-from es_cookbook.train.config import Config
-from es_cookbook.train.garbage import rare_garbage_collection
+from es_cookbook.runs.trusted.scripts import trust_option
+from es_cookbook.train.config import MAY_DIFFER, Config
+from es_cookbook.train.loop import Run
 from es_cookbook.train.profile import Profile
-from es_cookbook.train.recorder import ANSWER, Recorder
-from es_cookbook.train.retelling import restore, retell, retell_dataset
+from es_cookbook.train.recorded import restore, retell, retell_dataset
+from es_cookbook.train.recorder import Recorder
+
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """A run, open: what the loop works with.
+@contextlib.asynccontextmanager
+async def begun(config: Config) -> AsyncGenerator[Standing]:
+    """Inside, the run directory is this process's alone, and the run may begin or go on there.
 
-    Attributes:
-        generations: those that are still to come.
-        held_back: the last that is recorded, if the first to come stands around the centre before
-            its step, which the engine has not taken.
+    Raises:
+        RunDirectoryError: The directory cannot be used, another process writes it, or it holds a
+            run that cannot go on with this Config; says what can be done instead.
+        HistoryError: Its history is damaged or missing, or began with another base.
+        ModelError: The base of a recorded run cannot be read.
+        ESCookbookError: What the run needs outside of this process is not there.
     """
-
-    config: Config
-    generations: range
-    held_back: Record | None
-    dataset: RLDataset
-    optimizer: Optimizer
-    sampler: PopulationSampler
-    scoring: Scoring
-    engine: Engine
-    recorder: Recorder
-
-    def in_order(
-        self, attempt: "Callable[[Run, int, Overlap | None], Awaitable[Attempted]]"
-    ) -> InOrder:
-        """Attempts the generations to come; where `max_staleness` lets them they overlap."""
-        overlapping = self.config.max_staleness > 0
-        return InOrder(
-            functools.partial(attempt, self),
-            self.engine,
-            self.config.num_generations,
-            self.config.centre_of if overlapping else None,
-            None if self.held_back is None else self._take_held_back,
+    log_path, config_json = Path(config.log_path), config_to_json(config)
+    with locked(log_path), failures_told(log_path):
+        standing = standing_of(
+            log_path,
+            config_json,
+            config.num_generations,
+            config.behavior_if_log_dir_exists,
+            MAY_DIFFER,
         )
+        if standing.config_json is not None and not standing.is_complete:
+            _check_schedules(standing.config_json, standing, config)
+            await asyncio.to_thread(_check_base, standing, config)
+        if not standing.is_complete:
+            await asyncio.to_thread(_check_outside, config)
+        yield standing
 
-    async def _take_held_back(self) -> None:
-        held = self.held_back
-        assert held is not None
-        found = await self.engine.apply(held.step)
-        check_fingerprint(held.generation + 1, held.fingerprint, found, self.config.model_name)
 
-    async def problems(self, generation: int) -> Sequence[EnvGroupBuilder]:
-        """What the genomes of a generation attempt: its batch and the regularisers' problems.
+def _check_outside(config: Config) -> None:
+    """Refuse what would fail outside of this process, before a model is loaded."""
+    for builder in (config.hub, config.trackers, config.dataset, config.kl, config.preference):
+        if builder is not None:
+            builder.check()
+    model_directory(config.model_name)  # Fetched last, and before an engine imports torch.
 
-        With a surrogate the centre attempts the batch here, and the genomes score its answers.
-        """
-        batch_P, surrogate = self.dataset.get_batch(generation), self.config.surrogate
-        if surrogate is None:
-            return self.scoring.problems(generation, batch_P)
-        how = surrogate.sampling(self.config.sampling), surrogate.attempts
-        answered_P = await self.sampler.rollout_centre(batch_P, *how, generation)
-        return self.scoring.problems(generation, batch_P, answered_P)
 
-    def tell_dataset(self, generation: int) -> Sequence[ProblemResult]:
-        """What was scored last, told to the dataset; what the history keeps of it."""
-        results_P = self.dataset.results(generation, self.scoring.batch_groups_P)
-        self.dataset.tell(generation, results_P)
-        return results_P
+def forking(config: Config, generation: int) -> str:
+    """The whole command that goes on with this Config where the recorded run cannot."""
+    trust = trust_option(Path(config.log_path), config_to_json(config))
+    return (
+        f"{command('fork')} log_path={config.log_path} generation={generation} "
+        f"output={config.log_path}-longer num_generations={config.num_generations}{trust}"
+    )
+
+
+def _check_schedules(recorded_json: str, standing: Standing, config: Config) -> None:
+    """Refuse a longer run of which a schedule would have made other steps from the beginning."""
+    try:
+        recorded = config_from_json(recorded_json, trust_of(config_to_json(config)))
+    except ConfigError:  # Of a class that is not here: the steps will show it.
+        return
+    then, now = getattr(recorded, "num_generations", None), config.num_generations
+    if not isinstance(then, int):
+        return
+    fork = standing.header and standing.header.fork
+    own = range(fork.generation if fork else 0, standing.generations)
+    for name, schedule in _schedules(config):
+        if any(schedule(t, then) != schedule(t, now) for t in own):
+            raise RunDirectoryError(
+                f"num_generations was {then}, is {now}, and {name}={type(schedule).__name__} "
+                f"depends on it: the recorded {plural(len(own), 'generation')} would have come out "
+                "otherwise. To go on from the last of them: "
+                f"{forking(config, standing.generations)}"
+            )
+
+
+def _schedules(part: object, path: str = "") -> Iterator[tuple[str, Schedule]]:
+    for name, field in chz.chz_fields(part).items():
+        value = getattr(part, field.x_name)
+        if isinstance(value, Schedule):
+            yield f"{path}{name}", value
+        elif chz.is_chz(value):
+            yield from _schedules(value, f"{path}{name}.")
+
+
+def _check_base(standing: Standing, config: Config) -> None:
+    """Refuse another base before it is loaded; its dtype is the engine's to say."""
+    then = standing.header
+    if then is not None and then.dtype is not None and standing.generations:
+        say(f"{config.log_path}: comparing {config.model_name} with the base that it began with")
+        now = header_of(config.model_name, then.dtype)
+        check_same_base(Path(config.log_path) / HISTORY, then, now)
 
 
 @contextlib.asynccontextmanager
@@ -106,40 +146,36 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    log_path, config_json = Path(config.log_path), config_to_json(config)
+    log_path = Path(config.log_path)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_log(log_path / LOG))
         stack.enter_context(no_silence())
-        model_name, search_space = config.model_name, config.search_space
-        say(f"{log_path}: loading {model_name} on {config.engine.name}")
-        with libraries_quiet():
-            engine = await config.engine(model_name=model_name, search_space=search_space)
-        stack.push_async_callback(_close, engine)
-        stack.callback(end_idle_workers)
-        with libraries_quiet():
-            datasets = await config.dataset(engine.tokenizer)
-        await datasets.train.validate(engine.traits.context_length)
+        engine, datasets = await _loaded(config, stack)
         regularisers = (config.kl, config.preference)
-        objective, fitness, pairs = config.objective, config.fitness, config.num_pairs
         scoring = Scoring(
-            objective, fitness, regularisers, engine, config.seed, pairs, config.surrogate
+            config.objective,
+            config.fitness,
+            regularisers,
+            engine,
+            config.seed,
+            config.num_pairs,
+            config.surrogate,
         )
         optimizer = _optimizer(config, engine)
         _check_ahead(config, optimizer, datasets.train)
         sampler = config.sampler(engine, Path(config.log_path))
         header = await _header(config.model_name, engine.traits.base_dtype, standing)
         directory = open_run_directory(
-            log_path, config_json, config.num_generations, header, standing
+            log_path, config_to_json(config), config.num_generations, header, standing
         )
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
+        start = directory.history.next_generation
         directory.begin()
         fork = standing.header and standing.header.fork
-        forked = fork.generation if fork else 0
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
-        recorded = directory.history.next_generation
-        keep_trained_on(log_path, datasets, recorded, forked, pairs)
-        if not directory.history.next_generation and datasets.test_P:
+        keep_trained_on(log_path, datasets, start, fork.generation if fork else 0, pairs)
+        if not start and datasets.test_P:
             say(
                 f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
             )
@@ -147,35 +183,42 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         tracker = _tracker(config, directory, profile)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
-        beside_P = _kl_problems(config, engine, datasets.test_P)
-        how = config.eval_attempts, config.eval_temperature
-        held_out = functools.partial(evaluate, sampler, datasets.test_P, *how, beside_P)
-        recorder = Recorder(
-            config,
-            directory,
-            engine,
-            datasets.train,
-            optimizer,
-            scoring,
-            tracker,
-            held_out,
+        held_out = functools.partial(
+            evaluate,
+            sampler,
+            datasets.test_P,
+            config.eval_attempts,
+            config.eval_temperature,
+            _kl_problems(config, engine, datasets.test_P),
         )
+        recorder = Recorder(config, directory, engine, datasets.train, optimizer, tracker, held_out)
         if profile is not None:
-            profile.watch(engine, sampler, recorder.stopwatch)
-        start = directory.history.next_generation
+            engine.spans = sampler.spans = recorder.spans = profile.spans
         await recorder.begin(start)
         yield Run(
-            config,
-            range(start, config.num_generations),
-            held_back,
-            datasets.train,
-            recorder.stopwatch.watch(optimizer, "ask", "tell"),
-            recorder.stopwatch.watch(sampler, ANSWER, "rollout"),
-            recorder.stopwatch.watch(scoring, "score"),
-            recorder.stopwatch.watch(engine, "apply"),
-            recorder,
+            config=config,
+            generations=range(start, config.num_generations),
+            held_back=held_back,
+            dataset=datasets.train,
+            optimizer=optimizer,
+            sampler=sampler,
+            scoring=scoring,
+            engine=engine,
+            recorder=recorder,
         )
         await recorder.finish()
+
+
+async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Engine, Datasets]:
+    say(f"{config.log_path}: loading {config.model_name} on {config.engine.name}")
+    with libraries_quiet():
+        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
+    stack.push_async_callback(_close, engine)
+    stack.callback(end_idle_workers)
+    with libraries_quiet():
+        datasets = await config.dataset(engine.tokenizer)
+    await datasets.train.validate(engine.traits.context_length)
+    return engine, datasets
 
 
 async def _header(model_name: str, base_dtype: str, standing: Standing) -> Header:
@@ -287,3 +330,22 @@ def _tracker(config: Config, directory: RunDirectory, profile: Profile | None) -
 async def _close(engine: Engine) -> None:
     with anyio.CancelScope(shield=True):
         await engine.close()
+
+
+@contextlib.contextmanager
+def rare_garbage_collection() -> Generator[None]:
+    """Inside, the collector leaves alone what is there already, and looks at the rest less often.
+
+    A generation makes tens of thousands of objects, and hardly any of them need the collector.
+    Without this it walks the model and the libraries again each time, and the rollouts under way
+    over and over, which takes longer than all the rest of the bookkeeping
+    (`benchmarks/scheduler.py`).
+    """
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

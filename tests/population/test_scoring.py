@@ -52,7 +52,7 @@ def groups() -> Sequence[TrajectoryGroup]:
 
 
 def test_a_regularisers_problems_come_after_the_batchs(pairs: str) -> None:
-    problems = scoring(pairs, Mean(), 1.0, 1.0).problems(5, BATCH_P)
+    problems = scoring(pairs, Mean(), 1.0, 1.0).problems(5, BATCH_P).problems_P
     assert list(problems[:3]) == BATCH_P
     assert [problem.tags for problem in problems[3:]] == [("kl",), ("kl",), ("preference",)]
 
@@ -61,10 +61,9 @@ def test_scores_are_the_objectives_of_the_batch_plus_weighted_means_of_the_other
     pairs: str,
 ) -> None:
     judge = scoring(pairs, Mean(), 0.1, 0.5)
-    judge.problems(0, BATCH_P)
-    scores_P_G, fitness_G = judge.score(groups())
-    metrics = judge.metrics()
-    assert scores_P_G.tolist() == [[0.5, 0.75]] * 3, "of the batch's problems alone"
+    scored = judge.score(judge.problems(0, BATCH_P), groups())
+    fitness_G, metrics = scored.fitness_G, scored.metrics
+    assert scored.scores_P_G.tolist() == [[0.5, 0.75]] * 3, "of the batch's problems alone"
     # Batch 0.5 and 0.75, KL 2 and 3, preference 0 and 4.
     total_G = np.array([0.5, 0.75]) - 0.1 * np.array([2, 3]) + 0.5 * np.array([0, 4])
     assert fitness_G == pytest.approx(total_G - total_G.mean())
@@ -76,10 +75,9 @@ def test_scores_are_the_objectives_of_the_batch_plus_weighted_means_of_the_other
 
 def test_another_objective_ranks_otherwise_and_is_measured_beside_the_rewards(pairs: str) -> None:
     judge = scoring(pairs, PassAtK(k=2), 0.0, 0.0)
-    judge.problems(0, BATCH_P)
-    scores_P_G, fitness_G = judge.score(groups())
-    metrics = judge.metrics()
-    assert scores_P_G.tolist() == [[1.0, 0.0]] * 3
+    scored = judge.score(judge.problems(0, BATCH_P), groups())
+    fitness_G, metrics = scored.fitness_G, scored.metrics
+    assert scored.scores_P_G.tolist() == [[1.0, 0.0]] * 3
     assert fitness_G.tolist() == [0.5, -0.5], "by mean reward it is the other way round"
     assert (metrics["objective/mean"], metrics["objective/std_genomes"]) == (0.5, 0.5)
     assert metrics["reward/mean"] == 0.625
@@ -87,13 +85,13 @@ def test_another_objective_ranks_otherwise_and_is_measured_beside_the_rewards(pa
 
 def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
     judge = scoring(pairs, Mean(), 0.0, 0.0)
-    judge.problems(0, BATCH_P)
+    scored = judge.score(judge.problems(0, BATCH_P), groups())
     alone = Scoring(Mean(), Raw(), (None, None), FakeEngine(), 0)
-    assert list(alone.problems(0, BATCH_P)) == BATCH_P
-    _, fitness_G = alone.score(groups()[:3])
-    metrics = alone.metrics()
-    assert judge.score(groups())[1].tobytes() == fitness_G.tobytes()
-    assert all(math.isfinite(value) for value in metrics.values())
+    asked = alone.problems(0, BATCH_P)
+    assert list(asked.problems_P) == BATCH_P
+    expected = alone.score(asked, groups()[:3])
+    assert scored.fitness_G.tobytes() == expected.fitness_G.tobytes()
+    assert all(math.isfinite(value) for value in expected.metrics.values())
 
 
 def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre() -> None:
@@ -109,21 +107,23 @@ def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre
         TrajectoryGroup([[said(1, 1.0), said(2, 0.0)]]),
         TrajectoryGroup([[said(3, 0.0), said(3, 0.0)]]),
     ]
-    asked, nothing, of_kl = judge.problems(0, BATCH_P[:2], answered_P)
-    assert isinstance(asked, AnswersProblem) and isinstance(nothing, AnswersProblem)
-    assert [each.tokens_T for each in asked.answers] == [(9, 1), (9, 2)] and not nothing.answers
+    asked = judge.problems(0, BATCH_P[:2], answered_P)
+    answers, nothing, of_kl = asked.problems_P
+    assert isinstance(answers, AnswersProblem) and isinstance(nothing, AnswersProblem)
+    assert [each.tokens_T for each in answers.answers] == [(9, 1), (9, 2)] and not nothing.answers
     assert of_kl.tags == ("kl",)
-    scored = [
+    groups_P = [
         group(lambda g, k: 1.0 + g, "unseen"),
         group(lambda g, k: 0.0, "unseen"),
         group(lambda g, k: -1.0 - g, "kl"),
     ]
-    scores_P_G, fitness_G = judge.score(scored)
-    assert scores_P_G.tolist() == [[1.0, 2.0], [0.0, 0.0]]
+    scored = judge.score(asked, groups_P)
+    assert scored.scores_P_G.tolist() == [[1.0, 2.0], [0.0, 0.0]]
     # Scores 0.5 and 1, KL 1 and 2 with a weight of a half.
-    assert fitness_G == pytest.approx([0.0, 0.0])
-    metrics = judge.metrics()
+    assert scored.fitness_G == pytest.approx([0.0, 0.0])
+    metrics = scored.metrics
     assert metrics["reward/mean"] == 0.25 and metrics["objective/mean"] == 0.75
     assert metrics["surrogate/answers"] == 2 and metrics["surrogate/tokens"] == 4
     assert metrics["env/all/correct"] == 0.25 and "env/all/unseen" not in metrics
-    assert judge.batch_groups_P == answered_P and list(judge.groups_P) == [*answered_P, scored[2]]
+    assert scored.batch_groups_P == answered_P
+    assert list(scored.groups_P) == [*answered_P, groups_P[2]]
