@@ -32,7 +32,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.arithmetic import warm_start
 from es_cookbook.recipes.arithmetic.env import ArithmeticEnv, gold_answer, question
 from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
-from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL
+from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.rl.types import Observation
 
 HeldOut: TypeAlias = Literal["test", "development"]
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str]) -> None:
         warm_start.main(warm_start.Config(output=str(second), seed=1))
         rows = [
             each
-            for warm, path in enumerate((BUNDLED_MODEL, second))
+            for warm, path in enumerate((RECIPE.model, second))
             for each in compare(warm, begin(path, held_out), held_out, Path(name))
         ]
     if held_out == "test":

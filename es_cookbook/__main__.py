@@ -1,10 +1,19 @@
 """`es-cookbook COMMAND name=value ...`, and the same as `python -m es_cookbook COMMAND ...`."""
 
 import importlib
+import pkgutil
 import sys
 
+from es_cookbook import recipes
 from es_cookbook.common.errors import nearest
 from es_cookbook.common.terminal import program, until_stdout_closes
+
+
+def _summary(package: str) -> str:
+    """The first line about a package, as half a sentence."""
+    line = (importlib.import_module(package).__doc__ or "").strip().partition("\n")[0]
+    return line[:1].lower() + line[1:].removesuffix(".")
+
 
 COMMANDS = {
     "train": ("es_cookbook.commands.train", "train on rows of your own, or others' environments"),
@@ -51,44 +60,11 @@ COMMANDS = {
     "hub": ("es_cookbook.commands.hub", "push an export or a run to the Hugging Face Hub"),
 }
 RECIPES = {
-    "countdown": ("es_cookbook.recipes.countdown.train_cli", "train a model to solve Countdown"),
-    "arithmetic": ("es_cookbook.recipes.arithmetic.train_cli", "train a model to add numbers"),
-    "math": ("es_cookbook.recipes.math.train_cli", "train a model to solve mathematical problems"),
-    "logic": ("es_cookbook.recipes.logic.train_cli", "train a model on reasoning-gym's problems"),
-    "rush_hour": ("es_cookbook.recipes.rush_hour.train_cli", "train a model to solve Rush Hour"),
-    "code": ("es_cookbook.recipes.code.train_cli", "train a model to write code that passes tests"),
-    "crossword": (
-        "es_cookbook.recipes.crossword.train_cli",
-        "train a model to solve cryptic clues",
-    ),
-    "conciseness": ("es_cookbook.recipes.conciseness.train_cli", "train a model to answer briefly"),
-    "alignment": (
-        "es_cookbook.recipes.alignment.train_cli",
-        "train a model to answer briefly, beside preference pairs",
-    ),
-    "pairwise": (
-        "es_cookbook.recipes.pairwise.train_cli",
-        "train on which answers a judge prefers",
-    ),
-    "tic_tac_toe": (
-        "es_cookbook.recipes.tic_tac_toe.train_cli",
-        "train a model by games of its genomes with each other",
-    ),
-    "guess_number": (
-        "es_cookbook.recipes.guess_number.train_cli",
-        "train a model to guess numbers by hints",
-    ),
-    "calculator": (
-        "es_cookbook.recipes.calculator.train_cli",
-        "train a model to use a calculator",
-    ),
-    "search": ("es_cookbook.recipes.search.train_cli", "train a model to search a corpus"),
-    "markovian": (
-        "es_cookbook.recipes.markovian.train_cli",
-        "train thoughts from which alone answers can be read",
-    ),
-    "mixture": ("es_cookbook.recipes.mixture.train_cli", "train on several data sets at once"),
+    name: (f"{recipes.__name__}.{name}.train_cli", _summary(f"{recipes.__name__}.{name}"))
+    for _, name, is_package in pkgutil.iter_modules(recipes.__path__)
+    if is_package
 }
+"""Name of a command -> its module, and one line about it; of recipes, what their package says."""
 
 
 _MEANT = {"chat": "play", "continue": "resume", "extend": "resume"}

@@ -204,7 +204,7 @@ def is_documented(value: ast.expr | None) -> bool:
         return True
     makers = [
         node
-        for node in ast.walk(TREES[PACKAGE / "recipes" / "settings.py"])
+        for node in ast.walk(TREES[PACKAGE / "recipes" / "recipe.py"])
         if isinstance(node, ast.FunctionDef) and node.name == getattr(value.func, "id", None)
     ]
     returned = [node for maker in makers for node in ast.walk(maker) if type(node) is ast.Return]

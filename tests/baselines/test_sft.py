@@ -22,7 +22,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, ModelError, RunDirectoryError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
-from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL
+from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.recipes.chat_warm_start import chat_tokenizer
 from es_cookbook.rl.sequences import Example
 from es_cookbook.rl.types import SamplingParams
@@ -210,7 +210,7 @@ def test_an_adapter_learns_and_is_what_the_evaluation_measures(rows: str, tmp_pa
         engine=TorchEngineBuilder(device="cpu", num_lanes=1),
     )
     changes = {"rank": 4, "learning_rate": 0.05, "evaluation": evaluation, "packing": True}
-    main(config(BUNDLED_MODEL, rows, tmp_path / "out", max_length=16, **changes))
+    main(config(RECIPE.model, rows, tmp_path / "out", max_length=16, **changes))
     assert losses(tmp_path / "out")[-1] < losses(tmp_path / "out")[0] - 0.3
     rewards = losses(tmp_path / "out", "test/reward/mean")
     assert len(rewards) == 2 and rewards[0] != rewards[1]

@@ -40,7 +40,7 @@ RECIPES = {
     "guess_number": Recipe(
         guess_number.CLIConfig,
         guess_number.main,
-        guess_number.BUNDLED_MODEL,
+        guess_number.RECIPE.model,
         guess_number_start.main,
         guess_number_start.Config,
         chat_tokenizer(guess_number_start.CHARACTERS),
@@ -51,7 +51,7 @@ RECIPES = {
     "calculator": Recipe(
         calculator.CLIConfig,
         calculator.main,
-        calculator.BUNDLED_MODEL,
+        calculator.RECIPE.model,
         calculator_start.main,
         Config,
         chat_tokenizer(calculator_start.CHARACTERS, calculator_start.CALL),
@@ -62,7 +62,7 @@ RECIPES = {
     "search": Recipe(
         search.CLIConfig,
         search.main,
-        search.BUNDLED_MODEL,
+        search.RECIPE.model,
         search_start.main,
         Config,
         chat_tokenizer(search_start.CHARACTERS, search_start.WORDS),

@@ -1,1 +1,1 @@
-"""Alignment: preference pairs beside a task reward keep what the task would have forgotten."""
+"""Train a model to answer briefly, beside preference pairs."""

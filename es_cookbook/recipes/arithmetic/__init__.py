@@ -1,1 +1,1 @@
-"""Arithmetic: add numbers digit by digit. The recipe where ES raises ability, not form."""
+"""Train a model to add numbers."""

@@ -1,1 +1,1 @@
-"""Compute with a pocket calculator."""
+"""Train a model to use a calculator."""

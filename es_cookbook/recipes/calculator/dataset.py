@@ -14,7 +14,7 @@ from es_cookbook.recipes.calculator.env import (
     generate_problems,
 )
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder
-from es_cookbook.recipes.settings import built_field
+from es_cookbook.recipes.recipe import built_field
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Tokenizer

@@ -1,1 +1,1 @@
-"""Code: write Python that passes tests, which run in a sandbox."""
+"""Train a model to write code that passes tests."""

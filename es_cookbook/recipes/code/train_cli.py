@@ -10,50 +10,29 @@ GPU. Any other model goes with rows in the format of MBPP or APPS:
     sampling.max_tokens=512
 """
 
-import functools
-
 import chz
 
-from es_cookbook import train
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.code.dataset import CodeDatasetBuilder
-from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, RECOMMENDED
-from es_cookbook.recipes.settings import (
-    dataset_field,
-    eval_every_field,
-    log_path_field,
-    model_field,
-    num_generations_field,
-    optimizer_field,
-    sampling_field,
+from es_cookbook.recipes.countdown import train_cli as countdown
+from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
+
+RECIPE = Recipe(
+    "code",
+    CodeDatasetBuilder,
+    es=countdown.RECIPE.es,
+    model_of="countdown",
+    max_tokens=32,
+    num_generations=20,
+    eval_every=10,
 )
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(RecipeConfig, recipe=RECIPE):
     """Train a model to write code that passes tests with evolution strategies."""
 
-    model_name: str = model_field(BUNDLED_MODEL)
-    dataset: RLDatasetBuilder = dataset_field(CodeDatasetBuilder)
-    optimizer: OptimizerBuilder = optimizer_field({"es": RECOMMENDED["es"]})
-    sampling: SamplingParams = sampling_field(max_tokens=32)
-    num_generations: int = num_generations_field(20)
-    eval_every: int = eval_every_field(10)
-    log_path: str = log_path_field("code")
 
-
-def main(config: CLIConfig, began: float | None = None) -> None:
-    """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "code", began)
-
-
-def cli() -> None:
-    """The console entry point."""
-    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
-
+main, cli = program(CLIConfig)
 
 if __name__ == "__main__":
     cli()

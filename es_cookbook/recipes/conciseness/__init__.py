@@ -1,1 +1,1 @@
-"""Conciseness: answers as short as the shortest good one."""
+"""Train a model to answer briefly."""

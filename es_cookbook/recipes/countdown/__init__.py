@@ -1,1 +1,1 @@
-"""Countdown: combine numbers to reach a target. The recipe to start with."""
+"""Train a model to solve Countdown."""

@@ -12,67 +12,39 @@ way:
     dataset.prompt=paper
 """
 
-import functools
-from collections.abc import Mapping
-from pathlib import Path
-
 import chz
 
-from es_cookbook import train
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.schedules import Cosine
-from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.settings import (
-    dataset_field,
-    eval_every_field,
-    log_path_field,
-    model_field,
-    num_generations_field,
-    optimizer_field,
-    sampling_field,
-)
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
 
-BUNDLED_MODEL = Path(__file__).parent / "model"
-
-RECOMMENDED: Mapping[str, Mapping[str, object]] = {
+RECIPE = Recipe(
+    "countdown",
+    CountdownDatasetBuilder,
     # The main job's settings, all of them; everything else is `train.Config`'s own default.
-    "es": {
+    es={
         "population_size": 64,
         "sigma": 0.01,
         "learning_rate": 0.02,
         "learning_rate_schedule": Cosine(),
     },
-    "clip_up": {"learning_rate": 0.0004, "max_speed": 0.001},
-    "genetic": {"max_terms": 16},
-}
-"""Settings of `es` for the main job, which others take (`OptimizerBuilder.carried`), and theirs."""
+    optimizers={
+        "clip_up": {"learning_rate": 0.0004, "max_speed": 0.001},
+        "genetic": {"max_terms": 16},
+    },
+    max_tokens=32,
+    num_generations=50,
+    eval_every=10,
+)
+BUNDLED_MODEL, RECOMMENDED = RECIPE.model, RECIPE.settings
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(RecipeConfig, recipe=RECIPE):
     """Train a model to solve Countdown problems with evolution strategies."""
 
-    model_name: str = model_field(BUNDLED_MODEL)
-    dataset: RLDatasetBuilder = dataset_field(CountdownDatasetBuilder)
-    optimizer: OptimizerBuilder = optimizer_field(RECOMMENDED)
-    sampling: SamplingParams = sampling_field(max_tokens=32)
-    num_generations: int = num_generations_field(50)
-    eval_every: int = eval_every_field(10)
-    log_path: str = log_path_field("countdown")
 
-
-def main(config: CLIConfig, began: float | None = None) -> None:
-    """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "countdown", began)
-
-
-def cli() -> None:
-    """The console entry point."""
-    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
-
+main, cli = program(CLIConfig)
 
 if __name__ == "__main__":
     cli()

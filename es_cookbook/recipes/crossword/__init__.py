@@ -1,1 +1,1 @@
-"""Crossword: answers to cryptic clues."""
+"""Train a model to solve cryptic clues."""

@@ -1,1 +1,1 @@
-"""Guess a number by hints."""
+"""Train a model to guess numbers by hints."""

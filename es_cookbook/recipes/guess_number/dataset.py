@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder
 from es_cookbook.recipes.guess_number.env import GuessEnv, PromptStyle, generate_problems, halving
-from es_cookbook.recipes.settings import built_field
+from es_cookbook.recipes.recipe import built_field
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Tokenizer

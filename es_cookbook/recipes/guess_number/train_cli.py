@@ -7,53 +7,27 @@ Without options it trains the bundled character-level model of 0.2 million param
 no GPU. It answers in good form from the beginning: what it gains is ability.
 """
 
-import functools
-from pathlib import Path
-
 import chz
 
-from es_cookbook import train
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.guess_number.dataset import GuessNumberDatasetBuilder
-from es_cookbook.recipes.settings import (
-    HALF_KNOWN,
-    dataset_field,
-    eval_every_field,
-    log_path_field,
-    model_field,
-    num_generations_field,
-    optimizer_field,
-    sampling_field,
-)
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
 
-BUNDLED_MODEL = Path(__file__).parent / "model"
+RECIPE = Recipe(
+    "guess_number",
+    GuessNumberDatasetBuilder,
+    es=FEWER_GENOMES,
+    max_tokens=4,
+    num_generations=12,
+    eval_every=6,
+)
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(RecipeConfig, recipe=RECIPE):
     """Train a model to guess numbers with evolution strategies."""
 
-    model_name: str = model_field(BUNDLED_MODEL)
-    dataset: RLDatasetBuilder = dataset_field(GuessNumberDatasetBuilder)
-    optimizer: OptimizerBuilder = optimizer_field({"es": {**HALF_KNOWN, "population_size": 128}})
-    sampling: SamplingParams = sampling_field(max_tokens=4)
-    num_generations: int = num_generations_field(12)
-    eval_every: int = eval_every_field(6)
-    log_path: str = log_path_field("guess_number")
 
-
-def main(config: CLIConfig, began: float | None = None) -> None:
-    """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "guess_number", began)
-
-
-def cli() -> None:
-    """The console entry point."""
-    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
-
+main, cli = program(CLIConfig)
 
 if __name__ == "__main__":
     cli()

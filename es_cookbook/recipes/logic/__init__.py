@@ -1,1 +1,1 @@
-"""Problems of reasoning-gym's generators, by name and by difficulty."""
+"""Train a model on reasoning-gym's problems."""

@@ -20,7 +20,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.logic.env import question
-from es_cookbook.recipes.logic.train_cli import BUNDLED_MODEL
+from es_cookbook.recipes.logic.train_cli import RECIPE
 from es_cookbook.recipes.logic.warm_start import (
     MAX_ANSWER_TOKENS,
     held_out,
@@ -35,7 +35,7 @@ class Config:
     """Which models to compare, and on what."""
 
     after: str = chz.field(doc="directory of the trained model, as export writes it")
-    before: str = chz.field(default=str(BUNDLED_MODEL), doc="directory of the model it began with")
+    before: str = chz.field(default=str(RECIPE.model), doc="directory of the model it began with")
     num_test: int = chz.field(default=500, doc="held-out problems")
     fold: int = chz.field(default=0, doc="which of them")
     samples: int = chz.field(default=8, doc="answers of before at temperature 1, for each problem")

@@ -1,1 +1,1 @@
-"""Markovian training: a chain of thought that must hold all that the answer needs."""
+"""Train thoughts from which alone answers can be read."""

@@ -11,53 +11,28 @@ GPU. It rather babbles than works a sum out. Any other model goes with rows, and
     sampling.max_tokens=150 dataset.answer_tokens=10
 """
 
-import functools
-from pathlib import Path
-
 import chz
 
-from es_cookbook import train
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder
-from es_cookbook.recipes.settings import (
-    HALF_KNOWN,
-    dataset_field,
-    eval_every_field,
-    log_path_field,
-    model_field,
-    num_generations_field,
-    optimizer_field,
-    sampling_field,
-)
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.recipes.recipe import HALF_KNOWN, Recipe, RecipeConfig, program
 
-BUNDLED_MODEL = Path(__file__).parent / "model"
+RECIPE = Recipe(
+    "markovian",
+    MarkovianDatasetBuilder,
+    es=HALF_KNOWN,
+    max_tokens=12,
+    num_generations=32,
+    eval_every=4,
+    problems="questions",
+)
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(RecipeConfig, recipe=RECIPE):
     """Train a model to think so that its answer can be read, with evolution strategies."""
 
-    model_name: str = model_field(BUNDLED_MODEL)
-    dataset: RLDatasetBuilder = dataset_field(MarkovianDatasetBuilder, "questions")
-    optimizer: OptimizerBuilder = optimizer_field({"es": HALF_KNOWN})
-    sampling: SamplingParams = sampling_field(max_tokens=12)
-    num_generations: int = num_generations_field(32)
-    eval_every: int = eval_every_field(4)
-    log_path: str = log_path_field("markovian")
 
-
-def main(config: CLIConfig, began: float | None = None) -> None:
-    """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "markovian", began)
-
-
-def cli() -> None:
-    """The console entry point."""
-    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
-
+main, cli = program(CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -1,1 +1,1 @@
-"""Mathematics in words: GSM8K-, MATH- and DeepScaleR-style rows, and word problems made here."""
+"""Train a model to solve mathematical problems."""

@@ -11,56 +11,27 @@ DeepScaleR:
     sampling.max_tokens=1024
 """
 
-import functools
-from pathlib import Path
-
 import chz
 
-from es_cookbook import train
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder
-from es_cookbook.recipes.settings import (
-    HALF_KNOWN,
-    dataset_field,
-    eval_every_field,
-    log_path_field,
-    model_field,
-    num_generations_field,
-    optimizer_field,
-    sampling_field,
+from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
+
+RECIPE = Recipe(
+    "math",
+    MathDatasetBuilder,
+    es=FEWER_GENOMES,
+    max_tokens=32,
+    num_generations=12,
+    eval_every=4,
 )
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-
-BUNDLED_MODEL = Path(__file__).parent / "model"
-
-# No pairs and large steps: what the bundled model has to unlearn is one direction (README).
-_ES = {**HALF_KNOWN, "population_size": 128}
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(RecipeConfig, recipe=RECIPE):
     """Train a model to solve mathematical problems with evolution strategies."""
 
-    model_name: str = model_field(BUNDLED_MODEL)
-    dataset: RLDatasetBuilder = dataset_field(MathDatasetBuilder)
-    optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
-    sampling: SamplingParams = sampling_field(max_tokens=32)
-    num_generations: int = num_generations_field(12)
-    eval_every: int = eval_every_field(4)
-    log_path: str = log_path_field("math")
 
-
-def main(config: CLIConfig, began: float | None = None) -> None:
-    """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "math", began)
-
-
-def cli() -> None:
-    """The console entry point."""
-    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
-
+main, cli = program(CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -1,1 +1,1 @@
-"""Several data sets in one run: a curriculum, an easy pool, a filter and a replay buffer."""
+"""Train on several data sets at once."""

@@ -1,1 +1,1 @@
-"""Pairwise: answers are compared in pairs by a judge, and the reward is the share of wins."""
+"""Train on which answers a judge prefers."""

@@ -39,7 +39,7 @@ from es_cookbook.recipes.arithmetic.problems import (
     generate_problems,
     without_carries,
 )
-from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL
+from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.recipes.arithmetic.warm_start import forgets_to_carry
 from es_cookbook.recipes.pairwise.additions import JUDGED, VERDICTS, draw_pair
 
@@ -53,7 +53,7 @@ class Config:
 
     output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
     seed: int = chz.field(default=0, doc="seed of the demonstrations and their order")
-    start: str = chz.field(default=str(BUNDLED_MODEL), doc="model that it begins with")
+    start: str = chz.field(default=str(RECIPE.model), doc="model that it begins with")
     steps: int = chz.field(default=500, doc="optimizer steps")
     answers: int = chz.field(default=24, doc="additions demonstrated in a step")
     judgements: int = chz.field(default=72, doc="judgements demonstrated in a step")

@@ -1,1 +1,1 @@
-"""Rush Hour: slide pieces out of the way until the target piece reaches the right edge."""
+"""Train a model to solve Rush Hour."""

@@ -9,55 +9,28 @@ on generated boards; no network, no GPU. Any other model reads the rules in word
     ... model_name=Qwen/Qwen2.5-0.5B-Instruct dataset.prompt=words sampling.max_tokens=512
 """
 
-import functools
-from pathlib import Path
-
 import chz
 
-from es_cookbook import train
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
+from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
-from es_cookbook.recipes.settings import (
-    HALF_KNOWN,
-    dataset_field,
-    eval_every_field,
-    log_path_field,
-    model_field,
-    num_generations_field,
-    optimizer_field,
-    sampling_field,
+
+RECIPE = Recipe(
+    "rush_hour",
+    RushHourDatasetBuilder,
+    es={**FEWER_GENOMES, "sigma": 0.005},
+    max_tokens=32,
+    num_generations=20,
+    eval_every=4,
+    problems="boards",
 )
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-
-BUNDLED_MODEL = Path(__file__).parent / "model"
-
-_ES = {**HALF_KNOWN, "population_size": 128, "sigma": 0.005}
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(RecipeConfig, recipe=RECIPE):
     """Train a model to solve Rush Hour boards with evolution strategies."""
 
-    model_name: str = model_field(BUNDLED_MODEL)
-    dataset: RLDatasetBuilder = dataset_field(RushHourDatasetBuilder, "boards")
-    optimizer: OptimizerBuilder = optimizer_field({"es": _ES})
-    sampling: SamplingParams = sampling_field(max_tokens=32)
-    num_generations: int = num_generations_field(20)
-    eval_every: int = eval_every_field(4)
-    log_path: str = log_path_field("rush_hour")
 
-
-def main(config: CLIConfig, began: float | None = None) -> None:
-    """Train, and say in one line what it brought, and how long it took since `began`."""
-    train.train_and_tell(config, "rush_hour", began)
-
-
-def cli() -> None:
-    """The console entry point."""
-    run_cli(functools.partial(main, began=BEGAN), CLIConfig)
-
+main, cli = program(CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -1,1 +1,1 @@
-"""Find answers in a corpus."""
+"""Train a model to search a corpus."""

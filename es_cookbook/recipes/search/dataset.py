@@ -7,6 +7,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder
+from es_cookbook.recipes.recipe import built_field
 from es_cookbook.recipes.search.env import (
     PromptStyle,
     SearchEnv,
@@ -14,7 +15,6 @@ from es_cookbook.recipes.search.env import (
     generate_problems,
     search,
 )
-from es_cookbook.recipes.settings import built_field
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Tokenizer

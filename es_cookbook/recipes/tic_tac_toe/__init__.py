@@ -1,1 +1,1 @@
-"""Tic-tac-toe: genomes play each other, and their results are their fitness."""
+"""Train a model by games of its genomes with each other."""

@@ -15,7 +15,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.arithmetic import warm_start
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
-from es_cookbook.recipes.arithmetic.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.recipes.arithmetic.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.runs.tracking.jsonl import read_metrics
@@ -135,7 +135,7 @@ def test_the_warm_start_is_seeded_and_loads_again(
 def test_the_bundled_model_answers_in_good_form_and_half_of_it_is_right() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
     held_out = list(islice(generate_problems(0, "test"), 100))
     measured = warm_start.measure(model, tokenizer, held_out, seed=0)
     assert measured["well_formed"] >= 0.98
@@ -144,4 +144,4 @@ def test_the_bundled_model_answers_in_good_form_and_half_of_it_is_right() -> Non
 
 
 def test_bundled_files_fit_in_the_package() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 4_000_000
+    assert sum(path.stat().st_size for path in RECIPE.model.iterdir()) <= 4_000_000

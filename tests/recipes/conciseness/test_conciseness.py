@@ -16,7 +16,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.conciseness import questions, warm_start
 from es_cookbook.recipes.conciseness.questions import generate_questions
-from es_cookbook.recipes.conciseness.train_cli import BUNDLED_MODEL, QUESTIONS, CLIConfig, main
+from es_cookbook.recipes.conciseness.train_cli import QUESTIONS, RECIPE, CLIConfig, main
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -113,9 +113,9 @@ def test_a_run_of_two_generations_reports_length_and_kl(
 
 
 def test_the_bundled_model_knows_the_answers_and_talks_around_them() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 1_000_000
+    assert sum(path.stat().st_size for path in RECIPE.model.iterdir()) <= 1_000_000
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
     rows = [json.loads(line) for line in QUESTIONS.read_text().splitlines()[:60]]
     means = warm_start.measure(model, tokenizer, rows)
     assert means["correct"] > 0.7

@@ -10,7 +10,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.logic import errors, warm_start
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
-from es_cookbook.recipes.logic.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.recipes.logic.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.program import default_log_path
 
@@ -73,7 +73,7 @@ def test_the_warm_start_writes_a_model_and_leaves_held_out_problems_alone(
 
 
 def test_errors_are_sorted_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.main(errors.Config(after=str(BUNDLED_MODEL), num_test=40))
+    errors.main(errors.Config(after=str(RECIPE.model), num_test=40))
     header, *rows, last = capsys.readouterr().out.splitlines()
     assert header.endswith("of which after: right, without the last term, wrong otherwise")
     right, careless, otherwise = (list(map(int, re.findall(r"\d+", row))) for row in rows)

@@ -28,7 +28,7 @@ from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.recipes.markovian.env import MarkovianEnv, MarkovianProblem
 from es_cookbook.recipes.markovian.problems import Problem, Sum, generate_sums
 from es_cookbook.recipes.markovian.template import Compact, Template, tokens_of
-from es_cookbook.recipes.markovian.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.recipes.markovian.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Action,
@@ -74,7 +74,7 @@ def genomes(count: int, sigma: float = 0.3) -> list[Genome]:
 @pytest.fixture(scope="module")
 async def engine() -> AsyncIterator[Engine]:
     built = await TorchEngineBuilder(device="cpu", num_lanes=1)(
-        model_name=str(BUNDLED_MODEL), search_space=LowRank()
+        model_name=str(RECIPE.model), search_space=LowRank()
     )
     yield built
     await built.close()
@@ -382,8 +382,8 @@ def test_a_policy_gradient_reads_with_the_model_as_it_is(
 
 def test_the_bundled_model_can_work_sums_out_and_would_rather_babble() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
-    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 1_000_000
-    model = Qwen2ForCausalLM.from_pretrained(BUNDLED_MODEL)
+    assert sum(path.stat().st_size for path in RECIPE.model.iterdir()) <= 1_000_000
+    model = Qwen2ForCausalLM.from_pretrained(RECIPE.model)
     stream = generate_sums(0, "development", num_terms=4, num_digits=1, operations="+")
     found = warm_start.measure(model, TOKENIZER, list(islice(stream, 60)))
     assert found["works it out"] < 0.25

@@ -10,7 +10,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.math import warm_start
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder
-from es_cookbook.recipes.math.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.recipes.math.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.program import default_log_path
 
@@ -47,7 +47,7 @@ def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_bundled_model_is_small() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) < 1_000_000
+    assert sum(path.stat().st_size for path in RECIPE.model.iterdir()) < 1_000_000
 
 
 def test_the_warm_start_writes_a_model_that_the_recipe_loads(tmp_path: Path) -> None:

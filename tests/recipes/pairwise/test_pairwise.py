@@ -14,7 +14,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
 from es_cookbook.recipes.pairwise import additions, warm_start
-from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, RECIPE, CLIConfig, main
 from es_cookbook.rl.judging.judges import TEMPLATE, BaseJudge, ServerJudge
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
@@ -123,8 +123,8 @@ def test_a_run_of_two_generations_pays_the_win_rate_alone(
 
 def test_the_bundled_model_judges_better_than_it_answers_and_prefers_the_first_place() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
-    assert sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir()) <= 1_000_000
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL)
+    assert sum(path.stat().st_size for path in RECIPE.model.iterdir()) <= 1_000_000
+    model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
     held_out = list(islice(generate_problems(0, "development"), 100))
     found = warm_start.measure(model, tokenizer, held_out, seed=0)

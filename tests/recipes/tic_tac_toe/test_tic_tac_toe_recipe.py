@@ -27,7 +27,7 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     symmetry_class,
 )
 from es_cookbook.recipes.tic_tac_toe.players import careful_move, careless_move, urgent_moves
-from es_cookbook.recipes.tic_tac_toe.train_cli import BUNDLED_MODEL, CLIConfig, main
+from es_cookbook.recipes.tic_tac_toe.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
@@ -238,7 +238,7 @@ def test_a_warm_start_and_a_run_of_two_generations_from_it(
 
 @pytest.mark.parametrize("pairing", ["round_robin", "swiss"])
 def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path, pairing: str) -> None:
-    options = (*OPTIONS, f"dataset.pairing={pairing}", f"model_name={BUNDLED_MODEL}")
+    options = (*OPTIONS, f"dataset.pairing={pairing}", f"model_name={RECIPE.model}")
     run_cli(main, CLIConfig, (*options, f"log_path={tmp_path / 'whole'}"))
     shutil.copytree(tmp_path / "whole", tmp_path / "parted")
     rewind.main(rewind.Rewind(log_path=str(tmp_path / "parted"), generation=1))
@@ -254,4 +254,4 @@ def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path, pairing: str
 
 
 def test_the_bundled_model_is_small() -> None:
-    assert sum(file.stat().st_size for file in BUNDLED_MODEL.iterdir()) < 4_000_000
+    assert sum(file.stat().st_size for file in RECIPE.model.iterdir()) < 4_000_000
