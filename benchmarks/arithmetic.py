@@ -79,7 +79,7 @@ def questions_of(problems: Sequence[Problem]) -> list[str]:
 def evolve(model: Path, seed: int, held_out: HeldOut, directory: Path) -> tuple[Path, float, float]:
     """Run the recipe and export its centre; the centre, and the run's seconds: clock, processor."""
     run, centre = directory / "run", directory / "centre"
-    name = [f"model_name={model}", f"seed={seed}", f"dataset.held_out={held_out}"]
+    name = [f"model_name={model}", f"seed={seed}", f"dataset.fold={int(held_out == 'development')}"]
     seconds = call("arithmetic", *name, f"log_path={run}")
     call("export", f"log_path={run}", f"output={centre}")
     return centre, *seconds
@@ -184,7 +184,7 @@ def by_policy_gradient(
 ) -> tuple[str, Answers, float]:
     """The same numbers of problems and answers as the run: name, answers, seconds."""
     sizes = [f"num_generations={GENERATIONS}", f"attempts={GENOMES}"]
-    where = [f"model_name={start.path}", f"dataset.held_out={held_out}"]
+    where = [f"model_name={start.path}", f"dataset.fold={int(held_out == 'development')}"]
     model, seconds = policy_gradient("arithmetic", log_path, *sizes, *where)
     answers = measure(load(model), start.tokenizer, start.held_out)
     return "policy gradient, as many answers", answers, seconds

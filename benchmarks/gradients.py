@@ -35,8 +35,9 @@ from es_cookbook import train
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.sft import likelihood
 from es_cookbook.baselines.small_model import EOS, answer, to_examples
+from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.math import warm_start as math_warm_start
-from es_cookbook.recipes.math.word_problems import FOLDS, generate_problems
+from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.recipes.rush_hour.env import RushHourEnv
 from es_cookbook.recipes.rush_hour.generate import Problem

@@ -30,7 +30,7 @@ VARIANTS = {
     "no_curriculum": "dataset.curriculum=None",
     "no_filter": "dataset.filter=None",
     "no_replay": "dataset.replay=None",
-    "batch_per_pair": f"{_PLAIN} batch_per_pair=True dataset.batch=1024",
+    "batch_per_pair": f"{_PLAIN} batch_per_pair=True dataset.problems_per_generation=1024",
     "warm_attempts": f"{_PLAIN} sampling.temperature=0.5",
     "hot_steps": f"{_PLAIN} sampling.temperature=0.5 temperature_schedule=hot "
     "temperature_schedule.every=3 temperature_schedule.factor=2 "

@@ -168,11 +168,10 @@ def test_the_table_of_settings_is_that_of_the_recipes() -> None:
     assert shown.keys() == RECIPES.keys()
     for name, cells in shown.items():
         config = import_module(RECIPES[name][0]).CLIConfig()
-        optimizer, fields = config.optimizer, chz.chz_fields(config.dataset)
-        batch = "batch" if "batch" in fields else "problems_per_generation"
+        optimizer = config.optimizer
         settings = (
             *(optimizer.sigma, optimizer.learning_rate, optimizer.population_size),
             "yes" if optimizer.antithetic else "no",
-            *(getattr(config.dataset, batch), config.num_generations),
+            *(config.dataset.problems_per_generation, config.num_generations),
         )
         assert cells == list(map(str, settings)), name

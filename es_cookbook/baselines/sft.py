@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from es_cookbook.baselines.sft_config import SFTConfig
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.data.epochs import EpochOrder
+from es_cookbook.rl.data.problem_dataset import EpochOrder
 from es_cookbook.rl.sequences import Example
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
@@ -305,12 +306,14 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
     max_turns: int = chz.field(default=50, doc="of the policy, after which a game ends unfinished")
     num_train: int = chz.field(default=256, doc="games trained on, each with a seed of its own")
     num_test: int = chz.field(default=64, doc="held-out games; 0 for none")
-    batch: int = chz.field(default=16, doc="games in a generation")
+    problems_per_generation: int = chz.field(
+        default=16, doc="games in a batch", metadata=formerly("batch")
+    )
     seed: int = chz.field(default=0, doc="of the training games and of their order")
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "max_turns", "num_train", "batch", at_least=1)
+        check_range(self, "max_turns", "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", at_least=0)
 
     @property
@@ -348,4 +351,4 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
         train = games("train", self.seed, self.num_train)
         # The same for every seed: runs compare.
         test_P = games("test", 0, self.num_test)
-        return Datasets(GamesDataset(train, self.batch, self.seed, "dataset.batch"), test_P)
+        return Datasets(GamesDataset(train, self.problems_per_generation, self.seed), test_P)

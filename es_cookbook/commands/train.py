@@ -32,7 +32,7 @@ SHORT = {
     "test_data": "dataset.test_source",
     "prompt": "dataset.prompt",
     "reward": "dataset.reward",
-    "batch": "dataset.batch",
+    "batch": "dataset.problems_per_generation",
 }
 """What may be typed -> the option that it is."""
 

@@ -29,7 +29,7 @@ from typing import NoReturn, TypeVar, cast
 import chz
 import chz.factories
 
-from es_cookbook.common.configs import Names
+from es_cookbook.common.configs import Names, former_value
 from es_cookbook.common.errors import (
     ConfigError,
     ESCookbookError,
@@ -290,8 +290,10 @@ def _build(
         if path in options:
             _check_value(options[path], text)
         elif not _is_for_chz(path):
-            hint = _meant(path, text, options, given, config is not None) or ";"
-            raise _OptionError(f"unknown option {path!r}{hint} --help lists all")
+            hint = _renamed(path, text, options) or _meant(
+                path, text, options, given, config is not None
+            )
+            raise _OptionError(f"unknown option {path!r}{hint or ';'} --help lists all")
     missing = [f"{path}=..." for path, option in options.items() if option.value is None]
     if missing and not any("..." in path for path in given):
         raise _OptionError(f"missing {', '.join(missing)}; --help lists all options")
@@ -338,6 +340,16 @@ def _located(sentence: str, part: str, options: Iterable[str]) -> str:
     sentence = re.sub(rf"(?<![\w.])(?=(?:{fields})\b[\w.]*=)", f"{part}.", sentence)
     sentence, number = re.subn(rf"^(?:\w+\.)*(?=(?:{fields})\b)", f"{part}.", sentence)
     return sentence if number or part in sentence else f"{part}: {sentence}"
+
+
+def _renamed(path: str, text: str, options: Mapping[str, Option]) -> str:
+    """A clause with the name that an option has now, if it had this one; else nothing."""
+    part, _, name = path.rpartition(".")
+    for option in options.values():
+        now = former_value(option.field, name, text)
+        if option.path.rpartition(".")[0] == part and now is not None:
+            return f": it is {option.path}={now} now;"
+    return ""
 
 
 def _meant(

@@ -6,24 +6,30 @@ chosen on it, so that the test chooses nothing.
 """
 
 import dataclasses
+import hashlib
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
-from typing import Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import formerly
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.row_dataset import load_splits
+from es_cookbook.rl.data.rows import Row, check_sources
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
-from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
+from es_cookbook.rl.types import Datasets, RLDataset, RLDatasetBuilder, Tokenizer
 
 Fold: TypeAlias = Literal["train", "development", "test"]
 
-HELD_OUT_ONE_IN = 10
-"""One problem in this many is in the test, and as many are in the development set."""
+FOLDS = 10
+"""A problem belongs to one of so many folds; 0 is the test, 1 the development set."""
 FRUITLESS = 10_000
 """Draws in a row that bring nothing new, after which there is taken to be no further problem."""
 
@@ -32,8 +38,14 @@ _Problem = TypeVar("_Problem", bound=Hashable)
 
 def fold_of(recipe: str, *numbers: int) -> Fold:
     """The fold of a recipe's problem that these numbers stand for."""
-    place = derive_seed(0, f"{recipe}/split", *numbers) % HELD_OUT_ONE_IN
+    place = derive_seed(0, f"{recipe}/split", *numbers) % FOLDS
     return "test" if place == 0 else "development" if place == 1 else "train"
+
+
+def fold_of_text(text: str) -> int:
+    """Which of the `FOLDS` a text belongs to, whatever its white space."""
+    folded = " ".join(text.split()).encode("utf-8", "replace")
+    return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "big") % FOLDS
 
 
 def distinct(
@@ -62,13 +74,15 @@ def with_a_wrong_character(answer: str, rng: random.Random) -> str:
 
 
 @chz.chz
-class GeneratedDatasetBuilder(RLDatasetBuilder):
-    """Generated problems for training and, disjoint from them, for the held-out test."""
+class FoldedDatasetBuilder(RLDatasetBuilder):
+    """Problems for training and, disjoint from them, for the held-out test."""
 
     num_train: int = chz.field(default=4000, doc="most training problems used")
-    num_test: int = chz.field(default=1000, doc="most held-out problems used; 0 for none")
-    held_out: Literal["test", "development"] = chz.field(
-        default="test", doc="which held-out problems; settings are chosen on development"
+    num_test: int = chz.field(default=500, doc="most held-out problems used; 0 for none")
+    fold: int = chz.field(
+        default=0,
+        doc="which problems are held out: 0, those of the test; 1, others, to choose settings on",
+        metadata=formerly("held_out", {"test": 0, "development": 1}),
     )
     problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
@@ -77,26 +91,154 @@ class GeneratedDatasetBuilder(RLDatasetBuilder):
     def _counts(self) -> None:
         check_range(self, "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", at_least=0)
+        check_range(self, "fold", at_least=0, at_most=self.last_fold)
+
+    @property
+    def last_fold(self) -> int | None:
+        """The largest `fold`, if there is one."""
+        return 1
+
+    @property
+    def origin(self) -> str:
+        """Where its problems come from, for sentences."""
+        return "the generator"
 
     @abstractmethod
-    def builders(
+    def splits(
+        self, tokenizer: Tokenizer
+    ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
+        """Training and held-out problems; the latter are the same for every seed: runs compare."""
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Generate or load, and render the prompts."""
+        train, test_P = (list(map(_known_by_name, each)) for each in self.splits(tokenizer))
+        if not train:
+            raise DataError(f"{self.origin}: there are no training problems")
+        return Datasets(self.dataset(train, test_P), test_P)
+
+    def dataset(
+        self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
+    ) -> RLDataset:
+        """What checks problems and makes batches of them."""
+        return ProblemDataset(train, self.problems_per_generation, self.seed, test_P)
+
+
+def _known_by_name(builder: ProblemGroupBuilder) -> ProblemGroupBuilder:
+    if builder.contents:
+        return builder
+    return dataclasses.replace(builder, contents=(digest_of(builder.name),))
+
+
+@chz.chz
+class GeneratedDatasetBuilder(FoldedDatasetBuilder):
+    """Generated problems."""
+
+    @abstractmethod
+    def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
         """The distinct problems of a fold, in an order that follows from the seed.
 
-        A problem's name says what it is, however it is asked.
+        Without `contents` of its own a problem is known by its name, whatever its prompt.
         """
 
-    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        """Generate, and render the prompts."""
+    @override
+    def splits(
+        self, tokenizer: Tokenizer
+    ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
+        train = self.generated(self.seed, "train", tokenizer)
+        test = self.generated(0, "development" if self.fold else "test", tokenizer)
+        return list(islice(train, self.num_train)), list(islice(test, self.num_test))
 
-        def made(seed: int, fold: Fold, most: int) -> list[ProblemGroupBuilder]:
-            builders = islice(self.builders(seed, fold, tokenizer), most)
-            return [
-                dataclasses.replace(each, contents=(digest_of(each.name),)) for each in builders
-            ]
 
-        train = made(self.seed, "train", self.num_train)
-        test_P = made(0, self.held_out, self.num_test)  # The same for every seed: runs compare.
-        dataset = ProblemDataset(train, self.problems_per_generation, self.seed, test_P)
-        return Datasets(dataset, test_P)
+class FoldedProblem(Protocol):
+    """A problem that knows what it is, and so in which of `FOLDS` folds."""
+
+    @property
+    def key(self) -> Hashable:
+        """What makes it the problem it is."""
+        ...
+
+    @property
+    def fold(self) -> int:
+        """A pure function of that."""
+        ...
+
+
+P = TypeVar("P", bound=FoldedProblem)
+
+
+@chz.chz
+class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
+    """Problems of rows, or generated ones."""
+
+    source: str | None = chz.field(
+        default=None, doc=".jsonl or .parquet file, or Hub set; None generates problems"
+    )
+    test_source: str | None = chz.field(
+        default=None, doc="the same for the test; None holds a tenth of `source` out"
+    )
+
+    @chz.validate
+    def _sources(self) -> None:
+        if self.test_source is not None and self.source is None:
+            raise ConfigError(
+                "test_source needs source=... beside it: generated problems hold out their own"
+            )
+
+    @property
+    @override
+    def last_fold(self) -> int | None:
+        return FOLDS - 1
+
+    @property
+    @override
+    def origin(self) -> str:
+        return self.source or super().origin
+
+    @override
+    def check(self) -> None:
+        check_sources(self.source, self.test_source)
+
+    @abstractmethod
+    def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, P]]:
+        """Distinct problems with their names; not of "train" means of `fold`."""
+
+    @abstractmethod
+    def read(self, row: Row, tokenizer: Tokenizer) -> P:
+        """The problem of a row.
+
+        Raises:
+            DataError: It cannot be used.
+        """
+
+    @abstractmethod
+    def builder(self, name: str, problem: P, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        """A problem as its Envs are made."""
+
+    @override
+    def generated(
+        self, seed: int, fold: Fold, tokenizer: Tokenizer
+    ) -> Iterator[ProblemGroupBuilder]:
+        for name, problem in self.generate(seed, fold):
+            yield self.builder(name, problem, tokenizer)
+
+    @override
+    def splits(
+        self, tokenizer: Tokenizer
+    ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
+        if self.source is None:
+            return super().splits(tokenizer)
+        train, test = load_splits(
+            self.source,
+            self.test_source,
+            lambda row: self.read(row, tokenizer),
+            lambda problem: problem.fold == self.fold,
+            num_train=self.num_train,
+            num_test=self.num_test,
+        )
+        build = self.builder
+        return (
+            [build(name, problem, tokenizer) for name, problem in train.items()],
+            [build(name, problem, tokenizer) for name, problem in test.items()],
+        )

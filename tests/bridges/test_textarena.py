@@ -199,7 +199,7 @@ async def test_a_prompt_that_fills_the_context_is_refused() -> None:
 def test_a_run_over_a_game(tmp_path: Path) -> None:
     options = [
         "dataset=es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
-        *("dataset.game=TicTacToe-v0", "dataset.num_test=2", "dataset.batch=2"),
+        *("dataset.game=TicTacToe-v0", "dataset.num_test=2", "dataset.problems_per_generation=2"),
         *("optimizer.population_size=4", "num_generations=1", "sampling.max_tokens=2"),
         *(f"log_path={tmp_path}/run", "trackers=JsonlTrackerBuilder"),
     ]

@@ -91,7 +91,7 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(
         ("data=none.jsonl", "none.jsonl: there is no such file"),
         ("prompt={text}", "field 'text' is missing"),
         ("prompt={text", "expected '}' before end of string; write {{ for a brace"),
-        ("batch=1000", "dataset.batch must be from 1 to "),
+        ("batch=1000", "dataset.problems_per_generation must be from 1 to "),
     ],
 )
 def test_what_is_mistyped_is_one_sentence(

@@ -20,6 +20,7 @@ from es_cookbook.common.configs import (
     Names,
     config_from_json,
     config_to_json,
+    formerly,
     load_config,
     load_fields,
     trust_of,
@@ -294,6 +295,38 @@ def test_a_field_that_was_dropped_may_have_the_value_that_holds_now_and_no_other
     assert config_from_json(text) == Genetic(sigma=0.25)
     with pytest.raises(ConfigError, match=r"the option antithetic, .* be False; found True"):
         config_from_json(text.replace("false", "true"))
+
+
+@chz.chz
+class Renamed:
+    """Two former fields, `part` and `fold`, are one."""
+
+    count: int = chz.field(default=8, doc="", metadata=formerly("batch"))
+    fold: int = chz.field(default=0, doc="", metadata=formerly("part", {"test": 0, "other": 1}))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "fields"),
+    [
+        ({}, {}),
+        ({"batch": 3, "part": "other"}, {"count": 3, "fold": 1}),
+        ({"count": 3, "fold": 2}, {"count": 3, "fold": 2}),
+        ({"fold": 3, "part": "test"}, {"fold": 3}),
+        ({"fold": 0, "part": "other"}, {"fold": 1}),
+    ],
+)
+def test_a_field_is_read_by_its_former_name_and_values(
+    recorded: dict[str, object], fields: dict[str, int]
+) -> None:
+    text = json.dumps({"$class": f"{__name__}:Renamed", **recorded})
+    assert config_from_json(text, trust=["tests"]) == Renamed(**fields)
+
+
+@pytest.mark.parametrize("value", ["banana", [1], None, {"$class": "os:system"}])
+def test_a_former_name_takes_no_more_than_the_present_one(value: object) -> None:
+    text = json.dumps({"$class": f"{__name__}:Renamed", "part": value})
+    with pytest.raises(ConfigError):
+        config_from_json(text, trust=["tests"])
 
 
 def test_a_file_that_holds_another_config_is_named(tmp_path: Path) -> None:

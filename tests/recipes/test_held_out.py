@@ -43,8 +43,8 @@ def of_size(dataset: RLDatasetBuilder, seed: int, size: Mapping[str, int]) -> RL
         names = ("easy", "main", "hard")
         given |= {name: of_size(getattr(dataset, name), seed, size) for name in names}
     known = chz.chz_fields(dataset)
-    batch = dict.fromkeys(("batch", "problems_per_generation"), 4)
-    return chz.replace(dataset, **{k: v for k, v in (given | batch).items() if k in known})
+    given["problems_per_generation"] = 4
+    return chz.replace(dataset, **{k: v for k, v in given.items() if k in known})
 
 
 def asked_otherwise(dataset: RLDatasetBuilder) -> RLDatasetBuilder:

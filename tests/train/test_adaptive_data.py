@@ -50,7 +50,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(log_path: Path, rows: Path, **fields: Any) -> TinyConfig:
     def part(name: str) -> Part:
-        task = Task(source=str(rows / f"{name}.jsonl"), reward=odd, batch=1, num_test=2)
+        task = Task(
+            source=str(rows / f"{name}.jsonl"), reward=odd, problems_per_generation=1, num_test=2
+        )
         return Part(dataset=task, tag=name, max_tokens=3 if name == "easy" else None)
 
     settings: dict[str, Any] = {
@@ -59,7 +61,7 @@ def config(log_path: Path, rows: Path, **fields: Any) -> TinyConfig:
         "engine": FakeEngineBuilder(capacity=3),
         "dataset": Mixture(
             parts=(part("easy"), part("hard")),
-            batch=8,
+            problems_per_generation=8,
             curriculum=Curriculum(window=2),
             filter=Filter(generations=2),
             replay=Replay(warmup=1, fraction=0.5),

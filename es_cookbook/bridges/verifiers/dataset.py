@@ -18,6 +18,7 @@ import chz.factories
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import DataError, not_installed
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
@@ -83,7 +84,9 @@ class TasksetProblems(RLDatasetBuilder):
     num_train: int = chz.field(default=10_000, doc="most training tasks used")
     num_test: int = chz.field(default=200, doc="most held-out tasks used; 0 for none")
     test_fraction: float = chz.field(default=0.1, doc="share of the tasks that may be held out")
-    batch: int = chz.field(default=32, doc="tasks in a generation")
+    problems_per_generation: int = chz.field(
+        default=32, doc="tasks in a batch", metadata=formerly("batch")
+    )
     seed: int = chz.field(default=0, doc="of the order of the training tasks")
     chat: ChatOptions = chz.field(
         default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
@@ -91,7 +94,7 @@ class TasksetProblems(RLDatasetBuilder):
 
     @chz.validate
     def _counts(self) -> None:
-        check_range(self, "num_train", "batch", at_least=1)
+        check_range(self, "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", at_least=0)
         check_range(self, "test_fraction", above=0, at_most=0.5)
 
@@ -128,7 +131,9 @@ class TasksetProblems(RLDatasetBuilder):
         del train_P[self.num_train :], test_P[self.num_test :]
         if not train_P:
             raise DataError(f"the taskset {source.package} leaves no tasks to train on")
-        return Datasets(TaskDataset(train_P, self.batch, self.seed, test_P), test_P)
+        return Datasets(
+            TaskDataset(train_P, self.problems_per_generation, self.seed, test_P), test_P
+        )
 
     def _held_out(self, contents: Collection[str]) -> set[str]:
         """Those of the tasks' contents that are held out: an arbitrary share, always the same."""
@@ -149,11 +154,11 @@ class TaskDataset(EpochDataset["TaskBuilder"]):
     def __init__(
         self,
         builders: "Sequence[TaskBuilder]",
-        batch: int,
+        problems_per_generation: int,
         seed: int,
         held_out: "Sequence[TaskBuilder]",
     ) -> None:
-        super().__init__(builders, batch, seed, "dataset.batch")
+        super().__init__(builders, problems_per_generation, seed)
         self._held_out = held_out
 
     @override

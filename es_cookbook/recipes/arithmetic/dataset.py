@@ -19,6 +19,7 @@ from es_cookbook.rl.types import Observation, Tokenizer
 class ArithmeticDatasetBuilder(GeneratedDatasetBuilder):
     """Additions for training and, disjoint from them, for the held-out test."""
 
+    num_test: int = chz.field(default=1000, doc="most held-out problems used; 0 for none")
     num_terms: int = chz.field(default=2, doc="numbers that are added; 2 to 9")
     num_digits: int = chz.field(default=3, doc="digits of each; 1 to 30")
     prompt: PromptStyle = chz.field(
@@ -33,7 +34,7 @@ class ArithmeticDatasetBuilder(GeneratedDatasetBuilder):
         check_range(self, "num_digits", at_least=1, at_most=30)
 
     @override
-    def builders(
+    def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
         shape = {"num_terms": self.num_terms, "num_digits": self.num_digits}

@@ -36,7 +36,7 @@ class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
     )
 
     @override
-    def builders(
+    def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
         told = {"tools_in": "nowhere"} if self.prompt == "compact" else {}

@@ -7,7 +7,9 @@ once per group.
 """
 
 import dataclasses
+import functools
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
 
 import anyio
@@ -16,12 +18,14 @@ from typing_extensions import override
 from es_cookbook.recipes.code.problems import Problem
 from es_cookbook.rl.grading.asserts import run_asserts
 from es_cookbook.rl.grading.sandbox import Limits, Ran, run_code
-from es_cookbook.rl.problem_env import Grade, digest_of
+from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder, digest_of
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.timeouts import nobody_has_control
-from es_cookbook.rl.types import Action, Env, EnvGroup, EnvGroupBuilder, Observation, StepResult
+from es_cookbook.rl.types import Action, Env, EnvGroup, Observation, StepResult
 
 Reward: TypeAlias = Literal["share", "all"]
+Grader: TypeAlias = Callable[[str | None], Awaitable[Grade]]
+"""Grades an answer's code, None where it has none."""
 _FENCE = "```"
 
 
@@ -118,9 +122,9 @@ def _lines(text: str) -> list[str]:
 class CodeEnv(Env):
     """One attempt at one problem."""
 
-    def __init__(self, observation: Observation, group: "CodeGroup") -> None:
+    def __init__(self, observation: Observation, grade: Grader) -> None:
         self.observation = observation
-        self._group = group
+        self._grade = grade
 
     async def initial_observation(self) -> Observation:
         """The question."""
@@ -128,58 +132,55 @@ class CodeEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         """Run the tests and end the rollout."""
-        grade = await self._group.grade(extract_code(action.text))
+        grade = await self._grade(extract_code(action.text))
         return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
 
 
-class CodeGroup(EnvGroup):
-    """The attempts at one problem, and the grades of their answers so far."""
-
-    def __init__(self, builder: "CodeGroupBuilder", num_envs: int) -> None:
-        super().__init__([CodeEnv(builder.observation, self) for _ in range(num_envs)])
-        self._builder = builder
-        self._grades: dict[str | None, Grade] = {}
-        self._locks: defaultdict[str | None, anyio.Lock] = defaultdict(anyio.Lock)
-
-    async def grade(self, code: str | None) -> Grade:
-        """The grade of an answer; whoever asks for the same at the same time waits for it."""
-        with nobody_has_control():
-            await self._locks[code].acquire()
-        try:
-            if code not in self._grades:
-                self._grades[code] = await self._builder.grade(code)
-            return self._grades[code]
-        finally:
-            self._locks[code].release()
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class CodeGroupBuilder(EnvGroupBuilder):
-    """One problem.
+class CodeProblem(ProblemGroupBuilder):
+    """One problem with its tests; attempts at it share what has been graded."""
 
-    Attributes:
+    problem: Problem = dataclasses.field(kw_only=True)
+    observation: Observation = dataclasses.field(kw_only=True)
+    grade: Grader = dataclasses.field(kw_only=True)
+
+    @override
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        grades: dict[str | None, Grade] = {}
+        locks: defaultdict[str | None, anyio.Lock] = defaultdict(anyio.Lock)
+
+        async def grade(code: str | None) -> Grade:
+            """Whoever asks for the same at the same time waits for it."""
+            with nobody_has_control():
+                await locks[code].acquire()
+            try:
+                if code not in grades:
+                    grades[code] = await self.grade(code)
+                return grades[code]
+            finally:
+                locks[code].release()
+
+        return EnvGroup([CodeEnv(self.observation, grade) for _ in range(num_envs)])
+
+
+def coding_problem(
+    observation: Observation, problem: Problem, reward: Reward, limits: Limits, name: str
+) -> CodeProblem:
+    """A problem as it is asked.
+
+    Args:
         observation: the prompt.
         problem: with its tests.
         reward: "share" of the tests, or 1 for "all" of them.
         limits: for all asserts together, or for each case.
         name: what error messages call the problem, for example "train.jsonl, line 3".
     """
-
-    observation: Observation
-    problem: Problem
-    reward: Reward
-    limits: Limits
-    name: str
-
-    @property
-    @override
-    def digests(self) -> tuple[int, ...]:
-        return digest_of(self.problem.key), digest_of(self.observation.tokens_T)
-
-    async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs that share what has been graded."""
-        return CodeGroup(self, num_envs)
-
-    async def grade(self, code: str | None) -> Grade:
-        """Run the tests."""
-        return await grade_code(self.problem, code, self.reward, self.limits)
+    grade = functools.partial(grade_code, problem, reward=reward, limits=limits)
+    return CodeProblem(
+        functools.partial(CodeEnv, observation, grade),
+        name,
+        contents=(digest_of(problem.key), digest_of(observation.tokens_T)),
+        problem=problem,
+        observation=observation,
+        grade=grade,
+    )

@@ -14,12 +14,9 @@ from typing import cast
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.splits import Split
 from es_cookbook.rl.grading.asserts import asked_names
-
-TEST_ONE_IN = 10
-"""One problem in this many is held out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,10 +50,10 @@ class Problem:
         return self.prefix or self.solution
 
     @property
-    def split(self) -> Split:
-        """Which split the problem belongs to, a pure function of what is asked."""
+    def fold(self) -> int:
+        """Which fold the problem belongs to, a pure function of what is asked."""
         digest = hashlib.blake2b(self.task.encode(errors="replace"), digest_size=8).digest()
-        return "test" if int.from_bytes(digest) % TEST_ONE_IN == 0 else "train"
+        return int.from_bytes(digest) % FOLDS
 
 
 def read_problem(row: Row, max_cases: int) -> Problem:
@@ -139,16 +136,16 @@ def _first_solution(row: Row) -> str | None:
     return cast(list[str], found)[0] if found else None
 
 
-def generate_problems(seed: int, split: Split) -> Iterator[Problem]:
-    r"""Seeded stream of distinct expressions to complete, of one split.
+def generate_problems(seed: int, *, is_test: bool, fold: int = 0) -> Iterator[Problem]:
+    r"""Seeded stream of distinct expressions to complete, of a fold or of all others.
 
     It ends where 100,000 draws have brought nothing new.
 
-    >>> problem = next(generate_problems(0, "train"))
+    >>> problem = next(generate_problems(0, is_test=False))
     >>> problem.prefix + problem.solution, problem.asserts
     ('def value():\n    return 25+7-5', ('assert value() == 27',))
     """
-    rng = random.Random(derive_seed(seed, f"code/{split}"))
+    rng = random.Random(derive_seed(seed, "code/test" if is_test else "code/train"))
     seen: set[str] = set()
     fruitless = 0
     while fruitless < 100_000:
@@ -163,7 +160,8 @@ def generate_problems(seed: int, split: Split) -> Iterator[Problem]:
             prefix="def value():\n    return ",
             solution=expression,
         )
-        if 1 <= value <= 99 and problem.task not in seen and problem.split == split:
+        is_new = 1 <= value <= 99 and problem.task not in seen
+        if is_new and (problem.fold == fold) == is_test:
             seen.add(problem.task)
             fruitless = 0
             yield problem

@@ -36,7 +36,7 @@ RECIPE = Recipe(
         split_by=PROMPT,
         reward=Conciseness(),
         full_reward=0.0,
-        batch=16,
+        problems_per_generation=16,
     ),
     es={
         **countdown.RECIPE.es,

@@ -6,7 +6,7 @@ searched for.
 """
 
 import functools
-from itertools import islice
+from collections.abc import Iterator
 
 import chz
 from typing_extensions import override
@@ -14,38 +14,22 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.env import CountdownEnv, PromptStyle, question
-from es_cookbook.recipes.countdown.problems import (
-    Problem,
-    Split,
-    generate_problems,
-    solve,
-)
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_sources
-from es_cookbook.rl.data.splits import load_splits
+from es_cookbook.recipes.countdown.problems import Problem, generate_problems, solve
+from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
+from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
-from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
+from es_cookbook.rl.types import Observation, Tokenizer
 
 MAX_SEARCHED_NUMBERS = 5
 """Most numbers of a row without a solution: each makes the search a hundred times longer."""
 
 
 @chz.chz
-class CountdownDatasetBuilder(RLDatasetBuilder):
+class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
     """Countdown problems for training and, disjoint from them, for the held-out test."""
 
-    source: str | None = chz.field(
-        default=None, doc=".jsonl or .parquet file, or Hub set; None generates problems"
-    )
-    test_source: str | None = chz.field(
-        default=None,
-        doc="the same for the test; None holds a tenth of the problems out of `source`",
-    )
-    num_train: int = chz.field(default=4000, doc="most training problems used")
-    num_test: int = chz.field(default=500, doc="most held-out problems used; 0 for none")
-    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     num_numbers: tuple[int, ...] = chz.field(
         default=(3,), doc="generated: how many numbers a problem may have"
     )
@@ -56,60 +40,33 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         doc="compact: for the bundled model; paper: in words, as a chat if the model has one",
     )
     reward: CountdownReward = chz.field(default_factory=CountdownReward, doc="how answers are paid")
-    seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
 
     @chz.validate
     def _ranges(self) -> None:
-        counts = ("num_train", "problems_per_generation", "max_number", "max_target")
-        check_range(self, *counts, at_least=1)
-        check_range(self, "num_test", at_least=0)
+        check_range(self, "max_number", "max_target", at_least=1)
         if not self.num_numbers or not all(2 <= count <= 4 for count in self.num_numbers):
             found = self.num_numbers
             raise ConfigError(f"num_numbers must be one or more of 2, 3 and 4, found {found}")
-        if self.test_source is not None and self.source is None:
-            raise ConfigError(
-                "test_source needs source=... beside it: generated problems hold out their own"
-            )
 
     @override
-    def check(self) -> None:
-        check_sources(self.source, self.test_source)
-
-    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        """Generate or load, solve what has no solution, render the prompts."""
-        if self.source is None:
-            train, test = self._generated()
-        else:
-            most = {"num_train": self.num_train, "num_test": self.num_test}
-            train, test = load_splits(self.source, self.test_source, _read, **most)
-        if not train:
-            raise DataError(f"{self.source or 'the generator'}: there are no training problems")
-        build = functools.partial(self._group_builder, tokenizer)
-        train_builders = [build(name, problem) for name, problem in train.items()]
-        test_builders_P = [build(name, problem) for name, problem in test.items()]
-        dataset = ProblemDataset(
-            train_builders, self.problems_per_generation, self.seed, test_builders_P
+    def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, Problem]]:
+        problems = generate_problems(
+            seed,
+            "train" if fold == "train" else "test",
+            num_numbers=self.num_numbers,
+            max_number=self.max_number,
+            max_target=self.max_target,
+            fold=self.fold,
         )
-        return Datasets(dataset, test_builders_P)
+        return ((f"generated problem {problem.key}", problem) for problem in problems)
 
-    def _generated(self) -> tuple[dict[str, Problem], dict[str, Problem]]:
-        """Train and test problems by name; the test is the same for every seed: runs compare."""
+    @override
+    def read(self, row: Row, tokenizer: Tokenizer) -> Problem:
+        numbers, target = row.integers("numbers", "nums"), row.integer("target")
+        return Problem(numbers, target, row.optional_text("solution"))
 
-        def stream(seed: int, split: Split, most: int) -> dict[str, Problem]:
-            problems = generate_problems(
-                seed,
-                split,
-                num_numbers=self.num_numbers,
-                max_number=self.max_number,
-                max_target=self.max_target,
-            )
-            return {f"generated problem {p.key}": p for p in islice(problems, most)}
-
-        return stream(self.seed, "train", self.num_train), stream(0, "test", self.num_test)
-
-    def _group_builder(
-        self, tokenizer: Tokenizer, name: str, problem: Problem
-    ) -> ProblemGroupBuilder:
+    @override
+    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem.numbers, problem.target, self.prompt)
         tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "paper")
         ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
@@ -120,11 +77,6 @@ class CountdownDatasetBuilder(RLDatasetBuilder):
         contents = (digest_of(f"countdown {problem.key}"),)
         make_env = functools.partial(CountdownEnv, *given)
         return ProblemGroupBuilder(make_env, name, gold, contents=contents)
-
-
-def _read(row: Row) -> Problem:
-    numbers, target = row.integers("numbers", "nums"), row.integer("target")
-    return Problem(numbers, target, row.optional_text("solution"))
 
 
 def _solution(name: str, problem: Problem) -> str:

@@ -11,16 +11,15 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.splits import Split
+from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.rl.rewards.arithmetic import Number, divide
 
 ProblemKey: TypeAlias = tuple[tuple[int, ...], int]
 
-TEST_ONE_IN = 10
-"""One problem in this many is held out."""
+Split: TypeAlias = Literal["train", "test"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,11 +36,10 @@ class Problem:
         return tuple(sorted(self.numbers)), self.target
 
     @property
-    def split(self) -> Split:
-        """Which split the problem belongs to, a pure function of its key."""
+    def fold(self) -> int:
+        """Which fold the problem belongs to, a pure function of its key."""
         numbers, target = self.key
-        held_out = derive_seed(0, "countdown/split", *numbers, target) % TEST_ONE_IN == 0
-        return "test" if held_out else "train"
+        return derive_seed(0, "countdown/split", *numbers, target) % FOLDS
 
 
 def generate_problems(
@@ -51,6 +49,7 @@ def generate_problems(
     num_numbers: Sequence[int] = (3,),
     max_number: int = 30,
     max_target: int = 99,
+    fold: int = 0,
 ) -> Iterator[Problem]:
     """Endless seeded stream of distinct solvable problems of one split.
 
@@ -63,6 +62,7 @@ def generate_problems(
         num_numbers: how many numbers a problem may have, each equally likely.
         max_number: numbers are 1 to this.
         max_target: targets are 1 to this.
+        fold: which fold is held out.
     """
     rng = random.Random(derive_seed(seed, f"countdown/{split}"))
     seen: set[ProblemKey] = set()
@@ -75,7 +75,7 @@ def generate_problems(
         if not 1 <= target <= max_target or problem.key in seen:
             continue
         seen.add(problem.key)
-        if problem.split == split:
+        if (problem.fold == fold) == (split == "test"):
             fruitless = 0
             yield problem
 

@@ -25,7 +25,7 @@ class GuessNumberDatasetBuilder(GeneratedDatasetBuilder):
     chat: ChatOptions = built_field(ChatOptions, "how chats go")
 
     @override
-    def builders(
+    def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
         chat = Chat(tokenizer, self.chat)

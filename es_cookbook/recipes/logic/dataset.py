@@ -17,6 +17,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
+from es_cookbook.recipes.generated import FoldedDatasetBuilder
 from es_cookbook.recipes.logic.env import LogicEnv, PromptStyle, RewardKind, question
 from es_cookbook.recipes.logic.generators import (
     Problem,
@@ -26,10 +27,9 @@ from es_cookbook.recipes.logic.generators import (
     problems,
 )
 from es_cookbook.rl.data.choosing import quotas
-from es_cookbook.rl.data.epochs import EpochOrder
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.problem_dataset import EpochOrder, ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
-from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
+from es_cookbook.rl.types import Observation, RLDataset, Tokenizer
 
 SMALL_TASK = "chain_sum"
 SMALL_OPTIONS = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=1")
@@ -56,31 +56,26 @@ class LevelDataset(ProblemDataset):
     """Problems of several levels, in batches whose mixture is a function of the generation.
 
     Args:
-        builders_by_level: a list per level, the easiest first.
-        problems_per_generation: problems in a batch.
-        shift: generations over which batches move from the easiest level to the hardest.
-        seed: of the orders of the levels' problems.
+        train: one level's problems after the other's, by their tags, the easiest first.
+        config: with the lengths, and over how many generations batches move to the hardest.
         held_out: problems that are checked, and not trained on.
     """
 
     def __init__(
         self,
-        builders_by_level: Sequence[Sequence[ProblemGroupBuilder]],
-        problems_per_generation: int,
-        shift: int,
-        seed: int,
+        train: Sequence[ProblemGroupBuilder],
+        config: "LogicDatasetBuilder",
         held_out: Sequence[ProblemGroupBuilder],
     ) -> None:
-        together = list(itertools.chain.from_iterable(builders_by_level))
-        super().__init__(together, problems_per_generation, seed, held_out)
-        self._levels = builders_by_level
-        self._shift = shift
-        self._seed = seed
+        super().__init__(train, config.problems_per_generation, config.seed, held_out)
+        self._config = config
+        by_tags = itertools.groupby(train, lambda builder: builder.tags)
+        self._levels = [list(builders) for _, builders in by_tags]
         self._orders = [
-            EpochOrder(len(builders), derive_seed(seed, "logic/level", level))
-            for level, builders in enumerate(builders_by_level)
+            EpochOrder(len(builders), derive_seed(config.seed, "logic/level", level))
+            for level, builders in enumerate(self._levels)
         ]
-        self._used = [[0] * len(builders_by_level)]  # of each level, before each generation
+        self._used = [[0] * len(self._levels)]  # of each level, before each generation
 
     @override
     def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
@@ -98,9 +93,9 @@ class LevelDataset(ProblemDataset):
         ]
 
     def _counts(self, generation: int) -> list[int]:
-        parts = shares(generation, len(self._levels), self._shift)
-        offset = random.Random(derive_seed(self._seed, "logic/shares", generation)).random()
-        return quotas(parts, self.problems_per_generation, offset)
+        parts = shares(generation, len(self._levels), self._config.shift)
+        purpose = derive_seed(self._config.seed, "logic/shares", generation)
+        return quotas(parts, self.problems_per_generation, random.Random(purpose).random())
 
 
 def _options(problems: "LogicDatasetBuilder") -> str | None:
@@ -110,7 +105,7 @@ def _options(problems: "LogicDatasetBuilder") -> str | None:
 
 
 @chz.chz
-class LogicDatasetBuilder(RLDatasetBuilder):
+class LogicDatasetBuilder(FoldedDatasetBuilder):
     """Problems of a reasoning-gym generator for training and, disjoint from them, for the test."""
 
     task: str = chz.field(default=SMALL_TASK, doc="name of a reasoning-gym generator")
@@ -131,10 +126,6 @@ class LogicDatasetBuilder(RLDatasetBuilder):
     )
     num_train: int = chz.field(default=2000, doc="training problems, of all levels together")
     num_test: int = chz.field(default=500, doc="held-out problems, of all levels together")
-    fold: int = chz.field(
-        default=0, doc="which `num_test` held-out problems: those of fold 1 to choose settings on"
-    )
-    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     prompt: PromptStyle = chz.field(
         default="compact",
         doc="compact: for the bundled model, the answer is the whole text; words: as a chat if the "
@@ -147,12 +138,10 @@ class LogicDatasetBuilder(RLDatasetBuilder):
     timeout: float = chz.field(
         default=5.0, doc="seconds for scoring an answer; then it scores 0 (metric `late`)"
     )
-    seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "num_train", "problems_per_generation", at_least=1)
-        check_range(self, "num_test", "shift", "fold", at_least=0)
+        check_range(self, "shift", at_least=0)
         check_range(self, "timeout", above=0)
         if len(set(self.levels)) < len(self.levels):
             raise ConfigError(f"levels must differ from each other, found {self.levels}")
@@ -171,17 +160,26 @@ class LogicDatasetBuilder(RLDatasetBuilder):
         for source in self.sources():
             check_source(source)
 
-    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        """Generate, and render the prompts."""
+    @property
+    @override
+    def last_fold(self) -> int | None:
+        return None
+
+    @override
+    def splits(
+        self, tokenizer: Tokenizer
+    ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
         self.check()
         say(f"making {self.num_train + self.num_test:,} problems of {self.task}")
-        train, test = self.splits()
         build = functools.partial(self._group_builder, tokenizer)
-        test_P = [build(problem) for level in test for problem in level]
-        by_level = [[build(problem) for problem in level] for level in train]
-        batch = self.problems_per_generation
-        dataset = LevelDataset(by_level, batch, self.shift, self.seed, test_P)
-        return Datasets(dataset, test_P)
+        train, test = self.problems()
+        return list(map(build, train)), list(map(build, test))
+
+    @override
+    def dataset(
+        self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
+    ) -> RLDataset:
+        return LevelDataset(train, self, test_P)
 
     def sources(self) -> list[Source]:
         """The generator, once for each level."""
@@ -191,8 +189,8 @@ class LogicDatasetBuilder(RLDatasetBuilder):
         pairs = parsed_options(self.task, options)
         return [Source(self.task, pairs, level) for level in self.levels or (None,)]
 
-    def splits(self) -> tuple[list[list[Problem]], list[list[Problem]]]:
-        """Train and test problems of each level; the test is the same for every seed: runs compare.
+    def problems(self) -> tuple[list[Problem], list[Problem]]:
+        """Training and test problems, the levels one after the other.
 
         A fold is what comes after those before it, and they are not trained on either.
 
@@ -200,17 +198,17 @@ class LogicDatasetBuilder(RLDatasetBuilder):
             DataError: There are not so many different ones.
         """
         taken: set[str] = set()
-        test: list[list[Problem]] = []
+        test: list[Problem] = []
         for _ in range(self.fold + 1):
             test = self._drawn(derive_seed(0, "logic/test"), self.num_test, taken)
         train = self._drawn(derive_seed(self.seed, "logic/train"), self.num_train, taken)
         return train, test
 
-    def _drawn(self, seed: int, total: int, taken: set[str]) -> list[list[Problem]]:
+    def _drawn(self, seed: int, total: int, taken: set[str]) -> list[Problem]:
         """So many problems, the levels in equal parts, of questions that are not taken yet."""
         sources = self.sources()
         each = quotas([1] * len(sources), total, offset=0.5)
-        drawn: list[list[Problem]] = []
+        drawn: list[Problem] = []
         for source, count in zip(sources, each, strict=True):
             found = list(itertools.islice(_untaken(source, seed, taken), count))
             if len(found) < count:
@@ -219,7 +217,7 @@ class LogicDatasetBuilder(RLDatasetBuilder):
                     f"fewer than num_train={self.num_train} and num_test={self.num_test} (in "
                     f"{plural(self.fold + 1, 'fold')}) together"
                 )
-            drawn.append(found)
+            drawn += found
         return drawn
 
     def _group_builder(self, tokenizer: Tokenizer, problem: Problem) -> ProblemGroupBuilder:

@@ -69,7 +69,7 @@ class Config:
 def held_out(fold: int, count: int) -> list[Problem]:
     """The held-out problems of a fold, as the recipe has them with so many."""
     builder = LogicDatasetBuilder(num_train=1, num_test=count, fold=fold)
-    return builder.splits()[1][0]
+    return builder.problems()[1]
 
 
 def demonstrate(problem: Problem, rng: random.Random) -> str:

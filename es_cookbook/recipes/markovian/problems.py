@@ -7,18 +7,13 @@ is usual: a product counts as one number.
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import math
 import random
 from collections.abc import Iterator
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import Fold, distinct, fold_of
-from es_cookbook.rl.data.splits import Split
-
-FOLDS = 10
-"""A row belongs to one of so many folds, by its question."""
+from es_cookbook.recipes.generated import Fold, distinct, fold_of, fold_of_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +25,6 @@ class Problem:
         answer: what is to be found; not empty.
         thought: a hand-written chain of thought, where one is known.
         tags: names under which metrics are reported.
-        held_out_fold: which fold of the questions is held out.
         source: the text that the question was cut from, if it was.
     """
 
@@ -38,7 +32,6 @@ class Problem:
     answer: str
     thought: str | None = None
     tags: tuple[str, ...] = ()
-    held_out_fold: int = 0
     source: str = ""
 
     @property
@@ -47,11 +40,9 @@ class Problem:
         return self.question
 
     @property
-    def split(self) -> Split:
-        """Which split it belongs to, by its question."""
-        folded = " ".join(self.question.split()).encode("utf-8", "replace")
-        fold = int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "big") % FOLDS
-        return "test" if fold == self.held_out_fold else "train"
+    def fold(self) -> int:
+        """Which fold it belongs to, by its question."""
+        return fold_of_text(self.question)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -33,14 +33,11 @@ _CHARACTERS_PER_TOKEN = 32
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
-def read_problem(
-    row: Row, *, held_out_fold: int, tokenizer: Tokenizer, lengths: tuple[int, int]
-) -> Problem:
+def read_problem(row: Row, tokenizer: Tokenizer, lengths: tuple[int, int]) -> Problem:
     """The problem of a row.
 
     Args:
         row: one row.
-        held_out_fold: which fold of the questions is held out.
         tokenizer: cuts texts.
         lengths: of a text alone, tokens that are asked and tokens that answer.
 
@@ -80,7 +77,7 @@ def read_problem(
     if not answer:
         raise row.error("the answer is empty")
     written = row.optional_text("thought")
-    return Problem(question, answer, written or thought, tags, held_out_fold, source)
+    return Problem(question, answer, written or thought, tags, source)
 
 
 def _one(row: Row, name: str) -> str:

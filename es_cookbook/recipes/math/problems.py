@@ -9,20 +9,17 @@ Every row says by its columns which format it has, so one file may mix them.
 """
 
 import dataclasses
-import hashlib
 from typing import Literal, TypeAlias
 
 from es_cookbook.common.errors import DataError
+from es_cookbook.recipes.generated import fold_of_text
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.splits import Split
 from es_cookbook.rl.rewards.answers import boxed, texts_of
 
 Format: TypeAlias = Literal["GSM8K", "MATH", "DeepScaleR"]
 
 MARK = "####"
 """Stands before the answer of a GSM8K row."""
-FOLDS = 10
-"""A problem belongs to one of so many folds, by its question."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,16 +31,12 @@ class Problem:
         gold: its answer, LaTeX or a number.
         is_number: whether the answer is compared as a number, as GSM8K's are.
         tags: names under which metrics are reported, for example "level 5".
-        fold: which fold it belongs to.
-        held_out_fold: which fold is held out.
     """
 
     question: str
     gold: str
     is_number: bool
     tags: tuple[str, ...]
-    fold: int
-    held_out_fold: int
 
     @property
     def key(self) -> str:
@@ -51,9 +44,9 @@ class Problem:
         return self.question
 
     @property
-    def split(self) -> Split:
-        """Which split it belongs to."""
-        return "test" if self.fold == self.held_out_fold else "train"
+    def fold(self) -> int:
+        """Which fold it belongs to, by its question."""
+        return fold_of_text(self.question)
 
 
 def format_of(row: Row) -> Format:
@@ -75,7 +68,7 @@ def format_of(row: Row) -> Format:
     )
 
 
-def read_problem(row: Row, held_out_fold: int = 0) -> Problem:
+def read_problem(row: Row) -> Problem:
     """The problem of a row.
 
     Raises:
@@ -86,9 +79,7 @@ def read_problem(row: Row, held_out_fold: int = 0) -> Problem:
     gold = {"GSM8K": _after_mark, "MATH": _in_box, "DeepScaleR": _given}[form](row)
     if not gold:
         raise row.error("the answer is empty")
-    folded = " ".join(question.split()).encode("utf-8", "replace")
-    fold = int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "big") % FOLDS
-    return Problem(question, gold, form == "GSM8K", _tags(row), fold, held_out_fold)
+    return Problem(question, gold, form == "GSM8K", _tags(row))
 
 
 def _after_mark(row: Row) -> str:

@@ -32,8 +32,8 @@ from es_cookbook.baselines.small_model import (
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.math.word_problems import (
-    FOLDS,
     WordProblem,
     generate_problems,
     vocabulary,

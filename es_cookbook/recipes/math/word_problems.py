@@ -18,9 +18,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from es_cookbook.common.seeds import derive_seed
-
-FOLDS = 10
-"""A problem belongs to one of so many folds, by its numbers."""
+from es_cookbook.recipes.generated import FOLDS
 
 _PEOPLE = (
     *(("Anna", "She"), ("Ben", "He"), ("Clara", "She"), ("David", "He"), ("Emma", "She")),

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.rush_hour.boards import (
     EMPTY,
     TARGET,
@@ -28,12 +29,9 @@ from es_cookbook.recipes.rush_hour.boards import (
     row_by_row,
 )
 from es_cookbook.recipes.rush_hour.solver import Distances, TooManyPositionsError
-from es_cookbook.rl.data.splits import Split
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
-FOLDS = 10
-"""A board belongs to one of so many folds, by its arrangement of pieces."""
 EASY_BELOW, MEDIUM_BELOW = 3, 5
 """Optimal lengths at which a board is no longer easy, and no longer medium."""
 GENERATED_SIZES = range(4, 8)
@@ -45,14 +43,10 @@ _FRUITLESS = 2000  # arrangements in a row that bring no new board: there are no
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """One board, with the fewest moves that solve it where they are known.
-
-    `held_out_fold` is the fold whose boards are in the test.
-    """
+    """One board, with the fewest moves that solve it where they are known."""
 
     board: Board
     solution: tuple[Move, ...] | None = None
-    held_out_fold: int = 0
 
     @property
     def key(self) -> str:
@@ -63,11 +57,6 @@ class Problem:
     def fold(self) -> int:
         """Which fold the problem belongs to, a pure function of what no move changes."""
         return derive_seed(0, f"rush_hour/split/{arrangement(self.board)}") % FOLDS
-
-    @property
-    def split(self) -> Split:
-        """Which split it belongs to."""
-        return "test" if self.fold == self.held_out_fold else "train"
 
 
 def difficulty(optimal: int) -> Difficulty:

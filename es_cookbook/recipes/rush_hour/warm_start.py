@@ -29,9 +29,10 @@ from es_cookbook.baselines.small_model import (
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.rush_hour.boards import format_moves
 from es_cookbook.recipes.rush_hour.env import RushHourEnv, question
-from es_cookbook.recipes.rush_hour.generate import FOLDS, Problem, generate_problems
+from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
 from es_cookbook.recipes.rush_hour.rewards import RushHourReward
 from es_cookbook.rl.types import Observation
 

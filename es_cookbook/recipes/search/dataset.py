@@ -24,6 +24,7 @@ from es_cookbook.rl.types import Tokenizer
 class SearchDatasetBuilder(GeneratedDatasetBuilder):
     """Questions for training and, disjoint from them, for the held-out test."""
 
+    num_test: int = chz.field(default=1000, doc="most held-out problems used; 0 for none")
     prompt: PromptStyle = chz.field(
         default="compact",
         doc="compact: for the bundled model, which knows the tool and is told of none; words: for "
@@ -35,7 +36,7 @@ class SearchDatasetBuilder(GeneratedDatasetBuilder):
     )
 
     @override
-    def builders(
+    def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
         told = {"tools_in": "nowhere"} if self.prompt == "compact" else {}

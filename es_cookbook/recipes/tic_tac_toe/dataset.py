@@ -12,6 +12,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.tic_tac_toe.env import OpeningGroup, Opponent, OpponentGroup, Prompts
@@ -44,8 +45,10 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
     )
     rounds: int = chz.field(default=5, doc="of swiss: opponents of each genome at an opening")
     draw: float = chz.field(default=0.5, doc="what a draw earns; a win earns 1, a loss 0")
-    held_out: Literal["test", "development"] = chz.field(
-        default="test", doc="which held-out openings; settings are chosen on development"
+    fold: int = chz.field(
+        default=0,
+        doc="which openings are held out: 0, those of the test; 1, others, to choose settings on",
+        metadata=formerly("held_out", {"test": 0, "development": 1}),
     )
     random_games: int = chz.field(
         default=16, doc="held-out games with the random player, for each opening and colour"
@@ -62,7 +65,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         check_range(self, "opening_moves", at_least=3, at_most=6)
         check_range(self, "problems_per_generation", "rounds", at_least=1)
         check_range(self, "random_games", "perfect_games", at_least=0)
-        check_range(self, "draw", at_least=0, at_most=1)
+        check_range(self, "draw", "fold", at_least=0, at_most=1)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Render the openings."""
@@ -81,7 +84,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         return [
             OpponentGroup(opening, prompts, mark, opponent, self._seed_of(game), self.draw)
             for opponent, count in games.items()
-            for opening in openings(self.opening_moves, self.held_out)
+            for opening in openings(self.opening_moves, "development" if self.fold else "test")
             for mark in _MARKS
             for game in range(count)
         ]

@@ -28,6 +28,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
@@ -105,7 +106,9 @@ class Mixture(RLDatasetBuilder):
         doc="weighted: shares of each batch by weight; balanced: all problems once per epoch, "
         "parts spread evenly; concatenate: all once per epoch, in any order",
     )
-    batch: int = chz.field(default=32, doc="problems in a generation")
+    problems_per_generation: int = chz.field(
+        default=32, doc="problems in a batch", metadata=formerly("batch")
+    )
     curriculum: Curriculum | None = chz.field(
         default=None, doc="shares by recent performance: dataset.curriculum.favour=..."
     )
@@ -127,7 +130,7 @@ class Mixture(RLDatasetBuilder):
 
     @chz.validate
     def _valid(self) -> None:
-        check_range(self, "batch", at_least=1)
+        check_range(self, "problems_per_generation", at_least=1)
         if not self.members:
             raise ConfigError("parts must be one or more data sets, found none")
         if self.order != "weighted" and (
@@ -398,11 +401,13 @@ class MixtureDataset(RLDataset):
         replayed: list[int] = []
         if self._buffer is not None and config.replay and generation >= config.replay.warmup:
             out = {self._problems[i].key for i in self._out_until if not is_usable(i)}
-            most = int(config.replay.fraction * config.batch)
+            most = int(config.replay.fraction * config.problems_per_generation)
             replayed = [self._index[key] for key in self._buffer.sample(most, out)]
         weights = self._weights(generation)
         offset = random.Random(derive_seed(config.seed, "mixture", generation)).random()
-        shares = quotas(list(weights.values()), config.batch - len(replayed), offset)
+        shares = quotas(
+            list(weights.values()), config.problems_per_generation - len(replayed), offset
+        )
         batch = list(replayed)
         for kind, share in zip(weights, shares, strict=True):
             batch += self._streams[kind].take(share, is_usable)

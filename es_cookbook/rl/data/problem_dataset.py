@@ -1,6 +1,7 @@
 """Problems in memory, in batches that are a pure function of the generation."""
 
 import math
+import random
 import traceback
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -8,35 +9,55 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, own_frames
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.rl.data.epochs import EpochOrder
 from es_cookbook.rl.messages.message_env import MessageEnv
 from es_cookbook.rl.messages.script import Script
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
+
+class EpochOrder:
+    """Every index once per epoch, each epoch in an order of its own.
+
+    Epochs follow each other without a gap, so a batch may end one and begin the next.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._seed = seed
+        self._epoch = -1  # whose order is kept, so that a batch shuffles once at most
+        self._order: list[int] = []
+
+    def batch(self, generation: int, batch_size: int) -> list[int]:
+        """The indices of one generation's batch."""
+        start = generation * batch_size
+        return [self._at(position) for position in range(start, start + batch_size)]
+
+    def _at(self, position: int) -> int:
+        """The index at a position in the endless sequence of epochs."""
+        epoch, offset = divmod(position, self._size)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = list(range(self._size))
+            random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(self._order)
+        return self._order[offset]
+
+
 _Builder = TypeVar("_Builder", bound=EnvGroupBuilder)
 
 
 class EpochDataset(RLDataset, Generic[_Builder]):
-    """Every problem once per epoch, in an order that follows from a seed (`EpochOrder`).
-
-    Args:
-        option: what the user calls `problems_per_generation`.
-    """
+    """Every problem once per epoch, in an order that follows from a seed (`EpochOrder`)."""
 
     def __init__(
-        self,
-        builders: Sequence[_Builder],
-        problems_per_generation: int,
-        seed: int,
-        option: str = "dataset.problems_per_generation",
+        self, builders: Sequence[_Builder], problems_per_generation: int, seed: int
     ) -> None:
         if not 1 <= problems_per_generation <= len(builders):
             raise ConfigError(
-                f"{option} must be from 1 to {len(builders)}, the number of training problems, "
-                f"found {problems_per_generation}"
+                f"dataset.problems_per_generation must be from 1 to {len(builders)}, the number of "
+                f"training problems, found {problems_per_generation}"
             )
         self.builders = builders
         self.problems_per_generation = problems_per_generation
@@ -76,7 +97,6 @@ class ProblemDataset(EpochDataset[ProblemGroupBuilder]):
 
     Args:
         held_out: problems that are checked with them, and not trained on.
-        option: as in `EpochDataset`.
     """
 
     def __init__(
@@ -85,9 +105,8 @@ class ProblemDataset(EpochDataset[ProblemGroupBuilder]):
         problems_per_generation: int,
         seed: int,
         held_out: Sequence[ProblemGroupBuilder] = (),
-        option: str = "dataset.problems_per_generation",
     ) -> None:
-        super().__init__(builders, problems_per_generation, seed, option)
+        super().__init__(builders, problems_per_generation, seed)
         self.held_out = held_out
 
     async def validate(self, context_length: int) -> None:

@@ -2,7 +2,7 @@
 
 Loading from a file or the Hub, holding rows out, batches in an order that follows from the seed,
 and the checks before the first generation. Fields that a subclass adds are options beside these:
-`dataset.batch=8`.
+`dataset.seed=8`.
 
 A row is held out by what it is, never by how it is asked. Its key, all of its fields or those that
 `split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
@@ -14,18 +14,19 @@ import dataclasses
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import islice
+from typing import Protocol, TypeAlias, TypeVar
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import recorded_without
+from es_cookbook.common.configs import formerly, recorded_without
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_sources, load_rows
-from es_cookbook.rl.data.splits import Split, load_splits
 from es_cookbook.rl.data.template import check_template, filled
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
@@ -59,12 +60,14 @@ class RowDatasetBuilder(RLDatasetBuilder):
         doc="what rows of one split share: a field, several with commas between them, or text with "
         "fields in braces; empty: all fields; None: as runs had it that do not record this option",
     )
-    batch: int = chz.field(default=32, doc="problems in a generation")
+    problems_per_generation: int = chz.field(
+        default=32, doc="problems in a batch", metadata=formerly("batch")
+    )
     seed: int = chz.field(default=0, doc="of the order of the training problems")
 
     @chz.validate
     def _counts(self) -> None:
-        check_range(self, "num_train", "batch", at_least=1)
+        check_range(self, "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", "fold", at_least=0)
         check_range(self, "test_fraction", above=0, at_most=0.5)
         check_template(self.split_by or "", "split_by")
@@ -99,13 +102,15 @@ class RowDatasetBuilder(RLDatasetBuilder):
             raise DataError(f"{self.source}: there are no rows to train on")
         test_P = [self._built(keyed, tokenizer) for keyed in test]
         builders = self._not_asked([self._built(keyed, tokenizer) for keyed in train], test_P)
-        dataset = ProblemDataset(builders, self.batch, self.seed, test_P, "dataset.batch")
+        dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)
 
     def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
         num_test = _NUM_TEST if self.num_test is None else self.num_test
         most = {"num_train": self.num_train, "num_test": num_test}
-        train, test = load_splits(self.source, self.test_source, self._keyed, **most)
+        train, test = load_splits(
+            self.source, self.test_source, self._keyed, lambda each: each.is_held_out, **most
+        )
         if len(test) == num_test or self.num_test is None or self.split_by is None:
             return list(train.values()), list(test.values())
         source = self.test_source or self.source
@@ -123,7 +128,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         key = self._by_fields(row) if self.split_by else self.key(row)
         digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
         place = (int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction) % 1.0
-        return _Keyed(row, key, place, "test" if place < self.test_fraction else "train")
+        return _Keyed(row, key, place, place < self.test_fraction)
 
     def _by_fields(self, row: Row) -> str:
         assert self.split_by is not None
@@ -158,6 +163,78 @@ class RowDatasetBuilder(RLDatasetBuilder):
         return kept
 
 
+class Keyed(Protocol):
+    """A problem that knows what makes it the problem it is."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for problems that are the same."""
+        ...
+
+
+P = TypeVar("P", bound=Keyed)
+Named: TypeAlias = dict[str, P]
+"""Problems by where they stand, for example "train.jsonl, line 3"."""
+
+
+def load_splits(
+    source: str,
+    test_source: str | None,
+    read: Callable[[Row], P],
+    is_held_out: Callable[[P], bool],
+    *,
+    num_train: int,
+    num_test: int,
+) -> tuple[Named[P], Named[P]]:
+    """Training and test problems: of two sources, or of one by `is_held_out`.
+
+    Args:
+        source: as for `load_rows`; the user's `dataset.source`.
+        test_source: the same for the test; None holds problems out of `source`.
+        read: makes a problem of a row.
+        is_held_out: whether one of `source` is, a pure function of the problem.
+        num_train: most training problems.
+        num_test: most test problems; without a `test_source`, 0 trains on all.
+
+    Raises:
+        DataError: A source or row that cannot be used, or a problem that is in both sources.
+    """
+    problems = ((row.where, read(row)) for row in load_rows(source, option="dataset.source"))
+    if test_source is None:
+        return _hold_out(
+            problems, lambda each: num_test > 0 and is_held_out(each), num_train, num_test
+        )
+    rows = load_rows(test_source, option="dataset.test_source")
+    train = dict(islice(problems, num_train))
+    test = {row.where: read(row) for row in islice(rows, num_test)}
+    names = {problem.key: name for name, problem in test.items()}
+    for name, problem in train.items():
+        if problem.key in names:
+            raise DataError(
+                f"{name}: this problem is also held out, in {names[problem.key]}; training and "
+                "test must be disjoint"
+            )
+    return train, test
+
+
+def _hold_out(
+    problems: Iterable[tuple[str, P]],
+    is_held_out: Callable[[P], bool],
+    num_train: int,
+    num_test: int,
+) -> tuple[Named[P], Named[P]]:
+    """Reads on only until both have enough."""
+    train: Named[P] = {}
+    test: Named[P] = {}
+    for where, problem in problems:
+        split, most = (test, num_test) if is_held_out(problem) else (train, num_train)
+        if len(split) < most:
+            split[where] = problem
+        elif len(train) == num_train and len(test) == num_test:
+            break
+    return train, test
+
+
 def _all_of(row: Row) -> str:
     return json.dumps(dict(row.fields), sort_keys=True, default=str)
 
@@ -173,9 +250,9 @@ class _Keyed:
     row: Row
     key: str
     place: float
-    split: Split
+    is_held_out: bool
 
     @property
     def turn(self) -> float:
         """Rows are held out in this order, and in that of the file."""
-        return 0.0 if self.split == "test" else self.place
+        return 0.0 if self.is_held_out else self.place

@@ -33,7 +33,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.epochs import EpochOrder
+from es_cookbook.rl.data.problem_dataset import EpochOrder
 from es_cookbook.rl.data.rows import check_source, load_rows
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.regularisers.base import AddedProblems, Regulariser

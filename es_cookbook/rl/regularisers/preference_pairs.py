@@ -30,7 +30,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.epochs import EpochOrder
+from es_cookbook.rl.data.problem_dataset import EpochOrder
 from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.problem_env import digest_of, render_prompt
 from es_cookbook.rl.regularisers.base import AddedProblems, Regulariser

@@ -43,22 +43,15 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[train.Config]]) -> None:
 
 def _dataset(config: train.Config, like: train.Config) -> RLDatasetBuilder:
     """Its dataset, with another one's number of problems a batch where both say that."""
-    name = _batch_field(config.dataset)
-    if name and hasattr(like.dataset, name):
-        return chz.replace(config.dataset, **{name: getattr(like.dataset, name)})
-    return config.dataset
-
-
-def _batch_field(dataset: RLDatasetBuilder) -> str | None:
-    """The name of the field with the problems of a batch, where the dataset builder has one."""
-    names = ("problems_per_generation", "batch")
-    return next((name for name in names if hasattr(dataset, name)), None)
+    count = batch_of(like.dataset)
+    if count is None or batch_of(config.dataset) is None:
+        return config.dataset
+    return chz.replace(config.dataset, problems_per_generation=count)
 
 
 def batch_of(dataset: RLDatasetBuilder) -> int | None:
     """Problems of a generation, where the dataset builder says that."""
-    name = _batch_field(dataset)
-    return None if name is None else cast(int, getattr(dataset, name))
+    return cast("int | None", getattr(dataset, "problems_per_generation", None))
 
 
 def _batch(config: train.Config) -> int | None:

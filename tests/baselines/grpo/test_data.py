@@ -79,7 +79,7 @@ def how(**dataset: object) -> dict[str, object]:
     Listening.heard.clear()
     return {
         "engine": Listening(),
-        "dataset": Mixture(**{"batch": 4, **dataset}),  # pyright: ignore[reportArgumentType]
+        "dataset": Mixture(**{"problems_per_generation": 4, **dataset}),  # pyright: ignore[reportArgumentType]
         "attempts": 8,
         "num_generations": 6,
         "eval_every": 0,

@@ -25,7 +25,9 @@ BUY = '<tool_call>{"name": "shop_buy", "arguments": {"item": "%s"}}</tool_call>'
 def problems(package: str, options: str = "{}", **fields: object) -> TasksetProblems:
     from es_cookbook.bridges.verifiers.library import find_taskset
 
-    return TasksetProblems(taskset=find_taskset(package), options=options, batch=1, **fields)  # type: ignore[arg-type]
+    return TasksetProblems(
+        taskset=find_taskset(package), options=options, problems_per_generation=1, **fields
+    )  # type: ignore[arg-type]
 
 
 async def loaded(package: str, options: str = "{}", **fields: object) -> TaskDataset:

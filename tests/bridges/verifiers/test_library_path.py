@@ -93,7 +93,7 @@ async def test_twenty_rollouts_have_the_same_rewards_and_metrics(package: str) -
 
     from es_cookbook.bridges.verifiers.library import find_taskset
 
-    problems = TasksetProblems(taskset=find_taskset(package), batch=1, num_test=0)
+    problems = TasksetProblems(taskset=find_taskset(package), problems_per_generation=1, num_test=0)
     dataset = (await problems(TOKENIZER)).train
     assert isinstance(dataset, TaskDataset)
     seat = {"es_sums": "agent", "es_guess": "player"}[package]

@@ -102,7 +102,11 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
             *(1, "judge 'nope' not found"),
         ),
         (["environment=es_unplayable"], 1, "the server of the data is down"),
-        (["environment=es_guess", "batch=100"], 1, "dataset.batch must be from 1 to"),
+        (
+            ["environment=es_guess", "batch=100"],
+            1,
+            "dataset.problems_per_generation must be from 1 to",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(

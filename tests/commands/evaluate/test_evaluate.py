@@ -181,7 +181,13 @@ def rows_run(here: Path) -> str:
     with contextlib.chdir(here):
         rows = [json.dumps({"question": f"{i}", "answer": f"{i}a", "n": i}) for i in range(60)]
         Path("sixty.jsonl").write_text("\n".join(rows))
-        task = Task(source="sixty.jsonl", reward=Exact(), num_test=12, batch=2, num_train=48)
+        task = Task(
+            source="sixty.jsonl",
+            reward=Exact(),
+            num_test=12,
+            problems_per_generation=2,
+            num_train=48,
+        )
         fake = TinyConfig(model_name="model", log_path="of_rows", engine=FakeEngineBuilder())
         run(chz.replace(fake, dataset=task))
     return "of_rows"

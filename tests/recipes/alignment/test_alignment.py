@@ -101,7 +101,7 @@ def steps(tmp_path: Path, weight: float) -> tuple[bytes, list[dict[str, float]]]
     run = tmp_path / f"{weight}"
     options = (
         *(f"log_path={run}", "trackers=JsonlTrackerBuilder", f"preference.weight={weight}"),
-        *("num_generations=2", "optimizer.population_size=4", "dataset.batch=2"),
+        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
         *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
         *("dataset.num_train=6", "dataset.num_test=4", "preference.problems_per_generation=3"),
     )

@@ -50,7 +50,7 @@ async def test_held_out_problems_are_the_same_for_every_seed_and_of_their_own_fo
     given = {"num_train": 32, "num_test": 30}
     one, other, development = [
         names((await ArithmeticDatasetBuilder(**given, **fields)(tokenizer)).test_P)
-        for fields in ({"seed": 1}, {"seed": 2}, {"held_out": "development"})
+        for fields in ({"seed": 1}, {"seed": 2}, {"fold": 1})
     ]
     assert one == other
     assert not one & development
@@ -79,7 +79,7 @@ def test_fields_that_cannot_work_are_named(option: str) -> None:
 
 
 def test_the_config_round_trips_through_json() -> None:
-    config = parsed("dataset.prompt=words", "dataset.held_out=development", "optimizer.sigma=0.02")
+    config = parsed("dataset.prompt=words", "dataset.fold=1", "optimizer.sigma=0.02")
     again = config_from_json(config_to_json(config))
     assert type(again) is CLIConfig
     assert again == config

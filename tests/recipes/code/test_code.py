@@ -17,7 +17,8 @@ from es_cookbook.recipes.code import env as code_env
 from es_cookbook.recipes.code import train_cli
 from es_cookbook.recipes.code.dataset import CodeDataset, CodeDatasetBuilder
 from es_cookbook.recipes.code.env import (
-    CodeGroupBuilder,
+    CodeProblem,
+    coding_problem,
     extract_code,
     grade_code,
     question,
@@ -51,11 +52,11 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-async def build(**fields: Any) -> tuple[CodeDataset, list[CodeGroupBuilder]]:
+async def build(**fields: Any) -> tuple[CodeDataset, list[CodeProblem]]:
     defaults: dict[str, Any] = {"problems_per_generation": 1, "num_train": 4, "num_test": 2}
     built = await CodeDatasetBuilder(**{**defaults, **fields})(build_tokenizer(CHARACTERS))
     assert isinstance(built.train, CodeDataset)
-    test = [builder for builder in built.test_P if isinstance(builder, CodeGroupBuilder)]
+    test = [builder for builder in built.test_P if isinstance(builder, CodeProblem)]
     return built.train, test
 
 
@@ -89,8 +90,8 @@ def test_a_row_that_cannot_be_used_is_named(fields: dict[str, Any], sentence: st
 
 def test_generated_problems_are_seeded_and_disjoint() -> None:
     train, again, test = (
-        list(islice(generate_problems(*given), 50))
-        for given in ((0, "train"), (0, "train"), (1, "test"))
+        list(islice(generate_problems(seed, is_test=is_test), 50))
+        for seed, is_test in ((0, False), (0, False), (1, True))
     )
     assert train == again
     assert len({problem.task for problem in (*train, *test)}) == 100
@@ -166,7 +167,7 @@ async def test_equal_answers_of_a_group_run_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(code_env, "run_code", counted)
     problem = read_problem(Row("x", APPS), 1)
-    builder = CodeGroupBuilder(Observation((1,)), problem, "share", Limits(), "x")
+    builder = coding_problem(Observation((1,)), problem, "share", Limits(), "x")
     group = await pickle.loads(pickle.dumps(builder)).make_envs(3)
     for env, text in zip(
         group.envs, ("```print(3)```", "<answer>print(3)</answer>", "?"), strict=True

@@ -98,7 +98,7 @@ def test_a_run_of_two_generations_reports_length_and_kl(
 ) -> None:
     options = (
         *(f"log_path={tmp_path / 'run'}", "trackers=JsonlTrackerBuilder", "dataset.tag=kind"),
-        *("num_generations=2", "optimizer.population_size=4", "dataset.batch=2"),
+        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
         *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
         *("dataset.num_train=6", "dataset.num_test=4", "kl.problems_per_generation=2"),
     )
@@ -150,7 +150,9 @@ async def test_a_bad_row_is_named_with_file_and_line(
     source = tmp_path / "qa.jsonl"
     good = {"question": "b?", "answer": ["yes", "certainly"]}
     source.write_text("".join(json.dumps(each) + "\n" for each in (good, row)))
-    task = parsed(f"dataset.source={source}", "dataset.batch=1", "dataset.num_test=0").dataset
+    task = parsed(
+        f"dataset.source={source}", "dataset.problems_per_generation=1", "dataset.num_test=0"
+    ).dataset
     with pytest.raises(DataError) as caught:
         await build(task)
     assert str(caught.value).startswith(f"{source}, line 2: ")

@@ -56,7 +56,7 @@ def test_stream_is_seeded_distinct_solvable_and_of_its_split(split: Split) -> No
     assert len({problem.key for problem in problems}) == 60
     assert {len(problem.numbers) for problem in problems} == {3, 4}
     for problem in problems:
-        assert problem.split == split
+        assert (problem.fold == 0) == (split == "test")
         assert all(1 <= number <= 20 for number in problem.numbers)
         assert 1 <= problem.target <= 50
         assert solve(problem.numbers, problem.target) is not None

@@ -67,7 +67,7 @@ async def test_rows_of_public_sets_are_read_from_files(tmp_path: Path) -> None:
     columns = ("clue", "answer", "definition", "enumeration", "kind")
     rows = [{column: row.get(column) for column in columns} for row in ROWS]
     datasets.Dataset.from_list(rows).to_parquet(source)
-    train, _ = await build(source=source, num_test=0, batch=1)
+    train, _ = await build(source=source, num_test=0, problems_per_generation=1)
     assert [b.tags for b in train.builders] == [(), (), ("deletion",)]
     env = train.builders[0].make_env()
     assert isinstance(env, ProblemEnv)
@@ -106,7 +106,7 @@ async def test_a_bad_row_is_named_with_file_and_line(
 ) -> None:
     source = write(tmp_path / "clues.jsonl", ROWS[0], row)
     with pytest.raises(DataError) as caught:
-        await build(source=source, num_test=0, batch=1)
+        await build(source=source, num_test=0, problems_per_generation=1)
     assert str(caught.value).startswith(f"{source}, line 2: ")
     assert sentence in str(caught.value)
 
@@ -115,7 +115,7 @@ async def test_an_answer_in_both_sources_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "train.jsonl", *ROWS)
     test_source = write(tmp_path / "test.jsonl", {"clue": "Night bird", "answer": "OWL"})
     with pytest.raises(DataError, match=r"train.jsonl, line 3: this problem is also held out"):
-        await build(source=source, test_source=test_source, batch=1)
+        await build(source=source, test_source=test_source, problems_per_generation=1)
 
 
 async def test_a_prompt_that_ends_in_think_changes_what_is_expected() -> None:
@@ -179,7 +179,7 @@ def test_a_warm_start_and_a_run_of_two_generations_from_it(
     capsys.readouterr()
     options = (
         *(f"model_name={model}", f"log_path={tmp_path / 'run'}", "sampling.max_tokens=4"),
-        *("num_generations=2", "optimizer.population_size=4", "dataset.batch=2"),
+        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
         *("dataset.num_train=6", "dataset.num_test=8", "trackers=JsonlTrackerBuilder"),
     )
     run_cli(main, CLIConfig, options)

@@ -50,7 +50,7 @@ WIKIPEDIA = {
 
 def read(fields: Mapping[str, object]) -> Problem:
     row = Row("rows.jsonl, line 1", fields)
-    return read_problem(row, held_out_fold=0, tokenizer=TOKENIZER, lengths=(16, 9))
+    return read_problem(row, TOKENIZER, (16, 9))
 
 
 @pytest.mark.parametrize(
@@ -158,5 +158,5 @@ async def test_files_of_several_formats_make_a_data_set_with_its_held_out_rows(
 
 
 def test_questions_that_differ_in_blanks_are_in_one_split() -> None:
-    splits = {Problem(question, "1").split for question in ("1 +  1", "1 + 1", " 1 + 1\n")}
+    splits = {Problem(question, "1").fold for question in ("1 +  1", "1 + 1", " 1 + 1\n")}
     assert len(splits) == 1

@@ -19,7 +19,9 @@ def parsed(*options: str) -> CLIConfig:
 
 
 def test_the_config_round_trips_through_json() -> None:
-    config = parsed("dataset.replay=None", "dataset.curriculum.favour=hard", "dataset.batch=8")
+    config = parsed(
+        "dataset.replay=None", "dataset.curriculum.favour=hard", "dataset.problems_per_generation=8"
+    )
     assert config_from_json(config_to_json(config)) == config
     assert isinstance(config.dataset, CountdownMixture)
     assert config.dataset.replay is None
@@ -44,7 +46,11 @@ def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[
     small += [f"dataset.{part}.num_test=2" for part in ("easy", "main", "hard")]
     options = (
         *("num_generations=2", "optimizer.population_size=4", "sampling.max_tokens=8"),
-        *("dataset.batch=4", "dataset.replay.warmup=1", "trackers=JsonlTrackerBuilder"),
+        *(
+            "dataset.problems_per_generation=4",
+            "dataset.replay.warmup=1",
+            "trackers=JsonlTrackerBuilder",
+        ),
         *(f"log_path={tmp_path / 'run'}", *small),
     )
     run_cli(main, CLIConfig, options)

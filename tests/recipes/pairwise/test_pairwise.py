@@ -104,7 +104,7 @@ def test_a_run_of_two_generations_pays_the_win_rate_alone(
 ) -> None:
     options = (
         *(f"log_path={tmp_path / 'run'}", "trackers=JsonlTrackerBuilder"),
-        *("num_generations=2", "optimizer.population_size=6", "dataset.batch=2"),
+        *("num_generations=2", "optimizer.population_size=6", "dataset.problems_per_generation=2"),
         *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
         *("dataset.num_train=6", "dataset.num_test=4", "dataset.judge.least_mass=0"),
         f"dataset.judge.template={additions.JUDGED}",

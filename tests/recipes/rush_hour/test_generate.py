@@ -63,12 +63,6 @@ def test_boards_that_moves_or_a_mirror_lead_to_are_of_one_fold() -> None:
         assert len(folds) == 1
 
 
-def test_the_held_out_fold_says_which_split_a_board_is_in() -> None:
-    (problem,) = make(0, [3], 1, size=4)
-    assert problem.split == "train"
-    assert Problem(problem.board, held_out_fold=3).split == "test"
-
-
 def test_difficulties_by_length() -> None:
     assert [difficulty(length) for length in (1, 2, 3, 4, 5, 50)] == [
         *("easy", "easy", "medium", "medium", "hard", "hard")

@@ -114,7 +114,7 @@ def test_impossible_settings_are_refused(option: dict[str, float], sentence: str
 
 async def test_openings_are_valid_and_none_is_held_out_and_trained_on() -> None:
     train, test = await build()
-    _, development = await build(held_out="development", random_games=1, perfect_games=0)
+    _, development = await build(fold=1, random_games=1, perfect_games=0)
     classes = [
         {symmetry_class(each.opening) for each in part}
         for part in (train.builders, test, development)

@@ -104,7 +104,7 @@ def _go(dataset: MixtureDataset, generations: int, solved: Any) -> list[list[str
 @pytest.mark.parametrize("order", ["weighted", "balanced", "concatenate"])
 async def test_without_weights_every_problem_comes_once_per_epoch(order: str) -> None:
     parts = Part(dataset=Numbers(kind=1, size=12)), Part(dataset=Numbers(kind=2, size=4))
-    dataset = await _built(*parts, order=order, batch=4)
+    dataset = await _built(*parts, order=order, problems_per_generation=4)
     assert len(dataset) == 16
     batches = [dataset.get_batch(generation) for generation in range(8)]
     epochs = [Counter(name for b in batches[i : i + 4] for name in _names(b)) for i in (0, 4)]
@@ -118,7 +118,7 @@ async def test_weights_say_the_shares_and_a_table_moves_them() -> None:
     easy = Part(dataset=Numbers(kind=1, size=50))
     hard = Part(dataset=Numbers(kind=2, size=5))
     table = Table(generations=(0, 4), factors=(1.0, 0.0))
-    dataset = await _built(*easy_pool(easy, hard, table), batch=8)
+    dataset = await _built(*easy_pool(easy, hard, table), problems_per_generation=8)
     shares = [_kinds(dataset.get_batch(generation))["1"] for generation in range(6)]
     assert shares == [8, 6, 4, 2, 0, 0]
 
@@ -132,7 +132,7 @@ def test_published_table_of_the_easy_pool_is_all_there() -> None:
 async def test_parts_keep_tags_held_out_problems_and_limits() -> None:
     limited = Part(dataset=Numbers(kind=1, held_out=2, halves=True), tag="first", max_tokens=3)
     parts = limited, Part(dataset=Numbers(kind=2, held_out=1), tag="second")
-    datasets = await Mixture(parts=parts, batch=16)(FakeEngine().tokenizer)
+    datasets = await Mixture(parts=parts, problems_per_generation=16)(FakeEngine().tokenizer)
     assert [builder.tags for builder in datasets.test_P] == [
         ("first", "even"),
         ("first", "odd"),
@@ -153,7 +153,7 @@ async def test_parts_keep_tags_held_out_problems_and_limits() -> None:
 async def test_a_curriculum_gives_more_to_what_is_half_solved() -> None:
     parts = Part(dataset=Numbers(kind=1, size=100, halves=True)), Part(dataset=Numbers(kind=2))
     curriculum = Curriculum(window=2, floor=0.1)
-    dataset = await _built(*parts, batch=54, curriculum=curriculum)
+    dataset = await _built(*parts, problems_per_generation=54, curriculum=curriculum)
 
     def solved(name: str) -> float:
         kind, _, number = name.partition("/")
@@ -169,7 +169,9 @@ async def test_a_curriculum_gives_more_to_what_is_half_solved() -> None:
 
 
 async def test_a_filter_leaves_out_what_all_or_none_solve_and_tries_it_again() -> None:
-    dataset = await _built(Part(dataset=Numbers(size=8)), batch=4, filter=Filter(generations=3))
+    dataset = await _built(
+        Part(dataset=Numbers(size=8)), problems_per_generation=4, filter=Filter(generations=3)
+    )
     batches = _go(dataset, 12, lambda name: float(name in ("1/0", "1/1", "1/2")) or 0.5)
     times = Counter(name for batch in batches for name in batch)
     assert all(times[name] < min(times["1/5"], times["1/6"]) for name in ("1/0", "1/1", "1/2"))
@@ -179,13 +181,17 @@ async def test_a_filter_leaves_out_what_all_or_none_solve_and_tries_it_again() -
 
 
 async def test_a_filter_that_leaves_nothing_out_of_leaves_all_in() -> None:
-    dataset = await _built(Part(dataset=Numbers(size=4)), batch=4, filter=Filter())
+    dataset = await _built(
+        Part(dataset=Numbers(size=4)), problems_per_generation=4, filter=Filter()
+    )
     assert [len(batch) for batch in _go(dataset, 4, lambda _: 0.0)] == [4] * 4
 
 
 async def test_replay_brings_back_what_is_most_worth_it() -> None:
     replay = Replay(fraction=0.5, warmup=2, exploration=0.0)
-    dataset = await _built(Part(dataset=Numbers(size=100)), batch=10, replay=replay)
+    dataset = await _built(
+        Part(dataset=Numbers(size=100)), problems_per_generation=10, replay=replay
+    )
 
     def worth(name: str) -> float:
         number = int(name[2:])
@@ -203,7 +209,12 @@ async def test_replay_brings_back_what_is_most_worth_it() -> None:
 async def test_batches_follow_from_what_was_told_alone() -> None:
     parts = Part(dataset=Numbers(kind=1, size=60)), Part(dataset=Numbers(kind=2, size=30))
     curriculum, replay = Curriculum(), Replay(warmup=1)
-    settings = {"batch": 8, "curriculum": curriculum, "filter": Filter(), "replay": replay}
+    settings = {
+        "problems_per_generation": 8,
+        "curriculum": curriculum,
+        "filter": Filter(),
+        "replay": replay,
+    }
     unbroken = await _built(*parts, **settings)
     batches = _go(unbroken, 6, lambda name: len(name) % 2 * 0.5)
     again = await _built(*parts, **settings)
@@ -217,7 +228,7 @@ async def test_batches_follow_from_what_was_told_alone() -> None:
 
 
 async def test_results_of_other_problems_are_refused_unless_given() -> None:
-    dataset = await _built(Part(dataset=Numbers()), batch=2, replay=Replay())
+    dataset = await _built(Part(dataset=Numbers()), problems_per_generation=2, replay=Replay())
     others = [ProblemResult("abc", 0.5, 0.5)] * 2
     with pytest.raises(DataError, match="generation 0: the recorded problems are others than"):
         dataset.tell(0, others)
@@ -238,7 +249,9 @@ async def test_a_row_in_training_and_test_of_two_parts_is_refused_however_it_is_
     path.write_text("\n".join(lines))
 
     def part(prompt: str, **fields: Any) -> Part:
-        task = Task(source=str(path), prompt=prompt, reward=Exact(), batch=1, **fields)
+        task = Task(
+            source=str(path), prompt=prompt, reward=Exact(), problems_per_generation=1, **fields
+        )
         return Part(dataset=task)
 
     plain = part("{question}", num_test=4)

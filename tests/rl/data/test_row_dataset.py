@@ -37,7 +37,11 @@ def sixty(tmp_path: Path) -> str:
 
 
 def task(source: str, **fields: Any) -> Task:
-    given = {"prompt": "{answer}:{question}", "batch": 1, "full_reward": None} | fields
+    given = {
+        "prompt": "{answer}:{question}",
+        "problems_per_generation": 1,
+        "full_reward": None,
+    } | fields
     return Task(source=source, reward=score, **given)
 
 
@@ -56,7 +60,7 @@ async def test_another_prompt_or_seed_holds_out_the_same_rows_and_exactly_as_man
     asked = [
         {"prompt": "{answer}:{question}"},
         {"prompt": "0{question}{answer}", "seed": 3},
-        {"prompt": "{answer}", "system": "1", "batch": 4},
+        {"prompt": "{answer}", "system": "1", "problems_per_generation": 4},
     ]
     found = [lines(await task(sixty, num_test=12, **fields)(TOKENIZER)) for fields in asked]
     assert [test for _, test in found] == [found[0][1]] * 3

@@ -36,7 +36,7 @@ def sums(count: int) -> list[dict[str, object]]:
 
 
 async def built(path: Path, reward: Reward = exact, **fields: Any) -> Datasets:
-    settings: dict[str, Any] = {"source": str(path), "batch": 1} | fields
+    settings: dict[str, Any] = {"source": str(path), "problems_per_generation": 1} | fields
     return await Task(reward=reward, **settings)(TOKENIZER)
 
 
@@ -175,8 +175,11 @@ async def test_rows_that_lack_what_is_asked_and_sets_of_none_are_refused(tmp_pat
         await built(path, tag="kind")
     with pytest.raises(DataError, match="there are no rows to train on"):
         await built(write(tmp_path / "none.jsonl", []))
-    with pytest.raises(ConfigError, match=r"dataset\.batch must be from 1 to \d, the number of tr"):
-        await built(path, batch=9)
+    with pytest.raises(
+        ConfigError,
+        match=r"dataset\.problems_per_generation must be from 1 to \d, the number of tr",
+    ):
+        await built(path, problems_per_generation=9)
     with pytest.raises(ConfigError, match=r"fold=4 is past the end: .* there are folds 0 to 3"):
         Task(source="a", reward=exact, test_fraction=0.25, fold=4)
     task = Task(source=str(tmp_path / "nowhere.jsonl"), reward=exact)

@@ -56,7 +56,11 @@ def task(tmp_path: Path, **options: Any) -> JudgedTask:
     source = tmp_path / "rows.jsonl"
     rows = [{"question": f"q{i}", "answer": "3"} for i in range(8)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    defaults: dict[str, Any] = {"judge": BaseJudge(template=TEMPLATE), "batch": 1, "num_test": 1}
+    defaults: dict[str, Any] = {
+        "judge": BaseJudge(template=TEMPLATE),
+        "problems_per_generation": 1,
+        "num_test": 1,
+    }
     return JudgedTask(source=str(source), test_fraction=0.5, **{**defaults, **options})
 
 

@@ -170,7 +170,13 @@ def test_the_key_of_a_judge_goes_nowhere_that_the_user_did_not_name(
     rows.write_text("".join(json.dumps({"question": f"{i}+1="}) + "\n" for i in range(20)))
     with chat_server(lambda _: "10") as server:
         judge = Judge(url=f"{server.url}", model="m")
-        task = Task(source=str(rows), prompt="{question}", reward=judge, num_test=4, batch=2)
+        task = Task(
+            source=str(rows),
+            prompt="{question}",
+            reward=judge,
+            num_test=4,
+            problems_per_generation=2,
+        )
         run = stranger(tmp_path / "run", chz.replace(config, dataset=task))
         address = server.url.removesuffix("/v1")
         options = [f"log_path={run}", "problem=0", "genome=base"]

@@ -167,9 +167,11 @@ def test_batches_of_other_sizes_count_as_rollouts() -> None:
 
 def test_a_batch_that_is_dealt_out_to_pairs_counts_once() -> None:
     optimizer = ES(population_size=4)
-    shared = CLIConfig(optimizer=optimizer, dataset=CountdownMixture(batch=8))
-    dealt = chz.replace(shared, batch_per_pair=True, dataset=CountdownMixture(batch=16))
+    shared = CLIConfig(optimizer=optimizer, dataset=CountdownMixture(problems_per_generation=8))
+    dealt = chz.replace(
+        shared, batch_per_pair=True, dataset=CountdownMixture(problems_per_generation=16)
+    )
     refuse_unequal_rollouts({"shared": [shared], "dealt": [dealt]})
-    fewer = chz.replace(dealt, dataset=CountdownMixture(batch=8))
+    fewer = chz.replace(dealt, dataset=CountdownMixture(problems_per_generation=8))
     with pytest.raises(ConfigError, match=r"dealt makes .* x 4 problems"):
         refuse_unequal_rollouts({"shared": [shared], "dealt": [fewer]})
