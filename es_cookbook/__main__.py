@@ -4,7 +4,6 @@ import importlib
 import pkgutil
 import sys
 
-from es_cookbook import recipes
 from es_cookbook.common.errors import nearest
 from es_cookbook.common.terminal import program, until_stdout_closes
 
@@ -59,9 +58,10 @@ COMMANDS = {
     "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),
     "hub": ("es_cookbook.commands.hub", "push an export or a run to the Hugging Face Hub"),
 }
+_RECIPES = "es_cookbook.recipes"
 RECIPES = {
-    name: (f"{recipes.__name__}.{name}.train_cli", _summary(f"{recipes.__name__}.{name}"))
-    for _, name, is_package in pkgutil.iter_modules(recipes.__path__)
+    name: (f"{_RECIPES}.{name}.train_cli", _summary(f"{_RECIPES}.{name}"))
+    for _, name, is_package in pkgutil.iter_modules(importlib.import_module(_RECIPES).__path__)
     if is_package
 }
 """Name of a command -> its module, and one line about it; of recipes, what their package says."""

@@ -153,13 +153,17 @@ def decorated(node: ast.ClassDef | ast.FunctionDef, decorator: str) -> bool:
     return any(ast.unparse(found).partition("(")[0] == decorator for found in node.decorator_list)
 
 
+def is_of_class(statement: ast.AnnAssign) -> bool:
+    return ast.unparse(statement.annotation).startswith("ClassVar")
+
+
 def config_fields() -> Iterator[tuple[str, ast.AnnAssign, str]]:
     """(Class.field, its definition, its name) of every chz class in the package."""
     for tree in TREES.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and decorated(node, "chz.chz"):
                 for statement in node.body:
-                    if isinstance(statement, ast.AnnAssign):
+                    if isinstance(statement, ast.AnnAssign) and not is_of_class(statement):
                         name = ast.unparse(statement.target)
                         yield f"{node.name}.{name}", statement, name
 

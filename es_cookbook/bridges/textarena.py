@@ -33,8 +33,8 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt

@@ -29,7 +29,7 @@ from typing import NoReturn, TypeVar, cast
 import chz
 import chz.factories
 
-from es_cookbook.common.configs import Names, former_value
+from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import (
     ConfigError,
     ESCookbookError,
@@ -46,6 +46,7 @@ from es_cookbook.common.fields.chz_fields import (
     cast_text,
     default_of,
     doc_of,
+    former_value,
     path_of_failure,
     type_name,
 )

@@ -24,7 +24,7 @@ import chz
 import chz.factories
 
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields.chz_fields import CastError, Field, default_of, type_name
+from es_cookbook.common.fields.chz_fields import CastError, by_present_names, type_name
 from es_cookbook.common.fields.declared_types import (
     argument_types,
     entry_types,
@@ -55,7 +55,6 @@ _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
 
 _RECORDED_WITHOUT = "recorded_without"
-_FORMERLY = "formerly"
 _LONGEST_LINE = 500
 
 
@@ -188,31 +187,6 @@ def modules_named(text: str) -> list[str]:
 def recorded_without(value: object) -> dict[str, object]:
     """Metadata of a field that a class has gained: what a config that lacks it means by that."""
     return {_RECORDED_WITHOUT: value}
-
-
-def formerly(name: str, values: Mapping[object, object] | None = None) -> dict[str, object]:
-    """Metadata of a field that was renamed: its former name, and what former values are now.
-
-    Recorded configs are read by either name; on the command line the former one is answered with
-    the one that holds now.
-    """
-    return {_FORMERLY: (name, values or {})}
-
-
-def former_value(field: Field, name: str, value: object) -> object | None:
-    """What a value of a field's former name is now; None if it never had that name."""
-    was, values = (field.metadata or {}).get(_FORMERLY, ("", {}))
-    if not was or name != was:
-        return None
-    return values.get(value, value) if isinstance(value, str | int) else value
-
-
-def _present(known: Mapping[str, Field], name: str, value: object) -> tuple[str, object]:
-    """A recorded field's name and value now."""
-    for present, field in known.items():
-        if name not in known and (now := former_value(field, name, value)) is not None:
-            return present, now
-    return name, value
 
 
 def _read(text: str, declared: type, trust: Collection[str], typed: Collection[str] = ()) -> object:
@@ -495,10 +469,7 @@ class _Reader:
             for name, field in known.items()
             if _RECORDED_WITHOUT in (metadata := field.metadata or {})
         }
-        for recorded, item in plain_fields.items():
-            name, plain = _present(known, recorded, item)
-            if name in plain_fields and name != recorded and plain == default_of(known[name]):
-                continue  # Two fields have become one: the other says it.
+        for name, plain in by_present_names(known, plain_fields).items():
             if name not in known:
                 raise ConfigError(
                     f"{where}: {config_class.__name__} has no field {name!r:.60}: "

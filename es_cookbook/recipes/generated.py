@@ -17,8 +17,8 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.row_dataset import load_splits

@@ -20,12 +20,12 @@ from es_cookbook.common.configs import (
     Names,
     config_from_json,
     config_to_json,
-    formerly,
     load_config,
     load_fields,
     trust_of,
 )
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.schedules import Cosine, Linear
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder

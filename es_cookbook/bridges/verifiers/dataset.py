@@ -18,8 +18,8 @@ import chz.factories
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import DataError, not_installed
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
 from es_cookbook.rl.messages.chat import ChatOptions

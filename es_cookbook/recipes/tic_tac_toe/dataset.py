@@ -12,8 +12,8 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import formerly
 from es_cookbook.common.errors import DataError
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.tic_tac_toe.env import OpeningGroup, Opponent, OpponentGroup, Prompts
 from es_cookbook.recipes.tic_tac_toe.game import Mark, PromptStyle, openings

@@ -22,8 +22,9 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import formerly, recorded_without
+from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_sources, load_rows
