@@ -32,17 +32,19 @@ _MOST_SHOWN = 8
 """Unknown characters that are named."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Grade:
-    """What an answer earned: a finite reward, numbers to average over rollouts, text to show.
+class Grade(StepResult):
+    """What an answer earned: a `StepResult` that ends the rollout."""
 
-    `reading` is as in `StepResult`.
-    """
+    __slots__ = ()
 
-    reward: float
-    metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
-    logs: Logs = dataclasses.field(default_factory=dict[str, str])
-    reading: Reading | None = None
+    def __init__(
+        self,
+        reward: float,
+        metrics: Metrics | None = None,
+        logs: Logs | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__(reward, True, None, metrics or {}, logs or {}, reading)
 
 
 class ProblemEnv(Env):
@@ -78,14 +80,7 @@ class ProblemEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         """Grade the answer and end the rollout."""
-        grade = await self.graded(action.text)
-        return StepResult(
-            grade.reward,
-            done=True,
-            metrics=grade.metrics,
-            logs=grade.logs,
-            reading=grade.reading,
-        )
+        return await self.graded(action.text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

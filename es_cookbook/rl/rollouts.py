@@ -10,7 +10,7 @@ about the genome.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -22,7 +22,6 @@ from es_cookbook.rl.types import (
     Action,
     Env,
     GroupReward,
-    Logs,
     LostRollout,
     Metrics,
     Observation,
@@ -31,7 +30,7 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
     Transition,
-    is_measured,
+    check_measured,
     shown,
 )
 
@@ -103,35 +102,12 @@ def _checked_action(env: Env, found: object) -> Action:
 def _checked_result(env: Env, found: object) -> StepResult:
     if not isinstance(found, StepResult):
         raise EnvError(f"{_name(env)}.step must give a StepResult, found {shown(found)}")
-    _check_reward(f"{_name(env)}.step", found.reward)
     if found.done and found.next_observation is not None:
         raise EnvError(
             f"{_name(env)}.step gave done=True with a next_observation; it must be None at the end"
         )
-    if found.metrics:
-        _check_metrics(f"{_name(env)}.step", found.metrics)
-    if found.logs:
-        _check_logs(f"{_name(env)}.step", found.logs)
+    check_measured(f"{_name(env)}.step", found.reward, found.metrics, found.logs)
     return found
-
-
-def _check_reward(who: str, reward: object) -> None:
-    if not is_measured(reward):
-        raise EnvError(f"{who} must give a finite number as reward, found {shown(reward)}")
-
-
-def _check_metrics(who: str, metrics: Metrics) -> None:
-    for key, value in cast(Mapping[object, object], metrics).items():
-        if not isinstance(key, str) or not is_measured(value):
-            raise EnvError(
-                f"{who} must give finite numbers as metrics, found {shown(value)} for {key!r}"
-            )
-
-
-def _check_logs(who: str, logs: Logs) -> None:
-    for key, text in cast(Mapping[object, object], logs).items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise EnvError(f"{who} must give texts as logs, found {shown(text)} for {key!r}")
 
 
 def checked_group_rewards(
@@ -162,9 +138,8 @@ def checked_group_rewards(
             checked.append(GroupReward(0.0))
             continue
         if isinstance(given, GroupReward):
-            _check_reward(f"{who}.compute_group_rewards", given.reward)
-            _check_metrics(f"{who}.compute_group_rewards", given.metrics)
-            _check_logs(f"{who}.compute_group_rewards", given.logs)
+            by = f"{who}.compute_group_rewards"
+            check_measured(by, given.reward, given.metrics, given.logs)
         checked.append(given)
     return checked
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.fields.parts import parts
 
 if TYPE_CHECKING:
@@ -47,6 +47,43 @@ def shown(found: object, longest: int = 80) -> str:
     is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")
     above = f", above {_LARGEST:g}" if is_large and not is_measured(found) else ""
     return f"{type(found).__name__} {text}{above}"
+
+
+def check_measured(who: str, reward: object, metrics: object, logs: object) -> None:
+    """Refuse a reward or metrics that are no finite numbers, and logs that are no texts.
+
+    Raises:
+        EnvError: Names `who` gave it, what was expected and what was found.
+    """
+    if not is_measured(reward):
+        raise EnvError(f"{who} must give a finite number as reward, found {shown(reward)}")
+    if metrics:
+        check_metrics(f"{who} must give", metrics)
+    if logs:
+        _check_values(f"{who} must give", "texts", "logs", logs, _is_text)
+
+
+def check_metrics(who_must: str, metrics: object) -> None:
+    """Refuse metrics that are no finite numbers by name, as `who_must` give them.
+
+    Raises:
+        EnvError: Says what was found.
+    """
+    _check_values(who_must, "finite numbers", "metrics", metrics, is_measured)
+
+
+def _check_values(
+    who_must: str, values: str, kind: str, found: object, fits: Callable[[object], bool]
+) -> None:
+    if not isinstance(found, Mapping):
+        raise EnvError(f"{who_must} {kind} as a mapping, found {shown(found)}")
+    for key, value in cast("Mapping[object, object]", found).items():
+        if not isinstance(key, str) or not fits(value):
+            raise EnvError(f"{who_must} {values} as {kind}, found {shown(value)} for {key!r}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _size(number: object) -> float:

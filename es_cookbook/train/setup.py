@@ -25,7 +25,6 @@ from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset

@@ -23,7 +23,7 @@ import chz
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.types import Metrics, is_measured, shown
+from es_cookbook.rl.types import Metrics, check_metrics, is_measured, shown
 
 Fields: TypeAlias = Mapping[str, object]
 """A row: field -> value."""
@@ -125,13 +125,7 @@ def reward_and_metrics(found: object) -> tuple[float, Metrics]:
         value, metrics = cast("tuple[object, object]", found)
     if not is_measured(value):
         raise EnvError(f"must return a finite number, or one and metrics, found {shown(found)}")
-    if not isinstance(metrics, Mapping):
-        raise EnvError(f"must return metrics as a mapping, found {shown(metrics)}")
-    for name, number in cast("Mapping[object, object]", metrics).items():
-        if not isinstance(name, str) or not is_measured(number):
-            raise EnvError(
-                f"must return finite numbers as metrics, found {shown(number)} for {name!r}"
-            )
+    check_metrics("must return", metrics)
     return float(cast(float, value)), cast(Metrics, metrics)
 
 

@@ -28,7 +28,6 @@ from es_cookbook.rl.types import (
     Observation,
     ProblemResult,
     RLDatasetBuilder,
-    StepResult,
     Tokenizer,
     Trajectory,
     TrajectoryGroup,
@@ -147,7 +146,7 @@ async def test_parts_keep_tags_held_out_problems_and_limits() -> None:
         env.policy = None  # pyright: ignore
         assert (await env.initial_observation()).max_tokens == most
         result = await env.step(Action((1,), "yes", "stop"))
-        assert result == StepResult(1.0, done=True)
+        assert result == Grade(1.0)
 
 
 async def test_a_curriculum_gives_more_to_what_is_half_solved() -> None:
