@@ -1,14 +1,11 @@
 """Crossword answers: what is the same word, and that mentioning many words earns nothing."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.rewards.crossword import (
-    LONGEST_ANSWER,
     LONGEST_TEXT,
     Crossword,
     canonical,
@@ -102,23 +99,6 @@ def test_worth_of_mentioning_falls_from_25_words_to_none_at_80() -> None:
     texts = {count: "owl " + "so " * (count - 1) for count in (1, 25, 36, 58, 80, 81)}
     earned = {count: shaped(text, "owl") / 0.25 for count, text in texts.items()}
     assert earned == pytest.approx({1: 1, 25: 1, 36: 0.8, 58: 0.4, 80: 0, 81: 0})
-
-
-HOSTILE = [
-    *("a" * 10**6, "a " * 500_000, "é" * 10**6, "ﬃ" * 10**6, "<answer>" * 125_000, " " * 10**6),
-    *("a" * LONGEST_TEXT, "a " * (LONGEST_TEXT // 2), "ﬃ" * LONGEST_TEXT, "'" * LONGEST_TEXT),
-    *(f"<answer>{'aé ' * 300_000}</answer>", f"<answer>{'ﷺ' * LONGEST_ANSWER}</answer>"),
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_text_costs_less_than_ten_milliseconds(text: str) -> None:
-    seconds: list[float] = []
-    while not seconds or (min(seconds) > 0.01 and len(seconds) < 20):
-        began = time.process_time()
-        assert Crossword()(text, {"answer": "aaaaaaaaab", "enumeration": "(10)"})[0] == 0
-        seconds.append(time.process_time() - began)
-    assert min(seconds) < 0.01, f"took {min(seconds) * 1000:.1f} ms"
 
 
 def test_of_a_long_text_the_end_is_searched() -> None:

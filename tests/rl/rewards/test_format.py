@@ -80,10 +80,3 @@ def test_answer_is_what_the_last_opening_tag_holds(text: str) -> None:
     answer = extract_answer(text)
     last = re.fullmatch(r".*<answer>((?:(?!<answer>).)*?)</answer>(?:(?!<answer>).)*", text, re.S)
     assert answer == (last[1].strip() if last else None)
-
-
-def test_megabytes_of_tags_are_only_wrong() -> None:
-    for hostile in ("<think>" * 200_000, "<answer>" * 200_000, "</think>\n" * 200_000):
-        assert tag_format_reward(hostile) <= 0.25
-        assert paper_format_reward(hostile) <= 0.6
-        assert extract_answer(hostile) is None

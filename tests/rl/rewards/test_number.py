@@ -1,6 +1,5 @@
-"""The last number of a text, exactly; and hostile texts cost every shared reward little."""
+"""The last number of a text, exactly."""
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -8,10 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.rewards.base import Reward
-from es_cookbook.rl.rewards.format import Format
-from es_cookbook.rl.rewards.length import Conciseness, Length
-from es_cookbook.rl.rewards.matching import Choice, Exact
 from es_cookbook.rl.rewards.number import WINDOW, Number, last_number
 
 
@@ -101,46 +96,7 @@ def test_the_tolerance_is_an_option() -> None:
         Number(tolerance=-1)
 
 
-ROW = {"answer": "B", "choices": ["12", "deep"]}
-REWARDS = [Exact(), Choice(), Number(field="number"), Format(), Format(form="paper"), Length()]
-MEGABYTES = [
-    "9" * 10**6,
-    "1," * 500_000,
-    "1/" * 500_000,
-    "-" * 10**6,
-    "(" * 10**6,
-    "{" * 10**6,
-    r"\boxed{" * 150_000,
-    r"\boxed" + "{" * 10**6,
-    r"\boxed" + " " * 10**6,
-    "<answer>" * 125_000,
-    "<answer>" + "9" * 10**6 + "</answer>",
-    "<answer>" + "a " * 500_000 + "</answer>",
-    "</think>" * 125_000,
-    "\0" * 10**6,
-    "\ud800" * 10**6,
-    "\N{LATIN SMALL LETTER SHARP S}" * 10**6,
-    "deep" * 250_000,
-    " " * 10**6,
-    "12 deep A B " * 80_000,
-    "12" + " " * 10**6 + "x",
-]
-
-
-@pytest.mark.parametrize("reward", [*REWARDS, Conciseness()], ids=repr)
-def test_a_megabyte_costs_less_than_ten_milliseconds(reward: Reward) -> None:
-    row = {**ROW, "number": 12}
-    reward("", row)
-    for text in MEGABYTES:
-        seconds: list[float] = []
-        while not seconds or (min(seconds) > 0.01 and len(seconds) < 20):
-            start = time.process_time()
-            reward(text, row)
-            seconds.append(time.process_time() - start)
-        assert min(seconds) < 0.01, f"{text[:20]!r}… took {min(seconds) * 1000:.1f} ms"
-
-
-hostile = st.lists(
+digits = st.lists(
     st.sampled_from(
         [
             *"0123456789,./-+eE(){} \n\0AB",
@@ -152,14 +108,7 @@ hostile = st.lists(
 ).map("".join)
 
 
-@given(hostile)
-def test_no_text_makes_a_shared_reward_raise_or_leave_its_range(text: str) -> None:
-    for reward in REWARDS:
-        found = reward(text, {**ROW, "number": 12})
-        assert 0.0 <= (found[0] if isinstance(found, tuple) else found) <= 1.0
-
-
-@given(hostile)
+@given(digits)
 def test_a_number_in_the_row_may_be_any_text_with_digits(text: str) -> None:
     if last_number(text) is not None and "<" not in text and "boxed" not in text:
         assert Number()(text, {"answer": text}) == 1.0

@@ -6,6 +6,32 @@ from benchmarks.parsers import LIMIT, PARSERS, Parser, seconds_of, slowest
 
 CASES = 50
 """Texts for each; `python -m benchmarks.parsers` tries 100,000 in all."""
+LARGE = [
+    "9" * 10**6,
+    "1," * 500_000,
+    "1/" * 500_000,
+    "-" * 10**6,
+    "(" * 10**6,
+    "{" * 10**6,
+    r"\boxed{" * 150_000,
+    r"\boxed" + "{" * 10**6,
+    r"\boxed" + " " * 10**6,
+    "<answer>" * 125_000,
+    "<answer>" + "9" * 10**6 + "</answer>",
+    "<answer>" + "a " * 500_000 + "</answer>",
+    "</think>" * 125_000,
+    "\0" * 10**6,
+    "\ud800" * 10**6,
+    "\N{LATIN SMALL LETTER SHARP S}" * 10**6,
+    "deep" * 250_000,
+    " " * 10**6,
+    "12 deep A B " * 80_000,
+    "12" + " " * 10**6 + "x",
+    *("a" * 10**6, "a " * 500_000, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 10**6, "'" * 4000),
+    *("\N{LATIN SMALL LIGATURE FFI}" * 10**6, "\N{LATIN SMALL LIGATURE FFI}" * 4000),
+    *("</think>\n" * 200_000, "<think>" * 200_000),
+    "<answer>" + "\ufdfa" * 1000 + "</answer>",
+]
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -13,6 +39,8 @@ def test_hostile_texts_are_read_in_time_and_without_exceptions(name: str) -> Non
     worst, tried = slowest(PARSERS[name], CASES)
     assert tried >= CASES
     assert worst < LIMIT
+    parser = PARSERS[name]
+    assert max(seconds_of(parser, text[: parser.longest]) for text in LARGE) < LIMIT
 
 
 def test_a_parser_that_raises_is_found() -> None:
