@@ -25,7 +25,7 @@ were lost, so it is NaN and the problem is left out for that genome.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import chz
 import numpy as np
@@ -345,22 +345,19 @@ class WeightedMetrics(Objective):
     def counted(self) -> Sequence[str]:
         return () if REWARD in self.rewards else self.rewards
 
-    @abstractmethod
-    def weights_in(self, generation: int) -> Sequence[float]:
-        """The weight of each reward."""
-
-    @abstractmethod
-    def scored(self, means_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What is added of one reward, from a genome's means over its attempts; never NaN."""
-
-    @override
-    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+    def summed(
+        self,
+        outcomes: Outcomes,
+        weights: Sequence[float],
+        scored: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    ) -> NDArray[np.float64]:
+        """Σ weight · scored(a genome's means over its attempts); NaN where all were lost."""
         scores_P_G = np.zeros(outcomes.rewards_P_G_K.shape[:2])
-        for name, weight in zip(self.rewards, self.weights_in(outcomes.generation), strict=True):
+        for name, weight in zip(self.rewards, weights, strict=True):
             if name in REWARD_NAMES and name not in outcomes.metrics:
                 continue  # A shared reward, of rows that are not in this batch.
             means_P_G = mean_over_attempts(outcomes.values(name, "objective.rewards"))
-            scores_P_G += weight * self.scored(means_P_G)
+            scores_P_G += weight * scored(means_P_G)
         return np.where(outcomes.lost_P_G, np.nan, scores_P_G)
 
 
@@ -395,12 +392,8 @@ class Gdpo(WeightedMetrics):
             check_weights(self.rewards, weights=self.weights)
 
     @override
-    def weights_in(self, generation: int) -> Sequence[float]:
-        return self.weights or (1.0,) * len(self.rewards)
-
-    @override
-    def scored(self, means_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-        return normalised(means_P_G)
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        return self.summed(outcomes, self.weights or (1.0,) * len(self.rewards), normalised)
 
 
 def normalised(values_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -444,11 +437,10 @@ class RewardSchedule(WeightedMetrics):
         check_range(self, "over", at_least=1)
         check_weights(self.rewards, start=self.start, final=self.final)
 
-    @override
-    def weights_in(self, generation: int) -> Sequence[float]:
-        """Changing evenly.
+    def weights(self, generation: int) -> tuple[float, ...]:
+        """Of each reward in a generation.
 
-        >>> RewardSchedule(start=(1.0, 0.0), final=(0.0, 1.0), over=4).weights_in(1)
+        >>> RewardSchedule(start=(1.0, 0.0), final=(0.0, 1.0), over=4).weights(1)
         (0.75, 0.25)
         """
         done = min(generation / self.over, 1.0)
@@ -456,5 +448,5 @@ class RewardSchedule(WeightedMetrics):
         return tuple(start + (final - start) * done for start, final in pairs)
 
     @override
-    def scored(self, means_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.nan_to_num(means_P_G)
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        return self.summed(outcomes, self.weights(outcomes.generation), np.nan_to_num)

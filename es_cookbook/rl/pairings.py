@@ -46,7 +46,7 @@ def ring(n: int, k: int, seed: int) -> list[PlayerPair]:
     places = [(at, (at + step) % n) for step in range(1, k // 2 + 1) for at in range(n)]
     if k % 2:
         places += [(at, at + n // 2) for at in range(n // 2)]
-    return sorted(_pair(circle[one], circle[other]) for one, other in places)
+    return sorted(pair_of(circle[one], circle[other]) for one, other in places)
 
 
 def swiss(scores: Sequence[float], met: Collection[PlayerPair], seed: int) -> list[PlayerPair]:
@@ -73,10 +73,11 @@ def swiss(scores: Sequence[float], met: Collection[PlayerPair], seed: int) -> li
     pairs: list[PlayerPair] = []
     while ranked:
         first = ranked.pop(0)
-        fresh = (at for at, other in enumerate(ranked) if _pair(first, other) not in before)
-        pairs.append(_pair(first, ranked.pop(next(fresh, 0))))
+        fresh = (at for at, other in enumerate(ranked) if pair_of(first, other) not in before)
+        pairs.append(pair_of(first, ranked.pop(next(fresh, 0))))
     return sorted(pairs)
 
 
-def _pair(one: int, other: int) -> PlayerPair:
+def pair_of(one: int, other: int) -> PlayerPair:
+    """The two, the smaller number first."""
     return (one, other) if one < other else (other, one)

@@ -101,12 +101,6 @@ class Ran:
     stderr: str
     seconds: float
 
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, where one did."""
-        code = self.exit_code or 0
-        return code - 128 if code > 128 else None
-
 
 async def run_code(code: str, stdin: str = "", limits: Limits | None = None) -> Ran:
     """Run a Python program in the sandbox.

@@ -35,7 +35,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import EnvError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.pairings import PlayerPair, ring, round_robin, swiss
+from es_cookbook.rl.pairings import PlayerPair, pair_of, ring, round_robin, swiss
 
 Compare: TypeAlias = Callable[[str, str], Awaitable[float]]
 """A judge's probability that the first of two answers is the better one; EnvError if lost."""
@@ -110,7 +110,7 @@ class Tournament:
         results = _Results(players, compare, self.orders == "both", seed)
         if against is not None:
             other = players.index(against)
-            await results.judge([_ordered(i, other) for i in range(len(players)) if i != other])
+            await results.judge([pair_of(i, other) for i in range(len(players)) if i != other])
             rates = [results.of(i, other) for i in range(len(players))]
         else:
             await self._compare_all(results, len(players), seed)
@@ -156,7 +156,7 @@ class _Results:
         """Player i's result against j: one half against itself, NaN without a judgement."""
         if i == j:
             return 0.5
-        found = self.preferred.get(_ordered(i, j), math.nan)
+        found = self.preferred.get(pair_of(i, j), math.nan)
         return found if i < j else 1 - found
 
     async def judge(self, pairs: Sequence[PlayerPair]) -> None:
@@ -201,7 +201,3 @@ def _win_rate(results: _Results, i: int, sizes: Sequence[int]) -> float:
     won = math.fsum(sizes[j] * results.of(i, j) for j in met)
     against_others = won / sum(sizes[j] for j in met) if met else 0.0
     return (same / 2 + others * against_others) / (same + others) if same + others else math.nan
-
-
-def _ordered(i: int, j: int) -> PlayerPair:
-    return min(i, j), max(i, j)

@@ -11,8 +11,10 @@ Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f
 """
 
 import dataclasses
+import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias, cast
 
@@ -28,6 +30,7 @@ MOST_CALLS = 32
 LONGEST_CALL = 20_000
 """Characters of one call."""
 
+_BLOCK = re.compile(rf"{OPEN}.*?(?:{CLOSE}|\Z)", re.DOTALL)
 _ARGUMENTS = {"hermes": "arguments", "llama": "parameters"}
 _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(f"{name} is no JSON"))
 
@@ -55,7 +58,17 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
     >>> parse_tool_calls("<tool_call>add(1)</tool_call>", "hermes").problems
     ('a tool call is no JSON: Expecting value at character 0',)
     """
-    return _hermes(text) if form == "hermes" else _llama(text)
+    content, bodies = _hermes(text) if form == "hermes" else _llama(text)
+    calls: list[ToolCall] = []
+    problems: list[str] = []
+    for body in itertools.islice(bodies, MOST_CALLS):
+        try:
+            calls.append(_call(body, _ARGUMENTS[form]))
+        except (ValueError, RecursionError) as error:
+            problems.append(f"a tool call {_reason(error)}")
+    if next(bodies, None) is not None:
+        problems.append(f"only the first {MOST_CALLS} tool calls of a message are read")
+    return Parsed(content, tuple(calls), tuple(problems))
 
 
 def call_text(call: ToolCall, form: Form) -> str:
@@ -64,79 +77,31 @@ def call_text(call: ToolCall, form: Form) -> str:
     return f"{OPEN}\n{body}\n{CLOSE}" if form == "hermes" else body
 
 
-def _hermes(text: str) -> Parsed:
-    content: list[str] = []
-    found = _Found("hermes")
-    at = 0
-    while (start := text.find(OPEN, at)) >= 0 and found.has_room():
-        content.append(text[at:start])
-        start += len(OPEN)
-        end = text.find(CLOSE, start)
-        if end < 0:
-            found.problems.append(f"a tool call is not closed: {CLOSE} is missing")
-            at = len(text)
-            break
-        found.read(text[start:end])
-        at = end + len(CLOSE)
-    else:
-        content.append(text[at:])
-    return found.parsed("".join(content).strip())
+def _hermes(text: str) -> tuple[str, Iterator[str]]:
+    """The text without its calls, and the calls; one that is not closed goes to the text's end."""
+    return _BLOCK.sub("", text).strip(), (found[0] for found in _BLOCK.finditer(text))
 
 
-def _llama(text: str) -> Parsed:
+def _llama(text: str) -> tuple[str, Iterator[str]]:
     body = text.strip().removeprefix(PYTHON_TAG).strip()
-    if not body.startswith("{"):
-        return Parsed(text.strip())
-    found = _Found("llama")
+    return ("", _objects(body)) if body.startswith("{") else (text.strip(), iter(()))
+
+
+def _objects(body: str) -> Iterator[str]:
+    """The JSON values that semicolons or blanks separate; the last may be damaged."""
     if len(body) > LONGEST_CALL:
-        found.read(body)
-        return found.parsed("")
-    for start, end in _objects(body):
-        if not found.has_room():
-            break
-        found.read(body[start:end])
-    return found.parsed("")
-
-
-def _objects(body: str) -> Iterator[tuple[int, int]]:
-    """Where JSON values stand that semicolons or blanks separate; the last may be damaged."""
+        yield body
+        return
     at = 0
     while at < len(body):
+        start = at
         try:
-            _, end = _DECODER.raw_decode(body, at)
+            _, at = _DECODER.raw_decode(body, at)
         except (ValueError, RecursionError):
-            end = len(body)
-        yield at, end
-        at = end
+            at = len(body)
+        yield body[start:at]
         while at < len(body) and (body[at] == ";" or body[at].isspace()):
             at += 1
-
-
-class _Found:
-    """The calls and problems of one message."""
-
-    def __init__(self, form: Form) -> None:
-        self.form: Form = form
-        self.calls: list[ToolCall] = []
-        self.problems: list[str] = []
-
-    def has_room(self) -> bool:
-        """Whether one more may be read; says once that no more are."""
-        if len(self.calls) + len(self.problems) < MOST_CALLS:
-            return True
-        self.problems.append(f"only the first {MOST_CALLS} tool calls of a message are read")
-        return False
-
-    def read(self, body: str) -> None:
-        """Add the call in some JSON, or what is wrong with it."""
-        try:
-            self.calls.append(_call(body, _ARGUMENTS[self.form]))
-        except (ValueError, RecursionError) as error:
-            self.problems.append(f"a tool call {_reason(error)}")
-
-    def parsed(self, content: str) -> Parsed:
-        """All of it."""
-        return Parsed(content, tuple(self.calls), tuple(self.problems))
 
 
 class _WrongError(ValueError):
@@ -160,6 +125,10 @@ def _reason(error: Exception) -> str:
 
 
 def _call(body: str, arguments_key: str) -> ToolCall:
+    if body.startswith(OPEN):
+        if not body.endswith(CLOSE):
+            raise _WrongError(f"is not closed: {CLOSE} is missing")
+        body = body[len(OPEN) : -len(CLOSE)]
     if len(body) > LONGEST_CALL:
         raise _WrongError(f"has {len(body)} characters; at most {LONGEST_CALL} are read")
     found = _DECODER.decode(body.strip())
