@@ -51,6 +51,8 @@ _MOVED = {
     "es_cookbook.evolution.schedules": "es_cookbook.common.schedules",
     "es_cookbook.evolution.optimizers.genetic": "es_cookbook.evolution.optimizers.genetic.genetic",
     "es_cookbook.rl.gdpo": "es_cookbook.rl.objectives",
+    "es_cookbook.rl.regularisers.kl_to_base": "es_cookbook.rl.regularisers",
+    "es_cookbook.rl.regularisers.preference_pairs": "es_cookbook.rl.regularisers",
     "es_cookbook.rl.reward_schedule": "es_cookbook.rl.objectives",
     "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
     "es_cookbook.commands.gradients.grpo:GRPOCommand": "es_cookbook.baselines.grpo.config:Config",

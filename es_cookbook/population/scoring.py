@@ -15,7 +15,7 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.fitness import Added, Fitness, reliability
 from es_cookbook.rl.data.pairs import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
-from es_cookbook.rl.regularisers.base import Regulariser
+from es_cookbook.rl.regularisers import Regulariser
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup

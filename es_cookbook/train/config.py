@@ -20,8 +20,7 @@ from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuil
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 from es_cookbook.population.config import RunConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
-from es_cookbook.rl.regularisers.kl_to_base import KLToBase
-from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import Surrogate, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run

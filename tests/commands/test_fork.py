@@ -19,7 +19,7 @@ from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.problem_env import digest_of
-from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.regularisers import PreferencePairs
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_header, read_history

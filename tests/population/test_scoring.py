@@ -9,8 +9,7 @@ import pytest
 from es_cookbook.evolution.fitness import Raw
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.objectives import Mean, Objective, PassAtK
-from es_cookbook.rl.regularisers.kl_to_base import KLToBase
-from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from tests.fakes import FakeEngine, problem

@@ -18,11 +18,13 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.regularisers.kl_to_base import KLProblem, KLToBase, kl_per_token
-from es_cookbook.rl.regularisers.preference_pairs import (
+from es_cookbook.rl.regularisers import (
+    KLProblem,
+    KLToBase,
     Pair,
     PairProblem,
     PreferencePairs,
+    kl_per_token,
     log_sigmoid,
 )
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards

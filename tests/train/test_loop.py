@@ -41,8 +41,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
-from es_cookbook.rl.regularisers.kl_to_base import KLToBase
-from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import SamplingParams, TrajectoryGroup
 from es_cookbook.runs.history.format import Record, encode

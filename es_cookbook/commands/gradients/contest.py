@@ -41,7 +41,7 @@ from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.rl.regularisers.kl_to_base import KLToBase
+from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.types import EnvGroupBuilder, Metrics, RLDatasetBuilder
 from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, read_trained_on
 from es_cookbook.runs.files import replace_file

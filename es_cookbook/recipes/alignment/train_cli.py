@@ -17,7 +17,7 @@ import chz
 
 from es_cookbook.recipes.conciseness import train_cli as conciseness
 from es_cookbook.recipes.recipe import built_field, program
-from es_cookbook.rl.regularisers.preference_pairs import PreferencePairs
+from es_cookbook.rl.regularisers import PreferencePairs
 from es_cookbook.runs.tracking.jsonl import CORRECT
 
 PAIRS = Path(__file__).parent / "pairs.jsonl"

@@ -20,7 +20,7 @@ import chz
 from es_cookbook.recipes.countdown import train_cli as countdown
 from es_cookbook.recipes.recipe import Recipe, RecipeConfig, built_field, program
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.regularisers.kl_to_base import KLToBase
+from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.rewards.length import Conciseness
 
 QUESTIONS = Path(__file__).parent / "questions.jsonl"

@@ -1,1 +1,0 @@
-"""Further terms of the objective: problems of their own, with a weight."""
