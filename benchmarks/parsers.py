@@ -47,10 +47,9 @@ from es_cookbook.rl.rewards.crossword import Crossword, canonical, letters
 from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.judge import mark_in
 from es_cookbook.rl.rewards.length import Conciseness, Length
-from es_cookbook.rl.rewards.matching import Choice, Exact
+from es_cookbook.rl.rewards.matching import Choice, Exact, Regex
 from es_cookbook.rl.rewards.math_answers import Math, as_latex
 from es_cookbook.rl.rewards.number import Number, last_number
-from es_cookbook.rl.rewards.regex import Regex
 from es_cookbook.rl.types import Observation
 
 CASES = 100_000

@@ -11,12 +11,13 @@ field's type asks for them; nothing is ever pickled or evaluated.
 only when it is chosen. The command line around it is `es_cookbook.common.cli`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -150,13 +151,12 @@ def load_fields(
 
     def read(name: str) -> object:
         where = f"config.{name}"
-        found = _Reader(modules).read(entries[name], where, types[name])
-        check_reached(found, trust, where=where)
+        with _not_too_deep():
+            found = _Reader(modules).read(entries[name], where, types[name])
+            check_reached(found, trust, where=where)
         return found
 
-    return {name: _at(path, lambda name: _guarded(lambda: read(name)), name) for name in types}, (
-        entries
-    )
+    return {name: _at(path, read, name) for name in types}, entries
 
 
 def trust_of(text: str) -> frozenset[str]:
@@ -181,7 +181,8 @@ def modules_named(text: str) -> list[str]:
     Raises:
         ConfigError: Not JSON.
     """
-    return sorted(_guarded(lambda: _modules_in(_parsed(text))))
+    with _not_too_deep():
+        return sorted(_modules_in(_parsed(text)))
 
 
 def recorded_without(value: object) -> dict[str, object]:
@@ -192,13 +193,10 @@ def recorded_without(value: object) -> dict[str, object]:
 def _read(text: str, declared: type, trust: Collection[str], typed: Collection[str] = ()) -> object:
     modules = trusted_modules(trust)
     plain = _parsed(text)
-
-    def read() -> object:
+    with _not_too_deep():
         config = _Reader(modules).read(plain, "config", declared)
         check_reached(config, trust, typed)
-        return config
-
-    return _guarded(read)
+    return config
 
 
 def text_of(path: Path) -> str:
@@ -216,17 +214,17 @@ def text_of(path: Path) -> str:
 
 
 def _parsed(text: str) -> object:
-    try:
-        return _guarded(lambda: in_whole_characters(text, json.loads(text)))
-    except ConfigError:
-        raise
-    except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
-        raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
+    with _not_too_deep():
+        try:
+            return in_whole_characters(text, json.loads(text))
+        except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
+            raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
 
 
-def _guarded(function: Callable[[], _Found]) -> _Found:
+@contextlib.contextmanager
+def _not_too_deep() -> Generator[None]:
     try:
-        return function()
+        yield
     except RecursionError as error:
         raise ConfigError("a config must be JSON that is not nested so deeply") from error
 

@@ -54,6 +54,7 @@ _MOVED = {
     "es_cookbook.rl.regularisers.kl_to_base": "es_cookbook.rl.regularisers",
     "es_cookbook.rl.regularisers.preference_pairs": "es_cookbook.rl.regularisers",
     "es_cookbook.rl.reward_schedule": "es_cookbook.rl.objectives",
+    "es_cookbook.rl.rewards.regex": "es_cookbook.rl.rewards.matching",
     "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
     "es_cookbook.commands.gradients.grpo:GRPOCommand": "es_cookbook.baselines.grpo.config:Config",
     "es_cookbook.commands.gradients.policy_gradient:PolicyGradientConfig": (

@@ -72,18 +72,12 @@ class Linear(Schedule):
 
 
 @chz.chz
-class Cosine(Schedule):
+class Cosine(Linear):
     """From 1 along half a cosine to `final`: slow at both ends.
 
     >>> [round(Cosine()(generation, 4), 3) for generation in range(4)]
     [1.0, 0.854, 0.5, 0.146]
     """
-
-    final: float = chz.field(default=0.0, doc="factor just after the last generation")
-
-    @chz.validate
-    def _final(self) -> None:
-        check_range(self, "final", at_least=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """The cosine, final + (1 - final) · (1 + cos(π · progress)) / 2."""

@@ -36,7 +36,7 @@ REWARD_NAMES = {
     "exact": "es_cookbook.rl.rewards.matching:Exact",
     "choice": "es_cookbook.rl.rewards.matching:Choice",
     "number": "es_cookbook.rl.rewards.number:Number",
-    "regex": "es_cookbook.rl.rewards.regex:Regex",
+    "regex": "es_cookbook.rl.rewards.matching:Regex",
     "math": "es_cookbook.rl.rewards.math_answers:Math",
     "format": "es_cookbook.rl.rewards.format:Format",
     "length": "es_cookbook.rl.rewards.length:Length",

@@ -31,10 +31,9 @@ from es_cookbook.rl.rewards.crossword import Crossword
 from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.rewards.judge import Judge
 from es_cookbook.rl.rewards.length import Conciseness, Length
-from es_cookbook.rl.rewards.matching import Choice, Exact
+from es_cookbook.rl.rewards.matching import Choice, Exact, Regex
 from es_cookbook.rl.rewards.math_answers import Math
 from es_cookbook.rl.rewards.number import Number
-from es_cookbook.rl.rewards.regex import Regex
 
 ROW_FIELD = "reward"
 """Where a row names its own rewards."""
