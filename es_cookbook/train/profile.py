@@ -11,7 +11,6 @@ many spans at most, so the file stays small. A run that is resumed adds a proces
 Engines in processes of their own (Ray, vLLM) have one row each: their lanes are not watched.
 """
 
-import dataclasses
 import json
 import re
 import time
@@ -61,124 +60,35 @@ class Span(NamedTuple):
         return max(min(self.ended, ended) - max(self.began, began), 0.0)
 
 
-class Profile(Tracker):
+class Profile(Tracker, Spans):
     """Takes the spans of a run and writes them once a generation, until there are enough.
 
     Args:
         path: where to; what an earlier process of the run has written there is kept.
-
-    Attributes:
-        spans: takes what they do who are given it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.spans = _Collected()
         self._events = _earlier(path)
         self._process = 1 + max((cast(int, event["pid"]) for event in self._events), default=0)
         self._origin = time.perf_counter()
         self._threads: dict[str, int] = {}
-        self._told_until: dict[str, float] = {}
-        self._ended: float | None = None
-        self._total = 0.0
-        self._table = Table()
-
-    @override
-    def log_rollouts(
-        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
-    ) -> None:
-        """The generation has just ended."""
-        self._ended = time.perf_counter()
-
-    @override
-    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        self._total = metrics.get("time/total", 0.0)
-
-    @override
-    def recorded(self, generations: int) -> None:
-        """Write what the generation's spans were."""
-        if self._ended is None or self.spans.is_over:
-            return
-        began, ended, self._ended = self._ended - self._total, self._ended, None
-        if not self._events:
-            self._tell_process(generations - 1)
-        self._tell(_GENERATIONS, Span(f"generation {generations - 1}", began, ended))
-        found = self.spans.taken(ended)
-        for track in dict.fromkeys((*self._told_until, *found)):
-            if track != _GENERATIONS:
-                self._tell_track(track, found.get(track, []), began, ended)
-        self._table.generations += 1
-        self._table.seconds += ended - began
-        self.spans.is_over = self._table.generations >= MOST_GENERATIONS
-        self._write()
-
-    @override
-    def close(self) -> None:
-        """Print the table, once."""
-        table, self._table = self._table, Table()
-        if table.generations:
-            print("\n".join((*table.lines(), f"written to {self._path}")), flush=True)
-
-    def _tell_track(self, track: str, spans: Iterable[Span], began: float, ended: float) -> None:
-        """The spans of a track, with idle ones between them if it is an engine's."""
-        until = self._told_until.get(track, self._origin)
-        last = max(until, ended)
-        for span in sorted(spans, key=lambda each: each.began):
-            if track.startswith("engine") and span.began - until > _GAP:
-                self._tell(track, Span(_IDLE, until, span.began), began, ended)
-            # One that a thread told of late may begin before what counts as told.
-            self._tell(track, span._replace(began=max(span.began, until)), began, ended)
-            until = max(until, span.ended)
-        if track.startswith("engine") and last - until > _GAP:
-            self._tell(track, Span(_IDLE, until, last), began, ended)
-            until = last
-        self._told_until[track] = until
-
-    def _tell(self, track: str, span: Span, began: float = 0.0, ended: float = 0.0) -> None:
-        if span.ended <= span.began:
-            return
-        self._table.add(track, span.name, span.within(began, ended))
-        if track not in self._threads:
-            self._threads[track] = len(self._threads)
-            about = {"name": "thread_name", "ph": "M", "args": {"name": track}}
-            order = {"name": "thread_sort_index", "ph": "M", "args": {"sort_index": _place(track)}}
-            self._events += [self._event(track, about), self._event(track, order)]
-        took = {
-            "name": span.name,
-            "ph": "X",
-            "ts": _microseconds(span.began - self._origin),
-            "dur": _microseconds(span.ended - span.began),
-        }
-        self._events.append(self._event(track, took))
-
-    def _tell_process(self, generation: int) -> None:
-        name = {"name": f"process {self._process} of the run, from generation {generation}"}
-        self._events.append({"name": "process_name", "ph": "M", "pid": self._process, "args": name})
-
-    def _event(self, track: str, event: Mapping[str, object]) -> dict[str, object]:
-        return {**event, "pid": self._process, "tid": self._threads[track]}
-
-    def _write(self) -> None:
-        lines = ",\n".join(json.dumps(event) for event in self._events)
-        more = {"spans left out": self.spans.num_left_out}
-        end = f'\n],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(more)}}}\n'
-        replace_file(self._path, [b'{"traceEvents": [\n', lines.encode(), end.encode()])
-
-
-class _Collected(Spans):
-    """Spans of the generation that is going on.
-
-    Attributes:
-        is_over: none is taken any more.
-        num_left_out: because there were too many.
-    """
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self.num_left_out = 0
-        self._by_track: dict[str, list[Span]] = {}
+        self._written_until: dict[str, float] = {}
+        self._num_left_out = 0
+        # Of the generation that is going on.
         self._room = _MOST_SPANS
+        self._spans: dict[str, list[Span]] = defaultdict(list)
         self._under_way: dict[object, tuple[str, Span]] = {}
+        self._total = 0.0
+        self._ended: float | None = None
+        # Of the table: seconds by track and by what was done.
+        self._generations = 0
+        self._seconds = 0.0
+        self._by_track: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._generations >= MOST_GENERATIONS
 
     @override
     @contextmanager
@@ -195,58 +105,115 @@ class _Collected(Spans):
 
     @override
     def add(self, track: str, name: str, began: float, ended: float) -> None:
-        if self.is_over:
+        if self._is_over:
             return
-        spans = self._by_track.setdefault(track, [])
+        spans = self._spans[track]
         if spans and spans[-1].name == name and began - spans[-1].ended < _GAP:
             spans[-1] = Span(name, spans[-1].began, ended)
         elif self._room > 0:
             self._room -= 1
             spans.append(Span(name, began, ended))
         else:
-            self.num_left_out += 1
+            self._num_left_out += 1
 
-    def taken(self, until: float) -> dict[str, list[Span]]:
-        """All of them until then, by track; a new generation begins."""
+    @override
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        """The generation has just ended."""
+        self._ended = time.perf_counter()
+
+    @override
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        self._total = metrics.get("time/total", 0.0)
+
+    @override
+    def recorded(self, generations: int) -> None:
+        """Write what the generation's spans were."""
+        if self._ended is None or self._is_over:
+            return
+        began, ended, self._ended = self._ended - self._total, self._ended, None
+        if not self._events:
+            name = f"process {self._process} of the run, from generation {generations - 1}"
+            self._events.append(_about("process_name", {"name": name}, self._process))
+        self._write_span(_GENERATIONS, Span(f"generation {generations - 1}", began, ended))
         for own, (track, span) in self._under_way.items():
-            self.add(track, span.name, span.began, until)
-            self._under_way[own] = track, span._replace(began=until)
-        spans, self._by_track, self._room = self._by_track, {}, _MOST_SPANS
-        return spans
+            self.add(track, span.name, span.began, ended)
+            self._under_way[own] = track, span._replace(began=ended)
+        found, self._spans, self._room = self._spans, defaultdict(list), _MOST_SPANS
+        for track in dict.fromkeys((*self._written_until, *found)):
+            for span in self._with_idle(track, found.get(track, []), ended):
+                self._write_span(track, span)
+                self._by_track[track][span.name] += span.within(began, ended)
+        self._generations += 1
+        self._seconds += ended - began
+        lines = ",\n".join(json.dumps(event) for event in self._events)
+        more = {"spans left out": self._num_left_out}
+        end = f'\n],\n"displayTimeUnit": "ms",\n"otherData": {json.dumps(more)}}}\n'
+        replace_file(self._path, [b'{"traceEvents": [\n', lines.encode(), end.encode()])
 
+    @override
+    def close(self) -> None:
+        """Print the table, once."""
+        if self._by_track:
+            print("\n".join((*self._table(), f"written to {self._path}")), flush=True)
+            self._by_track.clear()
 
-@dataclasses.dataclass(slots=True)
-class Table:
-    """Seconds by track and by what was done, over some generations."""
+    def _with_idle(self, track: str, spans: Iterable[Span], ended: float) -> Iterator[Span]:
+        """The spans of a track, with idle ones between them if it is an engine's."""
+        until = self._written_until.get(track, self._origin)
+        last = max(until, ended)
+        end = [Span("", last, last)] if track.startswith("engine") else []
+        for span in (*sorted(spans, key=lambda each: each.began), *end):
+            if end and span.began - until > _GAP:
+                yield Span(_IDLE, until, span.began)
+                until = span.began
+            # One that a thread told of late may begin before what was written.
+            if span.ended > max(span.began, until):
+                yield span._replace(began=max(span.began, until))
+            until = max(until, span.ended)
+        self._written_until[track] = until
 
-    generations: int = 0
-    seconds: float = 0.0
-    by_track: dict[str, dict[str, float]] = dataclasses.field(
-        default_factory=lambda: defaultdict[str, dict[str, float]](lambda: defaultdict(float))
-    )
+    def _write_span(self, track: str, span: Span) -> None:
+        if track not in self._threads:
+            self._threads[track] = len(self._threads)
+            order = {"sort_index": _place(track)}
+            for name, about in (("thread_name", {"name": track}), ("thread_sort_index", order)):
+                event = _about(name, about, self._process)
+                self._events.append({**event, "tid": self._threads[track]})
+        self._events.append(
+            {
+                "name": span.name,
+                "ph": "X",
+                "ts": round((span.began - self._origin) * 1e6, 1),
+                "dur": round((span.ended - span.began) * 1e6, 1),
+                "pid": self._process,
+                "tid": self._threads[track],
+            }
+        )
 
-    def add(self, track: str, name: str, seconds: float) -> None:
-        """So many seconds more of a generation."""
-        if seconds and track != _GENERATIONS:
-            self.by_track[track][name] += seconds
-
-    def lines(self) -> Iterator[str]:
+    def _table(self) -> Iterator[str]:
         """A line for what the loop, engines, lanes (the mean over them) and Envs did."""
-        per_generation = self.seconds / self.generations
-        count = plural(self.generations, "generation")
-        yield f"where {per_generation:.3g} s of a generation went (mean of {count}):"
-        rest = self.seconds - sum(self.by_track[LOOP].values())
-        self.add(LOOP, _OTHER, max(rest, 0.0))
+        each = self._seconds / self._generations
+        count = plural(self._generations, "generation")
+        yield f"where {each:.3g} s of a generation went (mean of {count}):"
+        self._by_track[LOOP][_OTHER] = max(self._seconds - sum(self._by_track[LOOP].values()), 0.0)
         groups: dict[str, list[Mapping[str, float]]] = defaultdict(list)
-        for track in sorted(self.by_track, key=_place):
-            groups[re.sub(r" \d+", "", track)].append(self.by_track[track])
+        for track in sorted(self._by_track, key=_place):
+            groups[re.sub(r" \d+", "", track)].append(self._by_track[track])
         for title, tracks in groups.items():
             shown = title if len(tracks) == 1 else f"{title} (mean of {len(tracks)})"
             for name in sorted({name for track in tracks for name in track}, key=_ORDER.index):
                 seconds = sum(track.get(name, 0.0) for track in tracks) / len(tracks)
-                share = seconds / self.seconds if self.seconds else 0.0
-                yield f"  {shown:<32}{name:<10}{seconds / self.generations:>9.4f} s {share:>7.1%}"
+                if not seconds:
+                    continue
+                share = seconds / self._seconds
+                yield f"  {shown:<32}{name:<10}{seconds / self._generations:>9.4f} s {share:>7.1%}"
                 shown = ""
+
+
+def _about(name: str, about: Mapping[str, object], process: int) -> dict[str, object]:
+    return {"name": name, "ph": "M", "args": about, "pid": process}
 
 
 def _place(track: str) -> int:
@@ -256,10 +223,6 @@ def _place(track: str) -> int:
         return first[track]
     numbers = dict(re.findall(r"(engine|lane) (\d+)", track))
     return 2 + 1000 * int(numbers.get("engine", 0)) + int(numbers.get("lane", -1)) + 1
-
-
-def _microseconds(seconds: float) -> float:
-    return round(seconds * 1e6, 1)
 
 
 def _earlier(path: Path) -> list[dict[str, object]]:

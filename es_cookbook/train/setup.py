@@ -192,7 +192,7 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         )
         recorder = Recorder(config, directory, engine, datasets.train, optimizer, tracker, held_out)
         if profile is not None:
-            engine.spans = sampler.spans = recorder.spans = profile.spans
+            engine.spans = sampler.spans = recorder.spans = profile
         await recorder.begin(start)
         yield Run(
             config=config,
