@@ -6,7 +6,6 @@ in the end while the others are made. A run that was stopped early is marked in 
 """
 
 import collections
-import dataclasses
 import json
 import math
 import time
@@ -31,10 +30,10 @@ from es_cookbook.train.sweep.pruning import Curve, falls_behind
 from es_cookbook.train.sweep.results import (
     Result,
     State,
+    SweptRun,
     curve,
     mean_of_complete,
     measured,
-    result_of,
     write_results,
 )
 from es_cookbook.train.sweep.search import (
@@ -57,25 +56,6 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_BETWEEN_READINGS = 0.5
 _STARTS = 3
 """Of a run whose process is killed again and again."""
-
-
-@dataclasses.dataclass(eq=False)
-class _Run:
-    """A run of a trial, and where it stands."""
-
-    trial: Trial
-    config: train.Config
-    state: State = "waiting"
-    starts: int = 0
-    problem: str = ""
-
-    @property
-    def path(self) -> Path:
-        return Path(self.config.log_path)
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
 
 def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
@@ -137,11 +117,11 @@ def _sampler(settings: SweepSettings, space: Space, trials: Sequence[Trial]) -> 
     return OptunaSampler(space, settings.trials, seed, settings.metric, path)
 
 
-def _runs_of(trial: Trial, settings: SweepSettings, make: Make) -> Iterator[_Run]:
+def _runs_of(trial: Trial, settings: SweepSettings, make: Make) -> Iterator[SweptRun]:
     config = make(trial.options)
     for seed in settings.seeds:
         log_path = str(Path(settings.log_path) / f"{trial.name}-seed{seed}")
-        yield _Run(trial, chz.replace(config, seed=seed, log_path=log_path))
+        yield SweptRun(trial, chz.replace(config, seed=seed, log_path=log_path))
 
 
 class _Sweep:
@@ -155,9 +135,9 @@ class _Sweep:
         self._sampler = sampler
         self._path = Path(settings.log_path)
         self._num_runs = num_runs
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, SweptRun] = {}
         self._curves: dict[str, Curve] = {}
-        self._waiting = collections.deque[_Run]()
+        self._waiting = collections.deque[SweptRun]()
         self._pruned = _read_pruned(self._path / PRUNED) if settings.prune != "none" else set()
         self._workers = Workers(settings.workers, settings.devices, self._path)
         self._stopped = False
@@ -185,8 +165,8 @@ class _Sweep:
         if failed := [run for run in self._runs.values() if run.state == "failed"]:
             first = failed[0]
             raise SweepError(
-                f"{len(failed)} of {plural(len(self._runs), 'run')} failed, {first.name} so: "
-                f"{first.problem} (all of it is in {self._workers.output(first.name)})"
+                f"{len(failed)} of {plural(len(self._runs), 'run')} failed, {first.path.name} so: "
+                f"{first.problem} (all of it is in {self._workers.output(first.path.name)})"
             )
         return results
 
@@ -215,9 +195,9 @@ class _Sweep:
             run.state, run.starts = "running", run.starts + 1
             number = len(self._runs) - len(self._waiting)
             print(f"run {number} of {self._num_runs} begins: {run.path}", flush=True)
-            self._workers.start(run.name, run.config)
+            self._workers.start(run.path.name, run.config)
 
-    def _next(self) -> _Run | None:
+    def _next(self) -> SweptRun | None:
         """The next run that is to be started; those that are over are told of on the way."""
         while True:
             if not self._waiting and not self._ask():
@@ -227,7 +207,7 @@ class _Sweep:
                 self._end(run, "skipped")
             elif is_complete(run.config):
                 self._end(run, "complete")
-            elif run.name in self._pruned and run.path.exists():
+            elif run.path.name in self._pruned and run.path.exists():
                 self._end(run, "pruned")
             else:
                 return run
@@ -238,15 +218,15 @@ class _Sweep:
         if trial is None:
             return False
         for run in _runs_of(trial, self._settings, self._make):
-            self._runs[run.name] = run
+            self._runs[run.path.name] = run
             self._waiting.append(run)
         return True
 
-    def _settle(self, run: _Run, code: int) -> None:
+    def _settle(self, run: SweptRun, code: int) -> None:
         """A run's process has ended."""
         if is_complete(run.config):
             self._end(run, "complete")
-        elif run.name in self._pruned:
+        elif run.path.name in self._pruned:
             self._end(run, "pruned")
         elif code < 0 and run.starts < _STARTS:
             print(f"{run.path}: its process was killed by signal {-code}; it goes on", flush=True)
@@ -256,18 +236,18 @@ class _Sweep:
             run.problem = self._why(run, code)
             self._end(run, "failed")
 
-    def _why(self, run: _Run, code: int) -> str:
+    def _why(self, run: SweptRun, code: int) -> str:
         """Why a run's process has ended before the run did."""
         if code < 0:
             return f"its process was killed by signal {-code}, {run.starts} times"
         if code == 0:
             return f"it ended, and {run.path} does not hold this run as this program knows it"
-        return self._workers.last_words(run.name)
+        return self._workers.last_words(run.path.name)
 
-    def _end(self, run: _Run, state: State) -> None:
+    def _end(self, run: SweptRun, state: State) -> None:
         run.state = state
-        result = self._result(run)
-        self._curves[run.name] = curve(measured(run.path), self._settings.metric)
+        result = run.result(self._settings.metric)
+        self._curves[run.path.name] = curve(measured(run.path), self._settings.metric)
         said = f", {self._settings.metric} {result.final:.4g}" if state == "complete" else ""
         why = f": {run.problem}" if run.problem else ""
         print(f"{run.path}: {state} after {result.generations} generations{said}{why}", flush=True)
@@ -275,7 +255,7 @@ class _Sweep:
             self._refuse_metric(run)
         of_trial = [each for each in self._runs.values() if each.trial.name == run.trial.name]
         if all(each.state not in ("waiting", "running") for each in of_trial):
-            value = mean_of_complete([self._result(each) for each in of_trial])
+            value = mean_of_complete([each.result(self._settings.metric) for each in of_trial])
             is_pruned = any(each.state == "pruned" for each in of_trial)
             self._sampler.tell(run.trial, value, is_pruned)
 
@@ -283,19 +263,19 @@ class _Sweep:
         """Stop what falls behind, and a sweep of which the metric is not measured."""
         running = [self._runs[name] for name in self._workers.running]
         for run in running:
-            if self._settings.prune == "none" and self._curves.get(run.name):
+            if self._settings.prune == "none" and self._curves.get(run.path.name):
                 continue  # It measures the metric, and nobody asks for more.
             rows = measured(run.path)
-            self._curves[run.name] = curve(rows, self._settings.metric)
-            if rows and not self._curves[run.name]:
+            self._curves[run.path.name] = curve(rows, self._settings.metric)
+            if rows and not self._curves[run.path.name]:
                 self._refuse_metric(run)
         for run in running:
-            if run.name not in self._pruned and self._falls_behind(run):
-                self._pruned.add(run.name)
+            if run.path.name not in self._pruned and self._falls_behind(run):
+                self._pruned.add(run.path.name)
                 replace_file(self._path / PRUNED, [json.dumps(sorted(self._pruned)).encode()])
-                self._workers.interrupt(run.name)
+                self._workers.interrupt(run.path.name)
 
-    def _falls_behind(self, run: _Run) -> bool:
+    def _falls_behind(self, run: SweptRun) -> bool:
         """Whether it is to be stopped early; runs of its own trial do not count."""
         rule, at_least = self._settings.prune, self._settings.prune_after
         others = [
@@ -305,10 +285,10 @@ class _Sweep:
         ]
         length = run.config.num_generations
         return rule != "none" and falls_behind(
-            self._curves[run.name], others, rule, at_least, length
+            self._curves[run.path.name], others, rule, at_least, length
         )
 
-    def _refuse_metric(self, run: _Run) -> None:
+    def _refuse_metric(self, run: SweptRun) -> None:
         keys = dict.fromkeys(key for row in measured(run.path) for key in row)
         metric = self._settings.metric
         raise ConfigError(
@@ -321,19 +301,8 @@ class _Sweep:
 
     def _write(self) -> tuple[list[Result], str]:
         """Write what there is so far; returns the results and their table."""
-        results = [self._result(run) for run in self._runs.values()]
+        results = [run.result(self._settings.metric) for run in self._runs.values()]
         return results, write_results(self._path, results, self._settings.metric)
-
-    def _result(self, run: _Run) -> Result:
-        return result_of(
-            run.path,
-            self._settings.metric,
-            trial=run.trial.number,
-            options=run.trial.options,
-            seed=run.config.seed,
-            state=run.state,
-            problem=run.problem,
-        )
 
 
 def _read_pruned(path: Path) -> set[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal, TypeAlias
 
+from es_cookbook import train
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.files import replace_file
@@ -21,7 +22,7 @@ from es_cookbook.runs.report.frames import table_of, write_table
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.sweep.pruning import Curve
-from es_cookbook.train.sweep.search import Value
+from es_cookbook.train.sweep.search import Trial, Value
 
 RESULTS = "results"
 State: TypeAlias = Literal[
@@ -48,37 +49,45 @@ class Result:
     seed: int
     state: State
     generations: int
+    metric: str
     final: float
     best: float
     seconds: float
     problem: str
 
 
-def result_of(
-    log_path: Path,
-    metric: str,
-    *,
-    trial: int,
-    options: Mapping[str, Value],
-    seed: int,
-    state: State,
-    problem: str,
-) -> Result:
-    """Read a run's metrics."""
-    rows = measured(log_path)
-    values = [value for _, value in curve(rows, metric)]
-    return Result(
-        log_path.name,
-        trial,
-        options,
-        seed,
-        state,
-        sum("time/total" in row for row in rows),
-        values[-1] if values else math.nan,
-        max(values, default=math.nan),
-        math.fsum(row.get("time/total", 0.0) for row in rows),
-        problem,
-    )
+@dataclasses.dataclass(eq=False)
+class SweptRun:
+    """A run of a trial, and where it stands."""
+
+    trial: Trial
+    config: train.Config
+    state: State = "waiting"
+    starts: int = 0
+    problem: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Its directory, of which the name is the run's."""
+        return Path(self.config.log_path)
+
+    def result(self, metric: str) -> Result:
+        """What its metrics say."""
+        rows = measured(self.path)
+        values = [value for _, value in curve(rows, metric)]
+        return Result(
+            run=self.path.name,
+            trial=self.trial.number,
+            options=self.trial.options,
+            seed=self.config.seed,
+            state=self.state,
+            generations=sum("time/total" in row for row in rows),
+            metric=metric,
+            final=values[-1] if values else math.nan,
+            best=max(values, default=math.nan),
+            seconds=math.fsum(row.get("time/total", 0.0) for row in rows),
+            problem=self.problem,
+        )
 
 
 def measured(log_path: Path) -> list[dict[str, float]]:
@@ -100,22 +109,11 @@ def write_results(log_path: Path, results: Sequence[Result], metric: str) -> str
     Raises:
         RunDirectoryError: The disk refuses.
     """
-    rows = [
-        {
-            "run": result.run,
-            "trial": result.trial,
-            **result.options,
-            "seed": result.seed,
-            "state": result.state,
-            "generations": result.generations,
-            "metric": metric,
-            "final": result.final,
-            "best": result.best,
-            "seconds": result.seconds,
-            "problem": result.problem,
-        }
-        for result in results
-    ]
+    rows: list[dict[str, object]] = []
+    for result in results:
+        row = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        run, trial, options = (row.pop(name) for name in ("run", "trial", "options"))
+        rows.append({"run": run, "trial": trial, **options, **row})
     write_table(table_of(rows), log_path / f"{RESULTS}.parquet")
     text = table(results, metric)
     replace_file(log_path / f"{RESULTS}.md", [text.encode(), b"\n"])
