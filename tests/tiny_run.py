@@ -11,7 +11,11 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from tests.fakes import FakeEngine, SmallDatasetBuilder
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import FakeEngine, FakeEngineBuilder, SmallDatasetBuilder
+
+BASE = Path(__file__).parent / "data/base"
+"""A model directory that a fake engine takes for its own."""
 
 
 @chz.chz
@@ -27,6 +31,17 @@ class TinyConfig(train.Config):
     )
     num_generations: int = chz.field(default=12, doc="length")
     eval_every: int = chz.field(default=5, doc="evaluations")
+
+
+def tiny(log_path: Path, **fields: Any) -> TinyConfig:
+    """A run on a fake engine, which goes on where it stands."""
+    settings: dict[str, Any] = {
+        "model_name": str(BASE),
+        "engine": FakeEngineBuilder(capacity=3),
+        "trackers": JsonlTrackerBuilder(),
+        "behavior_if_log_dir_exists": "resume",
+    }
+    return TinyConfig(log_path=str(log_path), **settings | fields)
 
 
 def write_tiny_model(path: Path, seed: int = 0) -> Path:
@@ -55,6 +70,18 @@ def untimed(path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     varying = ("time/", "throughput/")
     return [{k: v for k, v in row.items() if not k.startswith(varying)} for row in rows]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Two run directories hold the same, to the byte of the history."""
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(one / name) == untimed(other / name)
+    assert (one / "history.jsonl").read_bytes() == (other / "history.jsonl").read_bytes()
+
+
+def contents(log_path: Path) -> dict[Path, bytes]:
+    """What is in the files of a run directory."""
+    return {path: path.read_bytes() for path in log_path.iterdir()}
 
 
 def assert_measured_as(old: Path, new: Path) -> None:

@@ -36,21 +36,18 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngine, FakeEngineBuilder
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
-from tests.tiny_run import TinyConfig, untimed, write_tiny_model
+from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
-BASE = Path(__file__).parents[1] / "data/base"
 
 
 def config(log_path: Path, engine: EngineBuilder, **fields: Any) -> TinyConfig:
     settings: dict[str, Any] = {
-        "model_name": str(BASE),
         "trackers": JsonlTrackerBuilder(rollouts_per_generation=16),
-        "behavior_if_log_dir_exists": "resume",
         "optimizer": ES(population_size=8, sigma=0.1, learning_rate=0.05),
         "max_staleness": 1,
     }
-    return TinyConfig(log_path=str(log_path), engine=engine, **settings | fields)
+    return tiny(log_path, engine=engine, **settings | fields)
 
 
 async def history(log_path: Path, engine: EngineBuilder, **fields: Any) -> bytes:
@@ -298,10 +295,16 @@ async def test_batches_that_depend_on_results_are_refused_and_others_keep_their_
         rows = tmp_path / f"{name}.jsonl"
         lines = (json.dumps({"question": c, "answer": c}) + "\n" for c in letters)
         rows.write_text("".join(lines))
-        task = Task(source=str(rows), prompt="{question}", reward=brief, num_test=1, batch=1)
+        task = Task(
+            source=str(rows),
+            prompt="{question}",
+            reward=brief,
+            num_test=1,
+            problems_per_generation=1,
+        )
         schedule = Table(generations=generations, factors=tuple(1.0 + g for g in generations))
         parts.append(Part(dataset=task, tag=name, schedule=schedule))
-    mixture = Mixture(parts=tuple(parts), batch=2)
+    mixture = Mixture(parts=tuple(parts), problems_per_generation=2)
     dependent = chz.replace(mixture, curriculum=Curriculum())
     with pytest.raises(ConfigError, match=r"^max_staleness=1: batches of Mixture depend on the"):
         await history(tmp_path / "dependent", FakeEngineBuilder(), dataset=dependent)

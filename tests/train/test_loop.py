@@ -51,26 +51,23 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
 from tests.said import after_start
-from tests.tiny_run import TinyConfig, assert_measured_as, untimed, write_tiny_model
+from tests.tiny_run import (
+    BASE,
+    TinyConfig,
+    assert_measured_as,
+    assert_same_run,
+    contents,
+    tiny,
+    untimed,
+    write_tiny_model,
+)
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
-BASE = ROOT / "tests/data/base"
-
-
-def config(log_path: Path, **fields: Any) -> TinyConfig:
-    settings: dict[str, Any] = {
-        "model_name": str(BASE),
-        "log_path": str(log_path),
-        "engine": FakeEngineBuilder(capacity=3),
-        "trackers": JsonlTrackerBuilder(),
-        "behavior_if_log_dir_exists": "raise",
-    }
-    return TinyConfig(**settings | fields)
 
 
 async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_path: Path) -> None:
-    await train.main(config(tmp_path))
+    await train.main(tiny(tmp_path))
     records = list(read_history(tmp_path / "history.jsonl"))
     assert [record.generation for record in records] == list(range(12))
     assert all(len(record.fitness_G) == 4 for record in records)
@@ -122,7 +119,7 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
 
 
 async def test_the_config_in_the_run_directory_rebuilds_the_run(tmp_path: Path) -> None:
-    made = config(tmp_path, num_generations=1)
+    made = tiny(tmp_path, num_generations=1)
     await train.main(made)
     again = load_config(tmp_path / "config.json", train.Config, ["tests"])
     assert type(again) is TinyConfig
@@ -171,15 +168,12 @@ class Stopping(Tracker):
 async def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
     tmp_path: Path, generation: int, when: str
 ) -> None:
-    await train.main(config(tmp_path / "unbroken"))
-    broken = config(tmp_path / "broken", trackers=StoppingBuilder(generation=generation, when=when))
+    await train.main(tiny(tmp_path / "unbroken"))
+    broken = tiny(tmp_path / "broken", trackers=StoppingBuilder(generation=generation, when=when))
     with pytest.raises(InterruptedError):
         await train.main(broken)
-    await train.main(config(tmp_path / "broken", behavior_if_log_dir_exists="resume"))
-    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
-    history = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")]
-    assert history[0] == history[1]
+    await train.main(tiny(tmp_path / "broken"))
+    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
 
 
 def regularised(path: Path, **fields: Any) -> dict[str, Any]:
@@ -208,15 +202,13 @@ async def test_a_run_with_every_objective_goes_on_exactly_and_says_what_it_measu
         eval_attempts=4,
         eval_temperature=0.5,
     )
-    unbroken = config(tmp_path / "unbroken", **settings)
+    unbroken = tiny(tmp_path / "unbroken", **settings)
     await train.main(unbroken)
     stopping = StoppingBuilder(generation=5, when="after")
     with pytest.raises(InterruptedError):
-        await train.main(config(tmp_path / "broken", **settings, trackers=stopping))
-    resume = {"behavior_if_log_dir_exists": "resume"}
-    await train.main(config(tmp_path / "broken", **settings, **resume))
-    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
+        await train.main(tiny(tmp_path / "broken", **settings, trackers=stopping))
+    await train.main(tiny(tmp_path / "broken", **settings))
+    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
     first, *_, last = read_metrics(tmp_path / "unbroken" / "metrics.jsonl")
     measured = {"objective/mean", "objective/std_genomes", "env/kl/kl", "env/preference/margin"}
     assert measured | {"env/preference/preferred", "reward/mean"} <= set(first)
@@ -232,8 +224,8 @@ async def test_regularisers_move_the_centre_by_their_weight_and_with_none_only_m
     weights = {"without": (0.0, 0.0), "kl": (0.3, 0.0), "preference": (0.0, 0.7)}
     for name, (kl, preference) in weights.items():
         settings = regularised(tmp_path, kl_weight=kl, preference_weight=preference)
-        await train.main(config(tmp_path / name, num_generations=3, **settings))
-    await train.main(config(tmp_path / "plain", num_generations=3))
+        await train.main(tiny(tmp_path / name, num_generations=3, **settings))
+    await train.main(tiny(tmp_path / "plain", num_generations=3))
     histories = {
         name: (tmp_path / name / "history.jsonl").read_bytes() for name in (*weights, "plain")
     }
@@ -263,15 +255,13 @@ def test_a_command_line_can_say_all_of_it() -> None:
 async def test_a_run_that_is_complete_stays_as_it_is_to_the_byte(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await train.main(config(tmp_path, num_generations=2))
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    await train.main(tiny(tmp_path, num_generations=2))
+    before = contents(tmp_path)
     engines = len(FakeEngineBuilder.made)
     elsewhere = FakeEngineBuilder(capacity=1)
-    again = config(
-        tmp_path, num_generations=2, engine=elsewhere, behavior_if_log_dir_exists="resume"
-    )
+    again = tiny(tmp_path, num_generations=2, engine=elsewhere)
     await train.main(again)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
     assert len(FakeEngineBuilder.made) == engines
     assert capsys.readouterr().out == (
         f"{tmp_path} is already complete, with 2 generations; for more: python -m es_cookbook "
@@ -287,22 +277,22 @@ class OtherModel(FakeEngine):
 async def test_another_model_is_noticed_by_its_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await train.main(config(tmp_path, num_generations=3))
+    await train.main(tiny(tmp_path, num_generations=3))
     fingerprint = list(read_history(tmp_path / "history.jsonl"))[-1].fingerprint
     monkeypatch.setattr("tests.fakes.FakeEngine", OtherModel)
     with pytest.raises(HistoryError) as caught:
-        await train.main(config(tmp_path, num_generations=4, behavior_if_log_dir_exists="resume"))
+        await train.main(tiny(tmp_path, num_generations=4))
     assert f"{fingerprint:016x}, but the history gives {fingerprint + 1:016x}" in str(caught.value)
 
 
 async def test_another_optimizer_of_the_same_config_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await train.main(config(tmp_path, num_generations=3))
+    await train.main(tiny(tmp_path, num_generations=3))
     tell = "es_cookbook.evolution.optimizers.es.ESOptimizer.tell"
     monkeypatch.setattr(tell, lambda *_: Step())
     with pytest.raises(HistoryError, match="generation 0: the recorded fitness does not give"):
-        await train.main(config(tmp_path, num_generations=4, behavior_if_log_dir_exists="resume"))
+        await train.main(tiny(tmp_path, num_generations=4))
 
 
 @chz.chz
@@ -327,25 +317,23 @@ class BrokenEngineBuilder(FakeEngineBuilder):
 async def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
     tmp_path: Path, field: str, value: object, sentence: str
 ) -> None:
-    asked = chz.replace(config(tmp_path), engine=NoEngineBuilder(), **{field: value})
+    asked = chz.replace(tiny(tmp_path), engine=NoEngineBuilder(), **{field: value})
     with pytest.raises(DataError, match=re.escape(sentence)):
         await train.main(asked)
 
 
 async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
-    await train.main(config(tmp_path, num_generations=2))
-    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    await train.main(tiny(tmp_path, num_generations=2))
+    files = contents(tmp_path)
     with pytest.raises(ModelError):
         await train.main(
-            config(tmp_path, engine=BrokenEngineBuilder(), behavior_if_log_dir_exists="delete")
+            tiny(tmp_path, engine=BrokenEngineBuilder(), behavior_if_log_dir_exists="delete")
         )
     with pytest.raises(RunDirectoryError, match="already holds a run"):
-        await train.main(config(tmp_path, num_generations=2))
+        await train.main(tiny(tmp_path, behavior_if_log_dir_exists="raise"))
     with pytest.raises(RunDirectoryError, match="seed was 0, is 1"):
-        await train.main(
-            config(tmp_path, num_generations=2, seed=1, behavior_if_log_dir_exists="resume")
-        )
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+        await train.main(tiny(tmp_path, num_generations=2, seed=1))
+    assert contents(tmp_path) == files
 
 
 @pytest.mark.parametrize(
@@ -374,7 +362,7 @@ def test_numbers_that_cannot_work_are_refused(
     tmp_path: Path, field: str, value: object, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{sentence}$"):
-        config(tmp_path, **{field: value})
+        tiny(tmp_path, **{field: value})
 
 
 async def cancelled_after_more_than(generations: int, running: TinyConfig) -> None:
@@ -389,16 +377,16 @@ async def cancelled_after_more_than(generations: int, running: TinyConfig) -> No
 
 
 async def test_cancellation_from_outside_goes_through_and_closes(tmp_path: Path) -> None:
-    await cancelled_after_more_than(0, config(tmp_path, num_generations=100_000))
+    await cancelled_after_more_than(0, tiny(tmp_path, num_generations=100_000))
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
     assert FakeEngineBuilder.made[-1].closed
-    resumed = config(tmp_path, num_generations=100_000, behavior_if_log_dir_exists="resume")
+    resumed = tiny(tmp_path, num_generations=100_000)
     await cancelled_after_more_than(recorded, resumed)
 
 
 async def test_idle_workers_end_with_the_run(tmp_path: Path) -> None:
     pid = await in_worker(os.getpid, timeout=10)
-    await train.main(config(tmp_path))
+    await train.main(tiny(tmp_path))
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -462,7 +450,7 @@ async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_m
     run = started(tmp_path, 1, *options)
     before = len(FakeEngineBuilder.made)
     with pytest.raises(RunDirectoryError, match=rf"being written by process {run.pid} on .* since"):
-        await train.main(config(tmp_path, behavior_if_log_dir_exists="delete"))
+        await train.main(tiny(tmp_path, behavior_if_log_dir_exists="delete"))
     assert len(FakeEngineBuilder.made) == before
     run.send_signal(signal.SIGKILL)
     run.communicate()
@@ -485,12 +473,7 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
     recorded_config = load_config(tmp_path / "killed" / "config.json", TinyConfig, ["tests"])
     await train.main(chz.replace(recorded_config, behavior_if_log_dir_exists="resume"))
     await train.main(chz.replace(recorded_config, log_path=str(tmp_path / "unbroken")))
-    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert untimed(tmp_path / "killed" / name) == untimed(tmp_path / "unbroken" / name)
-    histories = [
-        (tmp_path / name / "history.jsonl").read_bytes() for name in ("killed", "unbroken")
-    ]
-    assert histories[0] == histories[1]
+    assert_same_run(tmp_path / "killed", tmp_path / "unbroken")
     fitness = [record.fitness_G for record in read_history(tmp_path / "unbroken" / "history.jsonl")]
     assert any(any(fitness_G) for fitness_G in fitness), "there was something to get wrong"
 
@@ -498,7 +481,7 @@ async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) 
 async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is_measured(
     tmp_path: Path,
 ) -> None:
-    made = config(
+    made = tiny(
         tmp_path / "run",
         model_name=str(write_tiny_model(tmp_path / "model")),
         engine=TorchEngineBuilder(num_lanes=1),
@@ -553,8 +536,8 @@ async def test_a_run_with_snapshots_goes_on_from_the_latest(
         "engine": TorchEngineBuilder(num_lanes=1),
         "num_generations": 7,
     }
-    await train.main(config(tmp_path / "unbroken", **fields))
-    await train.main(config(tmp_path / "broken", snapshot_every=2, **fields))
+    await train.main(tiny(tmp_path / "unbroken", **fields))
+    await train.main(tiny(tmp_path / "broken", snapshot_every=2, **fields))
     history = tmp_path / "broken" / "history.jsonl"
     history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:-2]))
     *taken, beyond = sorted((tmp_path / "broken" / "snapshots").iterdir())
@@ -570,15 +553,10 @@ async def test_a_run_with_snapshots_goes_on_from_the_latest(
 
     monkeypatch.setattr(TorchEngine, "restore", watched)
     # It may differ from what the run began with.
-    resumed = config(
-        tmp_path / "broken", snapshot_every=3, behavior_if_log_dir_exists="resume", **fields
-    )
+    resumed = tiny(tmp_path / "broken", snapshot_every=3, **fields)
     await train.main(resumed)
     assert asked == [taken[-1]]
-    histories = [
-        (tmp_path / name / "history.jsonl").read_bytes() for name in ("broken", "unbroken")
-    ]
-    assert histories[0] == histories[1]
+    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
     assert beyond.exists()
 
 
@@ -588,24 +566,20 @@ async def test_a_run_with_snapshots_goes_on_from_the_latest(
 async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_another_model_name(
     tmp_path: Path,
 ) -> None:
-    await train.main(config(tmp_path / "unbroken", num_generations=7))
-    await train.main(config(tmp_path / "begun", num_generations=4))
+    await train.main(tiny(tmp_path / "unbroken", num_generations=7))
+    await train.main(tiny(tmp_path / "begun", num_generations=4))
     (tmp_path / "begun").rename(tmp_path / "moved")
     shutil.copytree(BASE, tmp_path / "model")
-    again = config(
+    again = tiny(
         tmp_path / "moved",
         num_generations=7,
         model_name=str(tmp_path / "model"),
         engine=FakeEngineBuilder(capacity=2),
-        behavior_if_log_dir_exists="resume",
     )
     await train.main(again)
-    histories = [(tmp_path / d / "history.jsonl").read_bytes() for d in ("moved", "unbroken")]
-    assert histories[0] == histories[1]
-    rows = [untimed(tmp_path / directory / "metrics.jsonl") for directory in ("moved", "unbroken")]
-    assert rows[0] == rows[1]
+    assert_same_run(tmp_path / "moved", tmp_path / "unbroken")
     kept = load_config(tmp_path / "moved" / "config.json", TinyConfig, ["tests"])
-    assert kept == config(tmp_path / "begun", num_generations=7), "but for its length as it began"
+    assert kept == tiny(tmp_path / "begun", num_generations=7), "but for its length as it began"
 
 
 async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_begins(
@@ -616,20 +590,18 @@ async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_b
         r"up to 5 terms \(optimizer.max_terms\), and the engine has room for 4: set its terms_per"
     )
     with pytest.raises(ConfigError, match=said):
-        await train.main(config(tmp_path, optimizer=Genetic(max_terms=5)))
+        await train.main(tiny(tmp_path, optimizer=Genetic(max_terms=5)))
     assert not (tmp_path / "history.jsonl").exists()
-    await train.main(config(tmp_path, num_generations=1, optimizer=Genetic(max_terms=4)))
+    await train.main(tiny(tmp_path, num_generations=1, optimizer=Genetic(max_terms=4)))
 
 
 async def test_another_base_is_refused_by_name_and_nothing_is_changed(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(BASE, model)
     fields: dict[str, Any] = {"model_name": str(model), "num_generations": 2}
-    await train.main(config(tmp_path / "run", **fields))
-    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    resumed = config(
-        tmp_path / "run", **fields | {"num_generations": 3}, behavior_if_log_dir_exists="resume"
-    )
+    await train.main(tiny(tmp_path / "run", **fields))
+    before = contents(tmp_path / "run")
+    resumed = tiny(tmp_path / "run", **fields | {"num_generations": 3})
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(HistoryError, match=rf"began with model_name={model} .*: its tokenizer was"):
         await train.main(resumed)
@@ -637,25 +609,23 @@ async def test_another_base_is_refused_by_name_and_nothing_is_changed(tmp_path: 
     (model / "model.safetensors").write_bytes(weights[:-1] + b"\x01")
     with pytest.raises(HistoryError, match=r"its weights was .*, its tokenizer was .*; give the"):
         await train.main(resumed)
-    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert contents(tmp_path / "run") == before
 
 
 async def test_an_engine_of_another_dtype_is_another_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await train.main(config(tmp_path, num_generations=2))
+    await train.main(tiny(tmp_path, num_generations=2))
     half = functools.partial(FakeEngine, base_dtype="bfloat16")
     monkeypatch.setattr("tests.fakes.FakeEngine", half)
     with pytest.raises(HistoryError, match=r"dtype \(engine.dtype\) was float32, is bfloat16"):
-        await train.main(config(tmp_path, behavior_if_log_dir_exists="resume"))
+        await train.main(tiny(tmp_path))
 
 
 async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_path: Path) -> None:
-    await train.main(config(tmp_path, num_generations=3))
+    await train.main(tiny(tmp_path, num_generations=3))
     with pytest.raises(RunDirectoryError) as caught:
-        await train.main(
-            config(tmp_path, search_space=FullRank(), behavior_if_log_dir_exists="resume")
-        )
+        await train.main(tiny(tmp_path, search_space=FullRank()))
     sentence = str(caught.value)
     assert "search_space was" in sentence
     assert (
@@ -664,7 +634,7 @@ async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_p
     )
     assert f"python -m es_cookbook fork log_path={tmp_path} output=... FIELD=..." in sentence
     with pytest.raises(RunDirectoryError, match=r"must be at least 3, .*, found 2; .*rewind"):
-        await train.main(config(tmp_path, num_generations=2, behavior_if_log_dir_exists="resume"))
+        await train.main(tiny(tmp_path, num_generations=2))
 
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine(), Exponential(final=0.1), Constant()])
@@ -675,12 +645,10 @@ async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwi
         population_size=4, sigma=0.1, learning_rate=0.05, learning_rate_schedule=schedule
     )
     log_path = tmp_path / "run"
-    await train.main(config(log_path, num_generations=3, optimizer=optimizer))
-    before = {path: path.read_bytes() for path in log_path.iterdir()}
+    await train.main(tiny(log_path, num_generations=3, optimizer=optimizer))
+    before = contents(log_path)
     engines = len(FakeEngineBuilder.made)
-    longer = config(
-        log_path, num_generations=6, optimizer=optimizer, behavior_if_log_dir_exists="resume"
-    )
+    longer = tiny(log_path, num_generations=6, optimizer=optimizer)
     if isinstance(schedule, Constant):
         await train.main(longer)
         assert len(list(read_history(log_path / "history.jsonl"))) == 6
@@ -690,7 +658,7 @@ async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwi
     said, command = str(caught.value).split(": python -m es_cookbook ")
     assert "num_generations was 3, is 6, and optimizer.learning_rate_schedule=" in said
     assert len(FakeEngineBuilder.made) == engines, "known before an engine starts"
-    assert {path: path.read_bytes() for path in log_path.iterdir()} == before
+    assert contents(log_path) == before
     # What it advises is what goes on.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["es-cookbook", *command.split()[1:]])
@@ -707,9 +675,8 @@ async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resum
         population_size=8, truncation=1.0, species_by="behaviour", species_distance=0.2
     )
     settings = regularised(tmp_path, optimizer=optimizer, num_generations=8)
-    resumed = settings | {"behavior_if_log_dir_exists": "resume"}
     log_path = tmp_path / "run"
-    await train.main(config(log_path, **settings))
+    await train.main(tiny(log_path, **settings))
     history = log_path / "history.jsonl"
     whole = history.read_bytes()
     lines, records = whole.splitlines(keepends=True), list(read_history(history))
@@ -720,7 +687,7 @@ async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resum
 
     async def go_on(changed: Sequence[Record]) -> None:
         history.write_bytes(lines[0] + b"".join(map(encode, changed)))
-        await train.main(config(log_path, **resumed))
+        await train.main(tiny(log_path, **settings))
 
     await go_on(records[:5])
     assert history.read_bytes() == whole
@@ -774,7 +741,7 @@ async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_
 ) -> None:
     settings: dict[str, Any] = {"surrogate": Surrogate(attempts=6)}
     FakeEngineBuilder.made.clear()
-    await train.main(config(tmp_path / "unbroken", **settings))
+    await train.main(tiny(tmp_path / "unbroken", **settings))
     (engine,) = FakeEngineBuilder.made
     assert {who for who, _ in engine.requests} == {"centre"}
     rows = read_metrics(tmp_path / "unbroken" / "metrics.jsonl")
@@ -787,11 +754,9 @@ async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_
     assert all(row["objective/std_genomes"] > 0 for row in rows[:-1])
     stopping = StoppingBuilder(generation=5, when="after")
     with pytest.raises(InterruptedError):
-        await train.main(config(tmp_path / "broken", **settings, trackers=stopping))
-    resume = {"behavior_if_log_dir_exists": "resume"}
-    await train.main(config(tmp_path / "broken", **settings, **resume))
-    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert untimed(tmp_path / "broken" / name) == untimed(tmp_path / "unbroken" / name)
+        await train.main(tiny(tmp_path / "broken", **settings, trackers=stopping))
+    await train.main(tiny(tmp_path / "broken", **settings))
+    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
 
 
 @pytest.mark.parametrize(
@@ -813,4 +778,4 @@ def test_settings_of_answers_that_genomes_do_not_give_are_refused(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        config(tmp_path, surrogate=Surrogate(), **settings)
+        tiny(tmp_path, surrogate=Surrogate(), **settings)

@@ -12,12 +12,10 @@ import pytest
 from es_cookbook import train
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
-from tests.tiny_run import TinyConfig
+from tests.fakes import SmallDatasetBuilder
+from tests.tiny_run import TinyConfig, tiny
 
 pytestmark = pytest.mark.anyio
-BASE = Path(__file__).parents[1] / "data/base"
 
 
 @chz.chz
@@ -31,21 +29,13 @@ class InterruptingBuilder(RLDatasetBuilder):
         return await SmallDatasetBuilder()(tokenizer)
 
 
-def config(log_path: Path, dataset: RLDatasetBuilder) -> TinyConfig:
-    return TinyConfig(
-        model_name=str(BASE),
-        log_path=str(log_path),
-        dataset=dataset,
-        engine=FakeEngineBuilder(capacity=3),
-        trackers=JsonlTrackerBuilder(),
-        num_generations=2,
-        behavior_if_log_dir_exists="resume",
-    )
+def short(log_path: Path, dataset: RLDatasetBuilder) -> TinyConfig:
+    return tiny(log_path, dataset=dataset, num_generations=2)
 
 
 async def test_a_run_goes_beside_the_loop_that_runs_already(tmp_path: Path) -> None:
-    train.run(config(tmp_path / "run", SmallDatasetBuilder()))
-    await train.main(config(tmp_path / "awaited", SmallDatasetBuilder()))
+    train.run(short(tmp_path / "run", SmallDatasetBuilder()))
+    await train.main(short(tmp_path / "awaited", SmallDatasetBuilder()))
     written = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("run", "awaited")]
     assert written[0] == written[1]
 
@@ -53,8 +43,8 @@ async def test_a_run_goes_beside_the_loop_that_runs_already(tmp_path: Path) -> N
 async def test_an_interrupt_ends_it_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="interrupted before the first generation ended"):
-        train.run(config(tmp_path, InterruptingBuilder()))
+        train.run(short(tmp_path, InterruptingBuilder()))
     assert signal.getsignal(signal.SIGINT) is before
     assert not (tmp_path / "lock").exists()
-    train.run(config(tmp_path, SmallDatasetBuilder()))
+    train.run(short(tmp_path, SmallDatasetBuilder()))
     assert len(list(read_history(tmp_path / "history.jsonl"))) == 2

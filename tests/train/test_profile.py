@@ -9,25 +9,16 @@ from typing import Any
 import pytest
 
 from es_cookbook import train
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.profile import MOST_GENERATIONS
 from es_cookbook.train.program import default_log_path
-from tests.fakes import FakeEngineBuilder
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import TinyConfig, tiny, write_tiny_model
 
 pytestmark = pytest.mark.anyio
-BASE = Path(__file__).parents[1] / "data/base"
 
 
 def config(log_path: Path, **fields: Any) -> TinyConfig:
-    settings: dict[str, Any] = {
-        "model_name": str(BASE),
-        "engine": FakeEngineBuilder(),
-        "trackers": JsonlTrackerBuilder(),
-        "behavior_if_log_dir_exists": "resume",
-        "profile": True,
-    }
-    return TinyConfig(log_path=str(log_path), **settings | fields)
+    return tiny(log_path, **{"profile": True} | fields)
 
 
 def events(log_path: Path) -> list[dict[str, Any]]:

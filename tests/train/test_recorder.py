@@ -17,10 +17,9 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, tiny
 
 pytestmark = pytest.mark.anyio
-BASE = Path(__file__).parents[1] / "data/base"
 
 
 @chz.chz
@@ -65,19 +64,12 @@ class Watching(Tracker):
         self.note("close")
 
 
-def config(log_path: Path, **fields: Any) -> TinyConfig:
-    settings: dict[str, Any] = {
-        "model_name": str(BASE),
-        "engine": FakeEngineBuilder(),
-        "trackers": WatchingBuilder(),
-        "behavior_if_log_dir_exists": "resume",
-        "num_generations": 2,
-    }
-    return TinyConfig(log_path=str(log_path), **settings | fields)
+def short(log_path: Path, **fields: Any) -> TinyConfig:
+    return tiny(log_path, **{"trackers": WatchingBuilder(), "num_generations": 2} | fields)
 
 
 async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path) -> None:
-    await train.main(config(tmp_path))
+    await train.main(short(tmp_path))
     assert Watching.calls == [
         ("log_rollouts", 0, 0),
         ("log", 0, 0),
@@ -93,7 +85,7 @@ async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path
 
 
 async def test_what_a_tracker_reports_is_logged_with_every_generation(tmp_path: Path) -> None:
-    await train.main(config(tmp_path))
+    await train.main(short(tmp_path))
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
 
@@ -108,7 +100,7 @@ async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Pat
         adaptive_sigma=AdaptiveSigma(rate=1.0),
     )
     before = time.time()
-    await train.main(config(tmp_path, optimizer=optimizer))
+    await train.main(short(tmp_path, optimizer=optimizer))
     *rows, last = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["optimizer/learning_rate"] for row in rows] == [0.05, 0.025]
     first, _ = read_history(tmp_path / "history.jsonl")
@@ -121,10 +113,10 @@ async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Pat
 
 
 async def test_a_run_that_ended_before_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
-    await train.main(config(tmp_path))
+    await train.main(short(tmp_path))
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
-    await train.main(config(tmp_path))
+    await train.main(short(tmp_path))
     assert [call for call, _, _ in Watching.calls] == ["log", "recorded", "finish", "close"]
 
 
@@ -136,6 +128,6 @@ async def test_a_run_that_fails_is_closed_and_not_finished(
 
     monkeypatch.setattr("tests.fakes.FakeEngine.apply", fails)
     with pytest.raises(InterruptedError):
-        await train.main(config(tmp_path))
+        await train.main(short(tmp_path))
     assert Watching.calls == [("close", 0, 0)]
     assert FakeEngineBuilder.made[-1].closed

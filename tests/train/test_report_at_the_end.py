@@ -14,26 +14,15 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.fakes import FakeEngineBuilder
-from tests.tiny_run import TinyConfig
-
-BASE = Path(__file__).parents[1] / "data/base"
+from tests.tiny_run import TinyConfig, tiny
 
 
-def config(log_path: Path) -> TinyConfig:
-    return TinyConfig(
-        model_name=str(BASE),
-        log_path=str(log_path),
-        engine=FakeEngineBuilder(capacity=3),
-        num_generations=2,
-        trackers=JsonlTrackerBuilder(),
-        behavior_if_log_dir_exists="raise",
-    )
+def short(log_path: Path) -> TinyConfig:
+    return tiny(log_path, num_generations=2)
 
 
 def test_a_complete_run_leaves_its_report(tmp_path: Path) -> None:
-    anyio.run(train.main, config(tmp_path / "run"))
+    anyio.run(train.main, short(tmp_path / "run"))
     page = (tmp_path / "run/report.html").read_text("utf-8")
     found = re.search(r'id="charts-data">(.*?)<', page)
     assert found is not None
@@ -47,10 +36,10 @@ def test_a_report_that_cannot_be_written_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    anyio.run(train.main, config(run))
+    anyio.run(train.main, short(run))
     (run / "report.html.partial").mkdir()
     (run / "report.html.partial/somebody's").touch()
-    longer = chz.replace(config(run), num_generations=3, behavior_if_log_dir_exists="resume")
+    longer = chz.replace(short(run), num_generations=3, behavior_if_log_dir_exists="resume")
     with caplog.at_level(logging.WARNING, "es_cookbook"):
         anyio.run(train.main, longer)
     assert len(list(read_history(run / "history.jsonl"))) == 3

@@ -15,10 +15,9 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.recipes.alignment.train_cli import CLIConfig as Alignment
 from es_cookbook.recipes.conciseness.train_cli import CLIConfig as Conciseness
 from es_cookbook.recipes.tic_tac_toe.train_cli import CLIConfig as TicTacToe
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.fakes import FakeEngineBuilder
-from tests.tiny_run import TinyConfig
-from tests.train.test_loop import BASE
+from tests.tiny_run import BASE, tiny
 
 
 @chz.chz
@@ -30,28 +29,17 @@ class SlowBuilder(FakeEngineBuilder):
         return await super().__call__(**how)
 
 
-def config(log_path: Path, **fields: Any) -> TinyConfig:
-    settings: dict[str, Any] = {
-        "model_name": str(BASE),
-        "log_path": str(log_path),
-        "engine": FakeEngineBuilder(),
-        "trackers": JsonlTrackerBuilder(),
-        "num_generations": 2,
-    }
-    return TinyConfig(**settings | fields)
-
-
 def test_a_start_that_takes_long_says_so_while_it_lasts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.run(config(tmp_path, engine=SlowBuilder(), num_generations=1))
+    train.run(tiny(tmp_path, engine=SlowBuilder(), num_generations=1))
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"{tmp_path}: loading {BASE} on SlowBuilder"
     assert said[1] == "  … 2 s"
 
 
 def test_a_run_returns_what_it_brought(tmp_path: Path) -> None:
-    result = train.run(config(tmp_path))
+    result = train.run(tiny(tmp_path, num_generations=2))
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert isinstance(result, train.Result) and result.path == tmp_path
     correct = "test/env/all/correct"
@@ -62,7 +50,7 @@ def test_a_run_returns_what_it_brought(tmp_path: Path) -> None:
 def test_a_resumed_run_says_in_the_end_what_it_brought(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.run(config(tmp_path))
+    train.run(tiny(tmp_path, num_generations=2))
     capsys.readouterr()
     resume(Resume(log_path=str(tmp_path), trust=("tests",)), {"num_generations": "3"})
     *_, last = capsys.readouterr().out.splitlines()

@@ -12,25 +12,15 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.recipes.mixture.dataset import CountdownMixture
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import is_complete, refuse_unequal_rollouts, run_all
 from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
-from tests.tiny_run import TinyConfig, untimed
+from tests.tiny_run import TinyConfig, tiny, untimed
 
-BASE = Path(__file__).parents[2] / "data/base"
 FILES = ("history.jsonl", "metrics.jsonl", "rollouts.jsonl")
 
 
-def tiny(log_path: Path, **fields: Any) -> TinyConfig:
-    settings: dict[str, Any] = {
-        "model_name": str(BASE),
-        "log_path": str(log_path),
-        "engine": FakeEngineBuilder(capacity=3),
-        "trackers": JsonlTrackerBuilder(),
-        "num_generations": 6,
-        "behavior_if_log_dir_exists": "raise",
-    }
-    return TinyConfig(**settings | fields)
+def short(log_path: Path, **fields: Any) -> TinyConfig:
+    return tiny(log_path, **{"num_generations": 6} | fields)
 
 
 def engines_made_by(configs: list[train.Config]) -> int:
@@ -42,8 +32,10 @@ def engines_made_by(configs: list[train.Config]) -> int:
 def test_what_is_complete_is_not_run_again_and_what_is_not_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unbroken = tiny(tmp_path / "unbroken", seed=1)
-    complete, half_done, _ = configs = [tiny(tmp_path / str(seed), seed=seed) for seed in (0, 1, 2)]
+    unbroken = short(tmp_path / "unbroken", seed=1)
+    complete, half_done, _ = configs = [
+        short(tmp_path / str(seed), seed=seed) for seed in (0, 1, 2)
+    ]
     train.run(unbroken)
     train.run(complete)
     train.run(chz.replace(half_done, num_generations=3))
@@ -62,7 +54,7 @@ def test_what_is_complete_is_not_run_again_and_what_is_not_goes_on(
 
 
 def test_a_run_without_its_last_measurement_is_not_complete(tmp_path: Path) -> None:
-    config = tiny(tmp_path / "run")
+    config = short(tmp_path / "run")
     train.run(config)
     metrics = tmp_path / "run" / "metrics.jsonl"
     whole = metrics.read_bytes()
@@ -73,7 +65,7 @@ def test_a_run_without_its_last_measurement_is_not_complete(tmp_path: Path) -> N
 
 
 def test_another_run_in_its_place_is_refused_and_not_taken_for_it(tmp_path: Path) -> None:
-    config = tiny(tmp_path / "run")
+    config = short(tmp_path / "run")
     train.run(config)
     other = chz.replace(config, optimizer=ES(population_size=4, sigma=0.2, learning_rate=0.05))
     assert not is_complete(other)
@@ -84,7 +76,7 @@ def test_another_run_in_its_place_is_refused_and_not_taken_for_it(tmp_path: Path
 
 def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"log_path of its own, found .*run more than once"):
-        run_all([tiny(tmp_path / "run"), tiny(tmp_path / "run", seed=1)])
+        run_all([short(tmp_path / "run"), short(tmp_path / "run", seed=1)])
     assert not (tmp_path / "run").exists()
 
 
@@ -96,11 +88,11 @@ def test_an_interrupted_sweep_says_how_to_go_on(
 
     monkeypatch.setattr(train, "run", interrupted)
     with pytest.raises(KeyboardInterrupt, match="in run 1 of 2; give the same command again"):
-        run_all([tiny(tmp_path / "a"), tiny(tmp_path / "b")])
+        run_all([short(tmp_path / "a"), short(tmp_path / "b")])
 
 
 def test_rollouts_are_equal_however_they_are_divided() -> None:
-    wide = tiny(Path("a"), optimizer=ES(population_size=8), num_generations=3)
+    wide = short(Path("a"), optimizer=ES(population_size=8), num_generations=3)
     refuse_unequal_rollouts(
         {
             "wide": [wide],
@@ -111,7 +103,7 @@ def test_rollouts_are_equal_however_they_are_divided() -> None:
 
 
 def test_unequal_rollouts_are_refused_in_a_sentence_with_both_products() -> None:
-    config = tiny(Path("a"))
+    config = short(Path("a"))
     fewer = chz.replace(config, num_generations=5)
     with pytest.raises(ConfigError) as caught:
         refuse_unequal_rollouts({"es": [config], "genetic": [fewer]})
@@ -124,7 +116,7 @@ def test_unequal_rollouts_are_refused_in_a_sentence_with_both_products() -> None
 
 
 def test_a_centre_that_attempts_the_problems_too_is_counted() -> None:
-    plain = tiny(Path("a"), optimizer=ES(population_size=4))
+    plain = short(Path("a"), optimizer=ES(population_size=4))
     with_centre = chz.replace(plain, optimizer=ES(population_size=4, evaluate_centre=True))
     with pytest.raises(
         ConfigError, match=r"5 genomes x 6 generations x 1 attempt for each .* = 30"
@@ -138,7 +130,7 @@ class OtherDatasetBuilder(SmallDatasetBuilder):
 
 
 def test_other_problems_are_refused() -> None:
-    config = tiny(Path("a"))
+    config = short(Path("a"))
     other = chz.replace(config, dataset=OtherDatasetBuilder())
     with pytest.raises(ConfigError, match="other and es must have the same dataset"):
         refuse_unequal_rollouts({"es": [config], "other": [other]})
