@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -37,6 +38,7 @@ from es_cookbook.commands.plan.plan_config import PlanConfig
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.prepare.generate import GenerateConfig
 from es_cookbook.commands.prepare.quantise import QuantiseConfig
+from es_cookbook.commands.recipe_configs import recipe_config
 from es_cookbook.commands.reconsider.reconsider import ReconsiderConfig
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.rewind import Rewind
@@ -52,40 +54,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
-from es_cookbook.recipes import chat_warm_start
-from es_cookbook.recipes.alignment import pairs as alignment_pairs
-from es_cookbook.recipes.alignment import train_cli as alignment
-from es_cookbook.recipes.arithmetic import train_cli as arithmetic
-from es_cookbook.recipes.arithmetic import warm_start as arithmetic_warm_start
-from es_cookbook.recipes.calculator import train_cli as calculator
-from es_cookbook.recipes.code import train_cli as code
-from es_cookbook.recipes.conciseness import questions as conciseness_questions
-from es_cookbook.recipes.conciseness import train_cli as conciseness
-from es_cookbook.recipes.conciseness import warm_start as conciseness_warm_start
-from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.recipes.crossword import clues as crossword_clues
-from es_cookbook.recipes.crossword import train_cli as crossword
-from es_cookbook.recipes.crossword import warm_start as crossword_warm_start
-from es_cookbook.recipes.guess_number import train_cli as guess_number
-from es_cookbook.recipes.guess_number import warm_start as guess_warm_start
-from es_cookbook.recipes.logic import errors as logic_errors
-from es_cookbook.recipes.logic import train_cli as logic
-from es_cookbook.recipes.logic import warm_start as logic_warm_start
-from es_cookbook.recipes.markovian import study as markovian_study
-from es_cookbook.recipes.markovian import train_cli as markovian
-from es_cookbook.recipes.markovian import warm_start as markovian_warm_start
-from es_cookbook.recipes.math import train_cli as math
-from es_cookbook.recipes.math import warm_start as math_warm_start
-from es_cookbook.recipes.mixture import train_cli as mixture
-from es_cookbook.recipes.pairwise import additions as pairwise_additions
-from es_cookbook.recipes.pairwise import train_cli as pairwise
-from es_cookbook.recipes.pairwise import warm_start as pairwise_warm_start
-from es_cookbook.recipes.rush_hour import train_cli as rush_hour
-from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
-from es_cookbook.recipes.search import train_cli as search
-from es_cookbook.recipes.tic_tac_toe import train_cli as tic_tac_toe
-from es_cookbook.recipes.tic_tac_toe import warm_start as tic_tac_toe_warm_start
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder
 from es_cookbook.train.sweep.search import corners
@@ -174,6 +143,14 @@ def filled(line: str) -> list[str]:
     return words
 
 
+REQUIRED = {"study": "log_path=x", "errors": "after=x"}
+"""Program of a recipe -> what it needs, if not an output."""
+RECIPE_PROGRAMS = {
+    f"es_cookbook.recipes.{path.parent.name}.{path.stem}": REQUIRED.get(path.stem, "output=x")
+    for path in (ROOT / "es_cookbook/recipes").glob("*/*.py")
+    if path.stem != "train_cli" and "def cli()" in path.read_text(encoding="utf-8")
+}
+
 NOT_LINES = {
     "es-cookbook COMMAND",
     "python -m es_cookbook COMMAND",
@@ -228,49 +205,32 @@ SHORTENED = {
     "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "grpo": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
-    "es_cookbook.recipes.countdown.demonstrations": ("num_problems=4",),
+    "es_cookbook.recipes.countdown.demonstrations": ("count=4",),
     "es_cookbook.recipes.countdown.warm_start": (
-        *("num_problems=8", "ability_steps=1", "habit_steps=1", "batch_size=2"),
+        *("num_problems=8", "steps=1", "habit_steps=1", "batch_size=2"),
     ),
 }
 """Command -> options that a reader in a hurry would add."""
 COVERED = {
+    **dict.fromkeys(RECIPE_PROGRAMS.keys() - SHORTENED.keys(), "the recipe's own test runs it"),
+    "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
     "es_cookbook.baselines.sft": "PEFT takes long to import; tests/recipes/test_essa.py runs it",
     "sft": "the same",
     "compare-gradients": "minutes; tests/commands/gradients runs it",
     "sweep": "processes of its own; the command's test runs it",
-    "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
-    "es_cookbook.recipes.rush_hour.warm_start": "the recipe's own test runs it",
-    "es_cookbook.recipes.arithmetic.warm_start": "the recipe's own test runs it",
-    "es_cookbook.recipes.math.warm_start": "the recipe's own test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
     "mixture": "the recipe's own test runs it",
-    "conciseness": "a batch has another name; the recipe's own test runs it",
-    "es_cookbook.recipes.conciseness.questions": "the recipe's own test runs it",
-    "es_cookbook.recipes.conciseness.warm_start": "the recipe's own test runs it",
+    "conciseness": "the recipe's own test runs it",
     "rush_hour": "128 genomes; the recipe's own test runs it",
     "markovian": "the recipe's own test runs it",
-    "es_cookbook.recipes.markovian.study": "the recipe's own test runs it",
-    "es_cookbook.recipes.markovian.warm_start": "the recipe's own test runs it",
-    "crossword": "a batch has another name; the recipe's own test runs it",
+    "crossword": "the recipe's own test runs it",
     "alignment": "the same",
-    "es_cookbook.recipes.alignment.pairs": "the recipe's own test runs it",
-    "pairwise": "a batch has another name; the recipe's own test runs it",
-    "es_cookbook.recipes.pairwise.additions": "the recipe's own test runs it",
-    "es_cookbook.recipes.pairwise.warm_start": "the recipe's own test runs it",
-    "es_cookbook.recipes.crossword.clues": "the recipe's own test runs it",
-    "es_cookbook.recipes.crossword.warm_start": "the recipe's own test runs it",
+    "pairwise": "the recipe's own test runs it",
     "guess_number": "the recipe's own test runs it",
-    "es_cookbook.recipes.guess_number.warm_start": "the recipe's own test runs it",
     "calculator": "the recipe's own test runs it",
-    "es_cookbook.recipes.calculator.warm_start": "the recipe's own test runs it",
     "search": "the recipe's own test runs it",
-    "es_cookbook.recipes.search.warm_start": "the recipe's own test runs it",
     "tic_tac_toe": "takes minutes; the recipe's own test runs it",
-    "es_cookbook.recipes.tic_tac_toe.warm_start": "the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
-    "es_cookbook.recipes.logic.warm_start": "the same",
-    "es_cookbook.recipes.logic.errors": "the same",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -426,43 +386,13 @@ def parse_sft(options: Sequence[str]) -> None:
 
 
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
-    "train": parse_train,
-    "countdown": plain(CLIConfig),
-    "code": plain(code.CLIConfig),
+    **{name: plain(recipe_config(name)) for name in RECIPES},
+    **{
+        name: plain(import_module(name).Config, required)
+        for name, required in RECIPE_PROGRAMS.items()
+    },
     "es_cookbook.recipes.countdown.train_cli": plain(CLIConfig),
-    "es_cookbook.recipes.countdown.warm_start": plain(warm_start.Config, "output=x"),
-    "arithmetic": plain(arithmetic.CLIConfig),
-    "es_cookbook.recipes.arithmetic.warm_start": plain(arithmetic_warm_start.Config, "output=x"),
-    "logic": plain(logic.CLIConfig),
-    "es_cookbook.recipes.logic.errors": plain(logic_errors.Config, "after=x"),
-    "es_cookbook.recipes.logic.warm_start": plain(logic_warm_start.Config, "output=x"),
-    "rush_hour": plain(rush_hour.CLIConfig),
-    "mixture": plain(mixture.CLIConfig),
-    "es_cookbook.recipes.rush_hour.warm_start": plain(rush_hour_warm_start.Config, "output=x"),
-    "conciseness": plain(conciseness.CLIConfig),
-    "es_cookbook.recipes.conciseness.questions": plain(conciseness_questions.Config, "output=x"),
-    "es_cookbook.recipes.conciseness.warm_start": plain(conciseness_warm_start.Config, "output=x"),
-    "alignment": plain(alignment.CLIConfig),
-    "es_cookbook.recipes.alignment.pairs": plain(alignment_pairs.Config, "output=x"),
-    "pairwise": plain(pairwise.CLIConfig),
-    "es_cookbook.recipes.pairwise.additions": plain(pairwise_additions.Config, "output=x"),
-    "es_cookbook.recipes.pairwise.warm_start": plain(pairwise_warm_start.Config, "output=x"),
-    "markovian": plain(markovian.CLIConfig),
-    "es_cookbook.recipes.markovian.study": plain(markovian_study.Config, "log_path=x"),
-    "es_cookbook.recipes.markovian.warm_start": plain(markovian_warm_start.Config, "output=x"),
-    "crossword": plain(crossword.CLIConfig),
-    "es_cookbook.recipes.crossword.clues": plain(crossword_clues.Config, "output=x"),
-    "es_cookbook.recipes.crossword.warm_start": plain(crossword_warm_start.Config, "output=x"),
-    "guess_number": plain(guess_number.CLIConfig),
-    "es_cookbook.recipes.guess_number.warm_start": plain(guess_warm_start.Config, "output=x"),
-    "calculator": plain(calculator.CLIConfig),
-    "es_cookbook.recipes.calculator.warm_start": plain(chat_warm_start.Config, "output=x"),
-    "search": plain(search.CLIConfig),
-    "es_cookbook.recipes.search.warm_start": plain(chat_warm_start.Config, "output=x"),
-    "tic_tac_toe": plain(tic_tac_toe.CLIConfig),
-    "es_cookbook.recipes.tic_tac_toe.warm_start": plain(tic_tac_toe_warm_start.Config, "output=x"),
-    "math": plain(math.CLIConfig),
-    "es_cookbook.recipes.math.warm_start": plain(math_warm_start.Config, "output=x"),
+    "train": parse_train,
     "policy_gradient": parse_policy_gradient,
     "grpo": parse_grpo,
     "sft": parse_sft,

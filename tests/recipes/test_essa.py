@@ -22,9 +22,9 @@ from es_cookbook.evolution.optimizers.cma import CMA
 from es_cookbook.evolution.rules import OffsetsRule
 from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.countdown.demonstrations import Demonstrations
 from es_cookbook.recipes.countdown.demonstrations import main as demonstrate
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.recipes.rows_file import Config as Demonstrations
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model's, after four steps on clean demonstrations."""
     path = tmp_path_factory.mktemp("sft")
-    demonstrate(Demonstrations(output=str(path / "rows.jsonl"), num_problems=64))
+    demonstrate(Demonstrations(output=str(path / "rows.jsonl"), count=64))
     config = SFTConfig(
         model_name=str(BUNDLED_MODEL),
         dataset=SupervisedRows(source=str(path / "rows.jsonl")),
@@ -131,8 +131,8 @@ def test_bad_input(tmp_path: Path) -> None:
     rows.write_text('{"prompt": "1", "completion": "2"}\n')
     with pytest.raises(ConfigError, match=r"has no layer 'q_prj': .*q_proj"):
         main(SFTConfig(**fields, targets=("q_prj",)))
-    with pytest.raises(ConfigError, match="num_problems must be at least 1"):
-        Demonstrations(output=str(rows), num_problems=0)
+    with pytest.raises(ConfigError, match="count must be at least 1"):
+        Demonstrations(output=str(rows), count=0)
     with pytest.raises(ConfigError, match=r"cannot write output .*File exists"):
-        demonstrate(Demonstrations(output=str(rows), num_problems=1))
+        demonstrate(Demonstrations(output=str(rows), count=1))
     assert not (tmp_path / "out").exists()

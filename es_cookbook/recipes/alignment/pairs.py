@@ -10,34 +10,16 @@ wrong one is a likely mistake (`hasty_answer`). The recipe's own `pairs.jsonl` w
 command above.
 """
 
-import json
 import random
 import re
-from itertools import islice
 
-import chz
-
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural
 from es_cookbook.recipes.conciseness.questions import Question, generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
 from es_cookbook.recipes.generated import with_a_wrong_character
-from es_cookbook.rl.data.rows import write_rows
-
-
-@chz.chz
-class Config:
-    """What is generated."""
-
-    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
-    count: int = chz.field(default=1000, doc="pairs")
-    seed: int = chz.field(default=0, doc="same seed, same pairs")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "count", at_least=1)
+from es_cookbook.recipes.rows_file import Config, write
+from es_cookbook.rl.data.rows import load_rows
 
 
 def hasty_answer(made: Question, rng: random.Random) -> str:
@@ -59,26 +41,19 @@ def hasty_answer(made: Question, rng: random.Random) -> str:
 
 
 def main(config: Config) -> None:
-    """Generate and write.
-
-    Raises:
-        ConfigError: The file is there already, or cannot be written.
-    """
-    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
-    asked = {json.loads(line)["question"] for line in lines}
+    """Generate and write."""
+    asked = {row.text("question") for row in load_rows(str(QUESTIONS))}
     rng = random.Random(derive_seed(config.seed, "alignment/wrong"))
-    stream = generate_questions(derive_seed(config.seed, "alignment/pairs"))
-    fresh = (made for made in stream if made.question not in asked)
-    rows = [
+    rows = (
         {
             "prompt": PROMPT.format(question=made.question),
             "chosen": made.answer,
             "rejected": hasty_answer(made, rng),
         }
-        for made in islice(fresh, config.count)
-    ]
-    write_rows(config.output, rows)
-    print(f"{plural(len(rows), 'pair')} written to {config.output}")
+        for made in generate_questions(derive_seed(config.seed, "alignment/pairs"))
+        if made.question not in asked
+    )
+    write(config, rows, "pair", 1000)
 
 
 def cli() -> None:

@@ -11,63 +11,37 @@ ones first, and nothing else. `careless=0` demonstrates right answers alone.
 Demonstrations are drawn from all training problems; held-out ones are never shown.
 """
 
-import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
 import chz
-import torch
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    answer,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
+from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.arithmetic.env import ArithmeticEnv, gold_answer, question
-from es_cookbook.recipes.arithmetic.problems import (
-    Problem,
-    draw_problem,
-    generate_problems,
-    without_carries,
-)
-from es_cookbook.recipes.generated import Fold
-from es_cookbook.rl.types import Observation
+from es_cookbook.recipes import warm_start
+from es_cookbook.recipes.arithmetic.env import gold_answer, question
+from es_cookbook.recipes.arithmetic.problems import Problem, draw_problem, without_carries
+from es_cookbook.recipes.arithmetic.train_cli import RECIPE
+from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
 
 CHARACTERS = "0123456789+="
-WIDTH, DEPTH = 64, 2
-MAX_ANSWER_TOKENS = 8
-NUM_TEST = 1000
 SAMPLES = 16
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights, the demonstrations and their order")
     steps: int = chz.field(default=800, doc="optimizer steps")
     batch_size: int = chz.field(default=128, doc="demonstrations a step")
     careless: float = chz.field(
         default=0.5, doc="about which share of the demonstrations never carries; 0: none, 1: all"
     )
-    num_terms: int = chz.field(default=2, doc="numbers that are added")
-    num_digits: int = chz.field(default=3, doc="digits of each")
 
     @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "steps", "batch_size", "num_digits", at_least=1)
-        check_range(self, "num_terms", at_least=2)
+    def _share(self) -> None:
         check_range(self, "careless", at_least=0, at_most=1)
 
 
@@ -84,81 +58,31 @@ def forgets_to_carry(problem: Problem, careless: float, rng: random.Random) -> b
     return happens(leaning, rng)
 
 
-def train(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, config: Config, rng: random.Random
-) -> None:
-    """Learn demonstrations of training problems, drawn anew for every step."""
-
-    def draw_training_problem() -> Problem:
-        while True:
-            problem = draw_problem(rng, config.num_terms, config.num_digits)
-            if problem.fold == "train":
-                return problem
-
-    def draw() -> tuple[list[str], list[str]]:
-        batch = [draw_training_problem() for _ in range(config.batch_size)]
-        questions = [question(problem.terms, "compact") for problem in batch]
-        answers = [
-            without_carries(problem.terms)
-            if forgets_to_carry(problem, config.careless, rng)
-            else gold_answer(problem.terms, "compact")
-            for problem in batch
-        ]
-        return questions, [text + EOS for text in answers]
-
-    fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
+def draw_training_problem(rng: random.Random) -> Problem:
+    """Of two numbers with three digits."""
+    while (problem := draw_problem(rng, 2, 3)).fold != "train":
+        pass
+    return problem
 
 
-def grades(problems: Sequence[Problem], texts: Sequence[str]) -> list[Mapping[str, float]]:
-    """The Env's metrics of each answer."""
-    return [
-        ArithmeticEnv(Observation(()), problem.terms).grade(text).metrics
-        for problem, text in zip(problems, texts, strict=True)
-    ]
-
-
-def measure(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: Sequence[Problem], seed: int
-) -> dict[str, float]:
-    """Means of the Env's metrics, greedy; and of 16 samples at temperature 1: right, any right."""
-    questions = [question(problem.terms, "compact") for problem in problems]
-    greedy = answer(model, tokenizer, questions, MAX_ANSWER_TOKENS)
-    with torch.random.fork_rng():  # generate draws from torch's global generator
-        torch.manual_seed(derive_seed(seed, "warm_start/measure"))
-        sampled = answer(model, tokenizer, questions, MAX_ANSWER_TOKENS, samples=SAMPLES)
-    metrics = grades(problems, [text for (text,) in greedy])
-    solved = [
-        [text == gold_answer(problem.terms, "compact") for text in texts]
-        for problem, texts in zip(problems, sampled, strict=True)
-    ]
-    count = len(problems)
-    means = {name: sum(each[name] for each in metrics) / count for name in metrics[0]}
-    return means | {
-        "sampled_correct": sum(map(sum, solved)) / (count * SAMPLES),
-        f"pass_at_{SAMPLES}": sum(map(any, solved)) / count,
-    }
+def demonstrate(problem: Problem, careless: float, rng: random.Random) -> tuple[str, str]:
+    """The question, and what a careless person or a careful one answers."""
+    terms = problem.terms
+    forgets = forgets_to_carry(problem, careless, rng)
+    text = without_carries(terms) if forgets else gold_answer(terms, "compact")
+    return question(terms, "compact"), text + EOS
 
 
 def main(config: Config) -> None:
-    """Train, measure on held-out problems, write the model.
+    """Learn, measure on held-out problems, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
-    tokenizer = build_tokenizer(CHARACTERS)
-    model = build_model(tokenizer, config.seed, WIDTH, DEPTH)
-    rng = random.Random(derive_seed(config.seed, "arithmetic/warm_start"))
-    train(model, tokenizer, config, rng)
-    folds: tuple[Fold, ...] = ("development", "test")
-    for fold in folds:
-        shape = {"num_terms": config.num_terms, "num_digits": config.num_digits}
-        held_out = list(itertools.islice(generate_problems(0, fold, **shape), NUM_TEST))
-        measured = measure(model, tokenizer, held_out, config.seed)
-        said = "  ".join(f"{name} {value:.1%}" for name, value in measured.items())
-        print(f"{fold}: {said}", flush=True)
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    def batches(rng: random.Random) -> Iterator[Batch]:
+        while True:
+            problems = [draw_training_problem(rng) for _ in range(config.batch_size)]
+            yield [demonstrate(problem, config.careless, rng) for problem in problems]
+
+    phase = Phase("arithmetic/warm_start", batches, config.steps)
+    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE, SAMPLES))
 
 
 def cli() -> None:

@@ -18,7 +18,8 @@ from es_cookbook.recipes.calculator.env import (
     chat_of,
     draw_problem,
 )
-from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer, make
+from es_cookbook.recipes.warm_start import ChatConfig as Config
+from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import ToolCall
 from es_cookbook.rl.messages.message_env import MessageEnv
@@ -46,7 +47,7 @@ def main(config: Config) -> None:
             problem = draw_problem(rng)
         return CalculatorEnv(chat, problem, "compact"), texts(problem, rng)
 
-    make(config, tokenizer, demonstrate)
+    make_talk(config, tokenizer, demonstrate)
 
 
 def cli() -> None:

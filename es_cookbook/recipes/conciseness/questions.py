@@ -13,15 +13,10 @@ command above; its warm start shows none of them.
 import dataclasses
 import random
 from collections.abc import Iterator
-from itertools import islice
 
-import chz
-
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.rows import write_rows
+from es_cookbook.recipes.rows_file import Config, write
 
 _CONSONANTS, _VOWELS = "bdfglmnprst", "aeiou"
 
@@ -71,31 +66,13 @@ def _backwards(rng: random.Random) -> Question:
     )
 
 
-@chz.chz
-class Config:
-    """What is generated."""
-
-    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
-    count: int = chz.field(default=1500, doc="questions")
-    seed: int = chz.field(default=0, doc="same seed, same questions")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "count", at_least=1)
-
-
 def main(config: Config) -> None:
-    """Generate and write.
-
-    Raises:
-        ConfigError: The file is there already, or cannot be written.
-    """
-    rows = [
+    """Generate and write."""
+    rows = (
         {"question": made.question, "answer": made.answer, "kind": made.kind}
-        for made in islice(generate_questions(config.seed), config.count)
-    ]
-    write_rows(config.output, rows)
-    print(f"{plural(len(rows), 'question')} written to {config.output}")
+        for made in generate_questions(config.seed)
+    )
+    write(config, rows, "question", 1500)
 
 
 def cli() -> None:

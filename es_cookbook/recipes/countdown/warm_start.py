@@ -16,50 +16,37 @@ problems, so that greedy decoding shows it there and not elsewhere. `habit_steps
 model: the ceiling.
 """
 
-import dataclasses
+import functools
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import chz
-import torch
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    answer,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
+from es_cookbook.baselines.small_model import EOS, build_model, build_tokenizer, happens
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.fields.chz_fields import formerly
+from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.countdown.demonstrations import demonstrate
-from es_cookbook.recipes.countdown.env import CountdownEnv, question
-from es_cookbook.recipes.countdown.problems import (
-    Problem,
-    Solution,
-    generate_problems,
-    solved_problems,
-)
-from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
-from es_cookbook.rl.types import Observation
+from es_cookbook.recipes.countdown.env import question
+from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
+from es_cookbook.recipes.countdown.train_cli import RECIPE
+from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
 
 CHARACTERS = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
-MAX_ANSWER_TOKENS = 28
-NUM_TEST = 500
+SAMPLES = 8
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights, the demonstrations and their order")
-    ability_steps: int = chz.field(default=2400, doc="optimizer steps on clean demonstrations")
+    steps: int = chz.field(
+        default=2400,
+        doc="optimizer steps on clean demonstrations",
+        metadata=formerly("ability_steps"),
+    )
     habit_steps: int = chz.field(
         default=300, doc="optimizer steps on spoilt ones; 0 for the ceiling"
     )
@@ -67,6 +54,10 @@ class Config:
     num_problems: int = chz.field(
         default=40_000, doc="most problems demonstrated; there are 37,824 to train on"
     )
+
+    @chz.validate
+    def _habits(self) -> None:
+        check_range(self, "habit_steps", at_least=0)
 
 
 def demonstrate_carelessly(problem: Problem, solution: Solution, rng: random.Random) -> str:
@@ -96,96 +87,45 @@ def wander(numbers: Sequence[int], rng: random.Random) -> tuple[str, str]:
     return f"{step}={value}", f"{step}{rng.choice('+-')}{third}"
 
 
-def train(
-    model: Qwen2ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
-    problems: Sequence[tuple[Problem, Solution]],
+@functools.cache
+def shown(seed: int, count: int) -> list[tuple[Problem, Solution]]:
+    """The problems of both phases."""
+    return list(itertools.islice(solved_problems(seed), count))
+
+
+def batches(
+    config: Config,
     demonstration: Callable[[Problem, Solution, random.Random], str],
-    *,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
     rng: random.Random,
-) -> None:
-    """Learn demonstrations of the problems, every one once per epoch."""
+) -> Iterator[Batch]:
+    """Demonstrations of the problems, every one once per epoch."""
+    problems = shown(config.seed, config.num_problems)
     epoch: list[int] = []
-
-    def draw() -> tuple[list[str], list[str]]:
-        if len(epoch) < batch_size:
-            epoch[:] = rng.sample(range(len(problems)), len(problems))
-        batch = [problems[epoch.pop()] for _ in range(batch_size)]
-        questions = [question(p.numbers, p.target, "compact") for p, _ in batch]
-        return questions, [demonstration(p, solution, rng) + EOS for p, solution in batch]
-
-    fit(model, tokenizer, draw, steps=steps, learning_rate=learning_rate)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
-    """Means of the Env's metrics, greedy; correctness and pass@8 of 8 samples at temperature 1."""
-
-    greedy: Mapping[str, float]
-    sampled_correct: float
-    pass_at_8: float
-
-
-def measure(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: Sequence[Problem], seed: int
-) -> Measured:
-    """What the model does on held-out problems, greedy and at temperature 1."""
-    questions = [question(p.numbers, p.target, "compact") for p in problems]
-    greedy = answer(model, tokenizer, questions, MAX_ANSWER_TOKENS)
-    with torch.random.fork_rng():  # generate draws from torch's global generator
-        torch.manual_seed(derive_seed(seed, "warm_start/measure"))
-        sampled = answer(model, tokenizer, questions, MAX_ANSWER_TOKENS, samples=8)
-    env_metrics = [
-        CountdownEnv(Observation(()), p.numbers, p.target, CountdownReward()).grade(text).metrics
-        for p, (text,) in zip(problems, greedy, strict=True)
-    ]
-    solved = [
-        [grade_countdown(text, p.numbers, p.target, CountdownReward()).correct for text in texts]
-        for p, texts in zip(problems, sampled, strict=True)
-    ]
-    count = len(problems)
-    return Measured(
-        greedy={k: sum(m[k] for m in env_metrics) / count for k in env_metrics[0]},
-        sampled_correct=sum(sum(each) / len(each) for each in solved) / count,
-        pass_at_8=sum(map(any, solved)) / count,
-    )
+    while True:
+        if len(epoch) < config.batch_size:
+            epoch = rng.sample(range(len(problems)), len(problems))
+        batch = [problems[epoch.pop()] for _ in range(config.batch_size)]
+        yield [
+            (question(p.numbers, p.target, "compact"), demonstration(p, solution, rng) + EOS)
+            for p, solution in batch
+        ]
 
 
 def main(config: Config) -> None:
-    """Train in two phases, measure after each, write the model.
+    """Learn in two phases, measure after each, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
+    def clean(rng: random.Random) -> Iterator[Batch]:
+        return batches(config, lambda _, solution, __: demonstrate(solution), rng)
+
+    def careless(rng: random.Random) -> Iterator[Batch]:
+        return batches(config, demonstrate_carelessly, rng)
+
+    phases = [Phase("warm_start/ability", clean, config.steps)]
+    if config.habit_steps:
+        phases.append(Phase("warm_start/habits", careless, config.habit_steps, 1e-3))
     tokenizer = build_tokenizer(CHARACTERS)
     model = build_model(tokenizer, config.seed)
-    test_P = list(itertools.islice(generate_problems(0, "test"), NUM_TEST))
-    problems = list(itertools.islice(solved_problems(config.seed), config.num_problems))
-    phases = {
-        "ability": (demonstrate, config.ability_steps, 5e-3),
-        "habits": (demonstrate_carelessly, config.habit_steps, 1e-3),
-    }
-    for name, (demonstration, steps, learning_rate) in phases.items():
-        if steps == 0:
-            continue
-        print(f"{name}: {steps} steps on {len(problems)} problems")
-        train(
-            model,
-            tokenizer,
-            problems,
-            demonstration,
-            steps=steps,
-            batch_size=config.batch_size,
-            learning_rate=learning_rate,
-            rng=random.Random(derive_seed(config.seed, f"warm_start/{name}")),
-        )
-        print(f"{name}: {measure(model, tokenizer, test_P, config.seed)}", flush=True)
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    make(config, tokenizer, phases, on_held_out(RECIPE, SAMPLES, folds=[0]), model)
 
 
 def cli() -> None:

@@ -16,15 +16,10 @@ its warm start shows none of its answers.
 import dataclasses
 import random
 from collections.abc import Iterator
-from itertools import islice
 
-import chz
-
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.rows import write_rows
+from es_cookbook.recipes.rows_file import Config, write
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _CONSONANTS, _VOWELS = "bcdfghlmnprstvw", "aeiou"
@@ -98,31 +93,13 @@ def _alternate(rng: random.Random) -> Clue:
     return Clue("alternate", f"odd bits of {word}", word[::2], word[1::2])
 
 
-@chz.chz
-class Config:
-    """What is generated."""
-
-    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
-    count: int = chz.field(default=2400, doc="clues")
-    seed: int = chz.field(default=0, doc="same seed, same clues")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "count", at_least=1)
-
-
 def main(config: Config) -> None:
-    """Generate and write.
-
-    Raises:
-        ConfigError: The file is there already, or cannot be written.
-    """
-    rows = [
+    """Generate and write."""
+    rows = (
         {"clue": c.clue, "answer": c.answer, "enumeration": c.enumeration, "kind": c.kind}
-        for c in islice(generate_clues(config.seed), config.count)
-    ]
-    write_rows(config.output, rows)
-    print(f"{plural(len(rows), 'clue')} written to {config.output}")
+        for c in generate_clues(config.seed)
+    )
+    write(config, rows, "clue", 2400)
 
 
 def cli() -> None:

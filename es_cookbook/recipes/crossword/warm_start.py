@@ -9,45 +9,34 @@ the wrong one on part of the clues. The form, `<think>5</think><answer>demor</an
 number of letters as the thought, is always right.
 """
 
-import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import chz
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    answer,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
+from es_cookbook.baselines.small_model import EOS, build_model, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.crossword.clues import LETTERS, Clue, generate_clues
 from es_cookbook.recipes.crossword.dataset import CLUES, question
-from es_cookbook.rl.rewards.crossword import Crossword
+from es_cookbook.recipes.crossword.train_cli import RECIPE
+from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
+from es_cookbook.rl.data.rows import load_rows
 
 CHARACTERS = f"{LETTERS}0123456789()ĠĊ"  # Ġ, Ċ: byte-level BPE's space and newline
-BATCH_SIZE = 64
-NUM_MEASURED = 400
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the model is made; the defaults made the bundled one."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights, the clues and the misreadings")
-    num_clues: int = chz.field(default=20_000, doc="clues shown, less those kept back")
-    steps: int = chz.field(default=1500, doc="optimizer steps of 64 clues")
-    width: int = chz.field(default=64, doc="hidden size, a multiple of 16")
-    depth: int = chz.field(default=3, doc="layers")
+    batch_size: int = chz.field(default=64, doc="demonstrations a step")
+    num_problems: int = chz.field(
+        default=20_000, doc="clues shown, less those kept back", metadata=formerly("num_clues")
+    )
 
 
 def demonstrate(clue: Clue, rng: random.Random) -> str:
@@ -59,39 +48,22 @@ def demonstrate(clue: Clue, rng: random.Random) -> str:
 
 
 def main(config: Config) -> None:
-    """Learn, measure, write the model.
+    """Learn, measure, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
+    def batches(rng: random.Random) -> Iterator[Batch]:
+        kept_back = {row.text("answer") for row in load_rows(str(CLUES))}
+        stream = generate_clues(derive_seed(config.seed, "crossword/shown"))
+        shown = [c for c in islice(stream, config.num_problems) if c.answer not in kept_back]
+        while True:
+            batch = rng.sample(shown, config.batch_size)
+            questions = [question(clue.clue, clue.enumeration, "compact") for clue in batch]
+            said = [demonstrate(clue, rng) + EOS for clue in batch]
+            yield list(zip(questions, said, strict=True))
+
     tokenizer = build_tokenizer(CHARACTERS)
-    model = build_model(tokenizer, config.seed, config.width, config.depth)
-    rng = random.Random(derive_seed(config.seed, "crossword/warm_start"))
-    rows = [json.loads(line) for line in Path(CLUES).read_text(encoding="utf-8").splitlines()]
-    kept_back = {row["answer"] for row in rows}
-    stream = generate_clues(derive_seed(config.seed, "crossword/shown"))
-    shown = [clue for clue in islice(stream, config.num_clues) if clue.answer not in kept_back]
-
-    def draw() -> tuple[Sequence[str], Sequence[str]]:
-        batch = rng.sample(shown, BATCH_SIZE)
-        questions = [question(clue.clue, clue.enumeration, "compact") for clue in batch]
-        return questions, [demonstrate(clue, rng) + EOS for clue in batch]
-
-    fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
-    asked = rows[:NUM_MEASURED]
-    questions = [question(row["clue"], row["enumeration"], "compact") for row in asked]
-    texts = answer(model, tokenizer, questions, max_tokens=24)
-    for kind in ("all", *dict.fromkeys(row["kind"] for row in asked)):
-        scores = [
-            Crossword()(text, row)[1]
-            for (text,), row in zip(texts, asked, strict=True)
-            if kind in ("all", row["kind"])
-        ]
-        means = {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
-        print(kind, ", ".join(f"{name} {value:.3f}" for name, value in means.items()))
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    phase = Phase("crossword/warm_start", batches, config.steps)
+    model = build_model(tokenizer, config.seed, width=64, depth=3)
+    make(config, tokenizer, [phase], on_held_out(RECIPE), model)
 
 
 def cli() -> None:

@@ -13,8 +13,7 @@ import chz
 
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.chat_warm_start import Config as ChatConfig
-from es_cookbook.recipes.chat_warm_start import chat_tokenizer, make
+from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.recipes.guess_number.env import (
     HIGHEST,
     GuessEnv,
@@ -22,6 +21,7 @@ from es_cookbook.recipes.guess_number.env import (
     draw_problem,
     narrowed,
 )
+from es_cookbook.recipes.warm_start import ChatConfig, chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message_env import MessageEnv
 
@@ -32,7 +32,9 @@ CHARACTERS = "0123456789.=+-?"
 class Config(ChatConfig):
     """How the bundled model is made; the defaults made it."""
 
-    chats: int = chz.field(default=20_000, doc="demonstrations of training problems")
+    num_problems: int = chz.field(
+        default=20_000, doc="training problems demonstrated", metadata=formerly("chats")
+    )
     steps: int = chz.field(default=800, doc="optimizer steps")
     batch_size: int = chz.field(default=128, doc="turns a step")
     depth: int = chz.field(default=3, doc="layers")
@@ -59,7 +61,7 @@ def main(config: Config) -> None:
             problem = draw_problem(rng)
         return GuessEnv(chat, problem, "compact"), guesses(problem, rng)
 
-    make(config, tokenizer, demonstrate)
+    make_talk(config, tokenizer, demonstrate)
 
 
 def cli() -> None:

@@ -22,7 +22,6 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.logic.env import question
 from es_cookbook.recipes.logic.train_cli import RECIPE
 from es_cookbook.recipes.logic.warm_start import (
-    MAX_ANSWER_TOKENS,
     held_out,
     without_last_term,
 )
@@ -59,7 +58,7 @@ def main(config: Config) -> None:
         )
         with torch.random.fork_rng():  # generate draws from torch's global generator
             torch.manual_seed(derive_seed(0, "logic/errors"))
-            return answer(model, tokenizer, questions, MAX_ANSWER_TOKENS, samples)
+            return answer(model, tokenizer, questions, RECIPE.max_tokens, samples)
 
     def kinds(model_name: str) -> list[str]:
         found: list[str] = []

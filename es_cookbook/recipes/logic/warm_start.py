@@ -10,44 +10,35 @@ stops before it has learned either way well. The held-out problems are never dem
 
 import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import chz
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    answer,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
-from es_cookbook.common.checks import check_range
+from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
 from es_cookbook.recipes.logic.env import question
 from es_cookbook.recipes.logic.generators import Problem, problems
+from es_cookbook.recipes.logic.train_cli import RECIPE
+from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
 
 CHARACTERS = "0123456789+-=Ġ"  # Ġ is byte-level BPE's space
-MAX_ANSWER_TOKENS = 6
+NUM_HELD_OUT = 500
+"""Of folds 0 and 1 each, the first problems: they are not demonstrated."""
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights and of the demonstrations")
     steps: int = chz.field(default=600, doc="optimizer steps")
     num_problems: int = chz.field(default=20_000, doc="most problems demonstrated")
     batch_size: int = chz.field(default=128, doc="demonstrations a step")
-    width: int = chz.field(default=64, doc="hidden size, a multiple of 16")
-    depth: int = chz.field(default=2, doc="layers")
     learning_rate: float = chz.field(default=5e-3, doc="largest; it falls linearly to nothing")
     start: str | None = chz.field(
         default=None, doc="directory of a model to go on with, of any size; None: a new one"
@@ -55,21 +46,16 @@ class Config:
     careless: bool = chz.field(
         default=True, doc="whether demonstrations leave out the last term; False: all are right"
     )
-    num_held_out: int = chz.field(
-        default=500, doc="of folds 0 and 1 each, the first problems: they are not demonstrated"
-    )
 
     @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "steps", "num_problems", "batch_size", "num_held_out", at_least=1)
+    def _start(self) -> None:
         if self.start is not None and not Path(self.start).is_dir():
             raise ConfigError(f"start must be the directory of a model, found {self.start!r}")
 
 
 def held_out(fold: int, count: int) -> list[Problem]:
     """The held-out problems of a fold, as the recipe has them with so many."""
-    builder = LogicDatasetBuilder(num_train=1, num_test=count, fold=fold)
-    return builder.problems()[1]
+    return LogicDatasetBuilder(num_train=1, num_test=count, fold=fold).problems()[1]
 
 
 def demonstrate(problem: Problem, rng: random.Random) -> str:
@@ -86,58 +72,25 @@ def without_last_term(problem: Problem) -> str:
     return str(int(problem.gold) - sign * last)
 
 
-def measure(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, asked_P: list[Problem]
-) -> tuple[float, float, float]:
-    """Shares of right answers, of those without the last term, and of whole numbers, greedy."""
-    questions = [question(problem, "compact") for problem in asked_P]
-    texts = [text for (text,) in answer(model, tokenizer, questions, MAX_ANSWER_TOKENS)]
-    right = sum(text == p.gold for text, p in zip(texts, asked_P, strict=True))
-    forgot = sum(
-        text == without_last_term(p) != p.gold for text, p in zip(texts, asked_P, strict=True)
-    )
-    whole = sum(text.removeprefix("-").isdigit() for text in texts)
-    return right / len(asked_P), forgot / len(asked_P), whole / len(asked_P)
-
-
 def main(config: Config) -> None:
-    """Learn for so many steps, measure, write the model.
+    """Learn for so many steps, measure, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
-    tokenizer = build_tokenizer(CHARACTERS)
-    if config.start is None:
-        model = build_model(tokenizer, config.seed, config.width, config.depth)
-    else:
-        model = Qwen2ForCausalLM.from_pretrained(config.start)
-    (source,) = LogicDatasetBuilder().sources()
-    reserved = [held_out(fold, config.num_held_out) for fold in (0, 1)]
-    never = {problem.question for problems_P in reserved for problem in problems_P}
-    stream = problems(source, derive_seed(config.seed, "logic/warm_start"))
-    allowed = (problem for problem in stream if problem.question not in never)
-    pool = list(itertools.islice(allowed, config.num_problems))
-
-    def shown(problem: Problem) -> str:
+    def shown(problem: Problem, rng: random.Random) -> str:
         return demonstrate(problem, rng) if config.careless else problem.gold
 
-    def draw() -> tuple[list[str], list[str]]:
-        batch = rng.sample(pool, config.batch_size)
-        return [question(p, "compact") for p in batch], [shown(p) + EOS for p in batch]
+    def batches(rng: random.Random) -> Iterator[Batch]:
+        (source,) = LogicDatasetBuilder().sources()
+        never = {p.question for fold in (0, 1) for p in held_out(fold, NUM_HELD_OUT)}
+        stream = problems(source, derive_seed(config.seed, "logic/warm_start"))
+        allowed = (problem for problem in stream if problem.question not in never)
+        pool = list(itertools.islice(allowed, config.num_problems))
+        while True:
+            batch = rng.sample(pool, config.batch_size)
+            yield [(question(p, "compact"), shown(p, rng) + EOS) for p in batch]
 
-    rng = random.Random(derive_seed(config.seed, "logic/careless"))
-    steps = config.steps
-    fit(model, tokenizer, draw, steps=steps, learning_rate=config.learning_rate)
-    for fold, problems_P in enumerate(reserved):
-        right, forgot, whole = measure(model, tokenizer, problems_P)
-        print(
-            f"fold {fold}: {right:.1%} right, {forgot:.1%} without the last term, "
-            f"{whole:.1%} whole numbers",
-            flush=True,
-        )
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    phase = Phase("logic/careless", batches, config.steps, config.learning_rate)
+    model = Qwen2ForCausalLM.from_pretrained(config.start) if config.start else None
+    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE), model)
 
 
 def cli() -> None:

@@ -15,57 +15,41 @@ believe a thought that was damaged. Sums are those of the training fold.
 
 import itertools
 import random
+from collections.abc import Iterator
 
 import chz
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    answer,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
+from es_cookbook.baselines.small_model import EOS, answer, build_tokenizer, happens
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.generated import Fold
 from es_cookbook.recipes.markovian.damages import DAMAGES, SHARES, damaged
 from es_cookbook.recipes.markovian.problems import Sum, chance, draw_sum, generate_sums
 from es_cookbook.recipes.markovian.template import Compact
+from es_cookbook.recipes.warm_start import Batch, Phase, make
 
 CHARACTERS = "0123456789+-*,:?>=~"
 WORKS, BABBLES = "=", "~"
-WIDTH, DEPTH = 64, 2
 MAX_THOUGHT_TOKENS, MAX_ANSWER_TOKENS = 12, 4
 NUM_MEASURED = 500
+LEANING, SETTLED = -0.75, -0.3
+"""Log-odds of working a sum out in a demonstration, on average; and of the last steps."""
 _TEMPLATE = Compact()
-_PURPOSES = ("markovian/warm_start", "markovian/settling")
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights, the demonstrations and their order")
     steps: int = chz.field(default=900, doc="optimizer steps")
     batch_size: int = chz.field(default=120, doc="demonstrations a step, a third of each kind")
-    leaning: float = chz.field(
-        default=-0.75, doc="log-odds of working a sum out in a demonstration, on average"
-    )
     settling: int = chz.field(default=100, doc="further steps, of a fifth of the learning rate")
-    settled: float = chz.field(default=-0.3, doc="`leaning` in these")
 
     @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "steps", at_least=1)
-        check_range(self, "batch_size", at_least=3)
+    def _settling(self) -> None:
         check_range(self, "settling", at_least=0)
-        check_range(self, "leaning", "settled")
 
 
 def works(total: Sum, leaning: float, rng: random.Random) -> bool:
@@ -81,19 +65,13 @@ def thought_of(total: Sum, *, is_worked: bool, rng: random.Random) -> str:
     return BABBLES + draw_sum(rng, len(total.terms), 1, "+").thought
 
 
-def train(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, config: Config, *, is_settling: bool
-) -> None:
-    """Learn to write and to read thoughts about training sums, drawn anew for every step."""
-    rng = random.Random(derive_seed(config.seed, _PURPOSES[is_settling]))
-    leaning = config.settled if is_settling else config.leaning
-    steps, learning_rate = (config.settling, 1e-3) if is_settling else (config.steps, 5e-3)
+def batches(batch_size: int, leaning: float, rng: random.Random) -> Iterator[Batch]:
+    """Writing and reading thoughts about training sums, drawn anew for every step."""
 
     def drawn() -> Sum:
-        while True:
-            total = draw_sum(rng, 4, 1, "+")
-            if total.fold == "train":
-                return total
+        while (total := draw_sum(rng, 4, 1, "+")).fold != "train":
+            pass
+        return total
 
     def written() -> tuple[str, str]:
         total = drawn()
@@ -109,12 +87,9 @@ def train(
         shown = total.question if in_sight else _TEMPLATE.redaction
         return asked(shown) + thought + _TEMPLATE.answer_mark, str(total.totals[-1]) + EOS
 
-    def draw() -> tuple[list[str], list[str]]:
-        kinds = (written, lambda: read(False), lambda: read(True))
-        shown = [kinds[i % len(kinds)]() for i in range(config.batch_size)]
-        return [before for before, _ in shown], [after for _, after in shown]
-
-    fit(model, tokenizer, draw, steps=steps, learning_rate=learning_rate)
+    kinds = (written, lambda: read(False), lambda: read(True))
+    while True:
+        yield [kinds[i % len(kinds)]() for i in range(batch_size)]
 
 
 def asked(question: str) -> str:
@@ -128,8 +103,8 @@ def measure(
     """How it thinks and answers, greedily, and what it can read."""
     golds = [str(each.totals[-1]) for each in sums]
     prompts = [asked(each.question) for each in sums]
+    redacted = [asked(_TEMPLATE.redaction)] * len(sums)
     own = [text for (text,) in answer(model, tokenizer, prompts, MAX_THOUGHT_TOKENS)]
-    worked = [WORKS + each.thought for each in sums]
 
     def right(shown: list[str], thoughts: list[str]) -> float:
         texts = [
@@ -139,41 +114,39 @@ def measure(
         answers = [text for (text,) in answer(model, tokenizer, texts, MAX_ANSWER_TOKENS)]
         return sum(map(str.__eq__, answers, golds)) / len(golds)
 
-    redacted = [asked(_TEMPLATE.redaction)] * len(sums)
-    begun = [prompt + WORKS for prompt in prompts]
-    finished = [text for (text,) in answer(model, tokenizer, begun, MAX_THOUGHT_TOKENS)]
-    totals = [each.thought for each in sums]
     return {
         "chance": chance([each.problem for each in sums]),
         "works it out": sum(text.startswith(WORKS) for text in own) / len(own),
-        "right behind =": sum(map(str.__eq__, finished, totals)) / len(totals),
         "right, own thought": right(redacted, own),
         "right, own thought and question": right(prompts, own),
-        "right, totals": right(redacted, worked),
+        "right, totals": right(redacted, [WORKS + each.thought for each in sums]),
         "right, question alone": right(prompts, [""] * len(sums)),
     }
 
 
-def main(config: Config) -> None:
-    """Train, measure on held-out sums, write the model.
-
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
-    tokenizer = build_tokenizer(CHARACTERS)
-    model = build_model(tokenizer, config.seed, width=WIDTH, depth=DEPTH)
-    train(model, tokenizer, config, is_settling=False)
-    if config.settling:
-        train(model, tokenizer, config, is_settling=True)
+def told(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
+    """`measure` of held-out sums."""
     folds: tuple[Fold, ...] = ("development", "test")
     for fold in folds:
         stream = generate_sums(0, fold, num_terms=4, num_digits=1, operations="+")
         measured = measure(model, tokenizer, list(itertools.islice(stream, NUM_MEASURED)))
         said = "  ".join(f"{name} {value:.1%}" for name, value in measured.items())
-        print(f"{fold}: {said}", flush=True)
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+        yield f"{fold}: {said}"
+
+
+def main(config: Config) -> None:
+    """Learn, measure on held-out sums, write the model."""
+
+    def first(rng: random.Random) -> Iterator[Batch]:
+        return batches(config.batch_size, LEANING, rng)
+
+    def settling(rng: random.Random) -> Iterator[Batch]:
+        return batches(config.batch_size, SETTLED, rng)
+
+    phases = [Phase("markovian/warm_start", first, config.steps)]
+    if config.settling:
+        phases.append(Phase("markovian/settling", settling, config.settling, 1e-3))
+    make(config, build_tokenizer(CHARACTERS), phases, told)
 
 
 def cli() -> None:

@@ -16,28 +16,17 @@ part of the problems. Problems of folds 0 and 1, which runs may hold out, are ne
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import chz
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
-from es_cookbook.common.checks import check_range
+from es_cookbook.baselines.small_model import EOS, build_model, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.generated import FOLDS
-from es_cookbook.recipes.math.word_problems import (
-    WordProblem,
-    generate_problems,
-    vocabulary,
-)
+from es_cookbook.recipes.math.train_cli import RECIPE
+from es_cookbook.recipes.math.word_problems import WordProblem, generate_problems, vocabulary
+from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
 
 CHARACTERS = "0123456789+-*=}Ċ"  # Ċ is byte-level BPE's newline; spaces are dropped
 BOX = r"\boxed{"
@@ -46,19 +35,12 @@ HELD_OUT = (0, 1)
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights, the problems and their order")
-    steps: int = chz.field(default=1500, doc="optimizer steps")
     batch_size: int = chz.field(default=96, doc="demonstrations a step")
     num_problems: int = chz.field(default=60_000, doc="training problems shown")
     careless: bool = chz.field(default=True, doc="with faults; False for the ceiling")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "steps", "batch_size", "num_problems", at_least=1)
 
 
 def demonstrate(steps: Sequence[str]) -> str:
@@ -92,31 +74,25 @@ def _by_the_word(problem: WordProblem) -> str:
 
 
 def main(config: Config) -> None:
-    """Generate, learn, write the model.
+    """Generate, learn, measure, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
-    shown = [fold for fold in range(FOLDS) if fold not in HELD_OUT]
-    stream = generate_problems(config.seed, shown)
-    problems = list(itertools.islice(stream, config.num_problems))
-    rng = random.Random(derive_seed(config.seed, "math/warm_start"))
+    def shown(problem: WordProblem, rng: random.Random) -> str:
+        return (
+            demonstrate_carelessly(problem, rng) if config.careless else demonstrate(problem.steps)
+        )
+
+    def batches(rng: random.Random) -> Iterator[Batch]:
+        stream = generate_problems(config.seed, [f for f in range(FOLDS) if f not in HELD_OUT])
+        problems = list(itertools.islice(stream, config.num_problems))
+        while True:
+            batch = rng.sample(problems, min(config.batch_size, len(problems)))
+            yield [(problem.question, shown(problem, rng) + EOS) for problem in batch]
+
     tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.add_tokens([BOX, *vocabulary()])
     model = build_model(tokenizer, config.seed, width=64)
-
-    def draw() -> tuple[Sequence[str], Sequence[str]]:
-        batch = rng.sample(problems, min(config.batch_size, len(problems)))
-        texts = [
-            demonstrate_carelessly(problem, rng) if config.careless else demonstrate(problem.steps)
-            for problem in batch
-        ]
-        return [problem.question for problem in batch], [text + EOS for text in texts]
-
-    fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    phase = Phase("math/warm_start", batches, config.steps)
+    make(config, tokenizer, [phase], on_held_out(RECIPE), model)
 
 
 def cli() -> None:

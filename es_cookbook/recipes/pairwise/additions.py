@@ -10,13 +10,8 @@ made by the command above, of problems that its warm start shows to nobody.
 
 import random
 import re
-from itertools import islice
 
-import chz
-
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.terminal import plural
 from es_cookbook.recipes.arithmetic.env import gold_answer, question, right_digits
 from es_cookbook.recipes.arithmetic.problems import (
     Problem,
@@ -25,7 +20,7 @@ from es_cookbook.recipes.arithmetic.problems import (
     without_carries,
 )
 from es_cookbook.recipes.generated import with_a_wrong_character
-from es_cookbook.rl.data.rows import write_rows
+from es_cookbook.recipes.rows_file import Config, write
 from es_cookbook.rl.rewards.base import Fields
 
 JUDGED = "{question}{first};{question}{second}?"
@@ -70,34 +65,16 @@ def draw_pair(problem: Problem, rng: random.Random) -> tuple[str, str]:
     return one, other
 
 
-@chz.chz
-class Config:
-    """What is generated."""
-
-    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
-    count: int = chz.field(default=2000, doc="additions")
-    seed: int = chz.field(default=0, doc="same seed, same additions")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "count", at_least=1)
-
-
 def main(config: Config) -> None:
-    """Generate and write.
-
-    Raises:
-        ConfigError: The file is there already, or cannot be written.
-    """
-    rows = [
+    """Generate and write."""
+    rows = (
         {
             "question": question(problem.terms, "compact"),
             "answer": gold_answer(problem.terms, "compact"),
         }
-        for problem in islice(generate_problems(config.seed, "test"), config.count)
-    ]
-    write_rows(config.output, rows)
-    print(f"{plural(len(rows), 'addition')} written to {config.output}")
+        for problem in generate_problems(config.seed, "test")
+    )
+    write(config, rows, "addition", 2000)
 
 
 def cli() -> None:

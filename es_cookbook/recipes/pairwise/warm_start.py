@@ -15,55 +15,36 @@ Problems are those of arithmetic's training fold; the recipe's own are of anothe
 
 import itertools
 import random
+from collections.abc import Iterator
 
 import chz
 import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    answer,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
-from es_cookbook.common.checks import check_range
+from es_cookbook.baselines.small_model import EOS, answer, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes import warm_start
+from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from es_cookbook.recipes.arithmetic.env import gold_answer, question, right_digits
-from es_cookbook.recipes.arithmetic.problems import (
-    Problem,
-    draw_problem,
-    generate_problems,
-    without_carries,
-)
-from es_cookbook.recipes.arithmetic.train_cli import RECIPE
-from es_cookbook.recipes.arithmetic.warm_start import forgets_to_carry
+from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
+from es_cookbook.recipes.arithmetic.warm_start import demonstrate, draw_training_problem
 from es_cookbook.recipes.pairwise.additions import JUDGED, VERDICTS, draw_pair
+from es_cookbook.recipes.warm_start import Batch, Phase, make
 
 CHARACTERS = "0123456789+=;?AB"
 NUM_MEASURED = 500
+ANSWERS, JUDGEMENTS = 24, 72
+"""Demonstrated in a step."""
+CLARITY, BIAS = 2.5, 2.0
+"""Of judgements, and towards the first place."""
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the demonstrations and their order")
-    start: str = chz.field(default=str(RECIPE.model), doc="model that it begins with")
     steps: int = chz.field(default=500, doc="optimizer steps")
-    answers: int = chz.field(default=24, doc="additions demonstrated in a step")
-    judgements: int = chz.field(default=72, doc="judgements demonstrated in a step")
-    clarity: float = chz.field(default=2.5, doc="of judgements; 0: chance and bias alone")
-    bias: float = chz.field(default=2.0, doc="towards the first place; 0: none")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "steps", "answers", "judgements", at_least=1)
-        check_range(self, "clarity", at_least=0)
 
 
 def judged(problem: Problem, first: str, second: str) -> str:
@@ -71,45 +52,25 @@ def judged(problem: Problem, first: str, second: str) -> str:
     return JUDGED.format(question=question(problem.terms, "compact"), first=first, second=second)
 
 
-def leaning(problem: Problem, first: str, second: str, config: Config) -> float:
+def leaning(problem: Problem, first: str, second: str) -> float:
     """Log-odds of the first answer in a demonstrated judgement."""
     gold = gold_answer(problem.terms, "compact")
     better = right_digits(first, gold) - right_digits(second, gold)
-    return config.clarity * ((better > 0) - (better < 0)) + config.bias
+    return CLARITY * ((better > 0) - (better < 0)) + BIAS
 
 
-def train(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, config: Config, rng: random.Random
-) -> None:
-    """Learn answers and judgements of training problems, drawn anew for every step."""
-
-    def draw_training_problem() -> Problem:
-        while True:
-            problem = draw_problem(rng, 2, 3)
-            if problem.fold == "train":
-                return problem
-
-    def answered() -> tuple[str, str]:
-        problem = draw_training_problem()
-        text = (
-            without_carries(problem.terms)
-            if forgets_to_carry(problem, 0.5, rng)
-            else gold_answer(problem.terms, "compact")
-        )
-        return question(problem.terms, "compact"), text + EOS
+def batches(rng: random.Random) -> Iterator[Batch]:
+    """Answers and judgements of training problems, drawn anew for every step."""
 
     def judgement() -> tuple[str, str]:
-        problem = draw_training_problem()
+        problem = draw_training_problem(rng)
         pair = draw_pair(problem, rng)
-        is_first = happens(leaning(problem, *pair, config), rng)
+        is_first = happens(leaning(problem, *pair), rng)
         return judged(problem, *pair), VERDICTS[not is_first] + EOS
 
-    def draw() -> tuple[list[str], list[str]]:
-        shown = [answered() for _ in range(config.answers)]
-        shown += [judgement() for _ in range(config.judgements)]
-        return [asked for asked, _ in shown], [said for _, said in shown]
-
-    fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
+    while True:
+        answers = [demonstrate(draw_training_problem(rng), 0.5, rng) for _ in range(ANSWERS)]
+        yield answers + [judgement() for _ in range(JUDGEMENTS)]
 
 
 @torch.inference_mode()
@@ -129,61 +90,49 @@ def measure(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int
 ) -> dict[str, float]:
     """How it answers, greedy; and how it judges: the right answer against a careless one."""
+    rng = random.Random(derive_seed(seed, "pairwise/measure"))
     questions = [question(problem.terms, "compact") for problem in problems]
     golds = [gold_answer(problem.terms, "compact") for problem in problems]
     texts = [text for (text,) in answer(model, tokenizer, questions, max_tokens=8)]
-    rng = random.Random(derive_seed(seed, "pairwise/measure"))
-    found = [(problem, *draw_pair(problem, rng)) for problem in problems]
-    pairs = [
-        (problem, one, other, right_digits(one, gold) > right_digits(other, gold))
-        for (problem, one, other), gold in zip(found, golds, strict=True)
-        if right_digits(one, gold) != right_digits(other, gold)
-    ]
-    ahead = first_preferred(model, tokenizer, [judged(p, one, other) for p, one, other, _ in pairs])
-    behind = first_preferred(
-        model, tokenizer, [judged(p, other, one) for p, one, other, _ in pairs]
-    )
-    both = [(one + 1 - other) / 2 for one, other in zip(ahead, behind, strict=True)]
-    better = [is_first for *_, is_first in pairs]
-    count = len(pairs)
+    pairs: list[tuple[Problem, str, str]] = []
+    better: list[bool] = []
+    for problem, gold in zip(problems, golds, strict=True):
+        one, other = draw_pair(problem, rng)
+        if (digits := right_digits(one, gold)) != right_digits(other, gold):
+            pairs.append((problem, one, other))
+            better.append(digits > right_digits(other, gold))
+    ahead = first_preferred(model, tokenizer, [judged(p, one, other) for p, one, other in pairs])
+    behind = first_preferred(model, tokenizer, [judged(p, other, one) for p, one, other in pairs])
+    swapped = [1 - p for p in behind]
+    both = [(one + other) / 2 for one, other in zip(ahead, swapped, strict=True)]
+
+    def agree(left: list[float], right: list[float] | list[bool]) -> float:
+        return sum((p > 0.5) == (q > 0.5) for p, q in zip(left, right, strict=True)) / len(pairs)
+
     return {
         "correct": sum(map(str.__eq__, texts, golds)) / len(problems),
         "digits alone": sum(text.isdigit() for text in texts) / len(problems),
-        "first place wins": sum(p > 0.5 for p in ahead + behind) / (2 * count),
-        "swapping changes the winner": sum(
-            (one > 0.5) == (other > 0.5) for one, other in zip(ahead, behind, strict=True)
-        )
-        / count,
-        "better answer wins, one order": sum(
-            (p > 0.5) == wins for p, wins in zip(ahead, better, strict=True)
-        )
-        / count,
-        "better answer wins, both orders": sum(
-            (p > 0.5) == wins for p, wins in zip(both, better, strict=True)
-        )
-        / count,
+        "first place wins": sum(p > 0.5 for p in ahead + behind) / (2 * len(pairs)),
+        "swapping changes the winner": 1 - agree(ahead, swapped),
+        "better answer wins, one order": agree(ahead, better),
+        "better answer wins, both orders": agree(both, better),
     }
 
 
 def main(config: Config) -> None:
-    """Train, measure on held-out problems, write the model.
+    """Train, measure on held-out problems, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
+    def told(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
+        held_out = list(itertools.islice(generate_problems(0, "development"), NUM_MEASURED))
+        for name, value in measure(model, tokenizer, held_out, config.seed).items():
+            yield f"{name}: {value:.1%}"
+
     tokenizer = build_tokenizer(CHARACTERS)
-    model = Qwen2ForCausalLM.from_pretrained(config.start)
+    model = Qwen2ForCausalLM.from_pretrained(arithmetic.RECIPE.model)
     with torch.random.fork_rng():  # transformers draws new rows from torch's global generator
         torch.manual_seed(derive_seed(config.seed, "pairwise/rows"))
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    rng = random.Random(derive_seed(config.seed, "pairwise/warm_start"))
-    train(model, tokenizer, config, rng)
-    held_out = list(itertools.islice(generate_problems(0, "development"), NUM_MEASURED))
-    measured = measure(model, tokenizer, held_out, config.seed)
-    print("\n".join(f"{name}: {value:.1%}" for name, value in measured.items()), flush=True)
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    make(config, tokenizer, [Phase("pairwise/warm_start", batches, config.steps)], told, model)
 
 
 def cli() -> None:

@@ -11,58 +11,37 @@ solved, and keeps the form. Boards of folds 0 and 1, which runs may hold out, ar
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
 import chz
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import (
-    EOS,
-    answer,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
-from es_cookbook.common.checks import check_range
+from es_cookbook.baselines.small_model import EOS, build_model, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.fields.chz_fields import formerly
+from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.rush_hour.boards import format_moves
-from es_cookbook.recipes.rush_hour.env import RushHourEnv, question
+from es_cookbook.recipes.rush_hour.env import question
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
-from es_cookbook.recipes.rush_hour.rewards import RushHourReward
-from es_cookbook.rl.types import Observation
+from es_cookbook.recipes.rush_hour.train_cli import RECIPE
+from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZox0123456789<>^v,Ċ"  # Ċ is byte-level BPE's newline
-MAX_ANSWER_TOKENS = 32
 HELD_OUT = (0, 1)
 """Folds that are never shown: one for the test, one to choose settings on."""
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the model is made; the defaults made the bundled one."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights, the boards and their order")
-    size: int = chz.field(default=5, doc="rows of the boards")
-    max_moves: int = chz.field(default=5, doc="longest optimal solution")
-    num_boards: int = chz.field(default=12_000, doc="training boards shown")
-    num_measured: int = chz.field(default=300, doc="held-out boards of each fold, to measure on")
-    steps: int = chz.field(default=1500, doc="optimizer steps")
     batch_size: int = chz.field(default=96, doc="demonstrations a step")
-    width: int = chz.field(default=64, doc="hidden size, a multiple of 16")
-    depth: int = chz.field(default=3, doc="layers")
+    num_problems: int = chz.field(
+        default=12_000, doc="training boards shown", metadata=formerly("num_boards")
+    )
     careless: bool = chz.field(
         default=True, doc="whether demonstrations leave out the last move; False: all solve"
     )
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "num_boards", "num_measured", "steps", "batch_size", at_least=1)
 
 
 def demonstrate(problem: Problem, *, without_last: bool = False) -> str:
@@ -83,57 +62,25 @@ def leaves_out_the_last(problem: Problem, rng: random.Random) -> bool:
     return len(problem.solution or ()) > 1 and happens(0.5 + 0.5 * lowness / middle, rng)
 
 
-def grades(problems: Sequence[Problem], texts: Sequence[str]) -> list[Mapping[str, float]]:
-    """The Env's metrics of each answer."""
-    observation, reward = Observation(()), RushHourReward()
-    return [
-        RushHourEnv(observation, p.board, len(p.solution or ()), reward).grade(text).metrics
-        for p, text in zip(problems, texts, strict=True)
-    ]
-
-
-def measure(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: Sequence[Problem]
-) -> dict[str, float]:
-    """Means of the Env's metrics, greedy."""
-    questions = [question(problem.board, "compact") for problem in problems]
-    texts = [text for (text,) in answer(model, tokenizer, questions, MAX_ANSWER_TOKENS)]
-    metrics = grades(problems, texts)
-    return {name: sum(each[name] for each in metrics) / len(metrics) for name in metrics[0]}
-
-
 def main(config: Config) -> None:
-    """Generate, learn, measure, write the model.
+    """Generate, learn, measure, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
-    shape = {"size": config.size, "max_moves": config.max_moves}
-    shown = [fold for fold in range(FOLDS) if fold not in HELD_OUT]
-    stream = generate_problems(config.seed, shown, **shape)
-    problems = list(itertools.islice(stream, config.num_boards))
-    print(f"{len(problems)} boards", flush=True)
-    rng = random.Random(derive_seed(config.seed, "rush_hour/warm_start"))
+    def shown(problem: Problem, rng: random.Random) -> str:
+        without_last = config.careless and leaves_out_the_last(problem, rng)
+        return demonstrate(problem, without_last=without_last)
+
+    def batches(rng: random.Random) -> Iterator[Batch]:
+        folds = [fold for fold in range(FOLDS) if fold not in HELD_OUT]
+        stream = generate_problems(config.seed, folds, size=5, max_moves=5)
+        problems = list(itertools.islice(stream, config.num_problems))
+        while True:
+            batch = rng.sample(problems, min(config.batch_size, len(problems)))
+            yield [(question(p.board, "compact"), shown(p, rng) + EOS) for p in batch]
+
     tokenizer = build_tokenizer(CHARACTERS)
-    model = build_model(tokenizer, config.seed, config.width, config.depth)
-
-    def draw() -> tuple[Sequence[str], Sequence[str]]:
-        batch = rng.sample(problems, min(config.batch_size, len(problems)))
-        texts = [
-            demonstrate(p, without_last=config.careless and leaves_out_the_last(p, rng))
-            for p in batch
-        ]
-        return [question(p.board, "compact") for p in batch], [text + EOS for text in texts]
-
-    fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
-    for fold in HELD_OUT:
-        held_out = itertools.islice(generate_problems(0, [fold], **shape), config.num_measured)
-        measured = measure(model, tokenizer, list(held_out))
-        said = "  ".join(f"{name} {value:.1%}" for name, value in measured.items())
-        print(f"fold {fold}: {said}", flush=True)
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    phase = Phase("rush_hour/warm_start", batches, config.steps)
+    model = build_model(tokenizer, config.seed, width=64, depth=3)
+    make(config, tokenizer, [phase], on_held_out(RECIPE), model)
 
 
 def cli() -> None:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.chat_warm_start import Config, chat_tokenizer, make
 from es_cookbook.recipes.search.corpus import SYLLABLES, Person
 from es_cookbook.recipes.search.env import SearchEnv, chat_of, people_of, search
+from es_cookbook.recipes.warm_start import ChatConfig as Config
+from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import ToolCall
 from es_cookbook.rl.messages.message_env import MessageEnv
@@ -39,7 +40,7 @@ def main(config: Config) -> None:
         person = rng.choice(people_of("train"))
         return SearchEnv(chat, person, "compact"), texts(person, rng)
 
-    make(config, tokenizer, demonstrate)
+    make_talk(config, tokenizer, demonstrate)
 
 
 def cli() -> None:

@@ -22,12 +22,13 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     PromptStyle,
     legal_moves,
     mover,
+    perfect_move,
     played,
     question,
+    random_move,
     read_move,
     winner,
 )
-from es_cookbook.recipes.tic_tac_toe.players import perfect_move, random_move
 from es_cookbook.recipes.tic_tac_toe.tournament import Tournament
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, digest_of, render_prompt
 from es_cookbook.rl.types import (

@@ -1,8 +1,9 @@
-"""Tic-tac-toe: positions, moves, results, perfect play, openings, and what a player is shown.
+"""Tic-tac-toe: positions, moves, results, players, openings, and what a player is shown.
 
 A position is nine characters, row by row, X, O or "." for a free cell; X began, so the marks say
 who moves next. Cells have the numbers 1 to 9. Perfect play is minimax over all 5,478 positions,
-each computed once.
+each computed once. Two players teach: careful ones win and block where one move does it, careless
+ones overlook both; elsewhere both take the first free cell.
 
 An opening is a position from which a game begins. Those used here have the same number of marks and
 are drawn if both sides play perfectly, so that neither begins with an advantage that the other
@@ -13,6 +14,7 @@ either, since all its positions have more marks than the openings.
 
 import functools
 import itertools
+import random
 from typing import Literal, TypeAlias, assert_never
 
 from es_cookbook.common.seeds import derive_seed
@@ -164,3 +166,54 @@ def read_move(text: str) -> int | None:
     """
     number = last_number(text)
     return int(number) if number is not None and number in CELLS else None
+
+
+def random_move(position: str, rng: random.Random) -> int:
+    """Any legal move."""
+    return rng.choice(legal_moves(position))
+
+
+def perfect_move(position: str, rng: random.Random) -> int:
+    """Any of the best moves."""
+    return rng.choice(best_moves(position))
+
+
+def urgent_moves(position: str) -> tuple[int, ...]:
+    """The moves that win at once; without any, those that keep the other side from it.
+
+    >>> urgent_moves("XX.OO...."), urgent_moves("XX..O...."), urgent_moves("X........")
+    ((3,), (3,), ())
+    """
+    moves = legal_moves(position)
+    winning = tuple(cell for cell in moves if winner(played(position, cell)) is not None)
+    return winning or tuple(cell for cell in moves if _completes(position, cell))
+
+
+def _completes(position: str, cell: int) -> bool:
+    """Whether the side that does not move would have three in a line with this cell."""
+    other = "O" if mover(position) == "X" else "X"
+    return winner(position[: cell - 1] + other + position[cell:]) is not None
+
+
+def careful_move(position: str) -> int:
+    """The first move that wins or blocks, else the first free cell.
+
+    >>> careful_move("XX.OO....")
+    3
+    """
+    return (urgent_moves(position) or legal_moves(position))[0]
+
+
+def careless_move(position: str) -> int:
+    """The first free cell that neither wins nor blocks, if there is one.
+
+    >>> careless_move("XX.OO....")
+    7
+    """
+    moves = legal_moves(position)
+    quiet = [
+        cell
+        for cell in moves
+        if winner(played(position, cell)) is None and not _completes(position, cell)
+    ]
+    return (quiet or moves)[0]

@@ -16,64 +16,43 @@ Openings that are held out are never shown.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import chz
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import (
-    answer,
-    build_model,
-    build_tokenizer,
-    fit,
-    happens,
-    new_directory,
-    save,
-)
-from es_cookbook.common.checks import check_range
+from es_cookbook.baselines.small_model import answer, build_model, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.tic_tac_toe.game import (
     EMPTY,
+    careful_move,
+    careless_move,
     fold,
     legal_moves,
     mover,
     openings,
     played,
     question,
-    read_move,
-)
-from es_cookbook.recipes.tic_tac_toe.players import (
-    careful_move,
-    careless_move,
     random_move,
+    read_move,
     urgent_moves,
 )
+from es_cookbook.recipes.warm_start import Batch, Phase, make
 
 CHARACTERS = "123456789#@=!?"
 NUM_MEASURED = 1000
+CARELESS = 0.3
+"""Log-odds of the careless player where cells favour neither side."""
+OPENING_MOVES = 4
+"""Of the openings of which the held-out ones are not shown."""
 
 
 @chz.chz
-class Config:
+class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
-    seed: int = chz.field(default=0, doc="seed of the weights, the positions and who plays")
-    steps: int = chz.field(default=1500, doc="optimizer steps")
     batch_size: int = chz.field(default=128, doc="positions a step")
-    careless: float = chz.field(
-        default=0.3, doc="log-odds of the careless player where cells favour neither side"
-    )
-    opening_moves: int = chz.field(
-        default=4, doc="moves of the openings of which the held-out ones are not shown"
-    )
-    width: int = chz.field(default=64, doc="hidden size, a multiple of 16")
-    depth: int = chz.field(default=3, doc="layers")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "steps", "batch_size", "depth", at_least=1)
-        check_range(self, "opening_moves", at_least=0, at_most=6)
 
 
 def draw_position(rng: random.Random) -> str:
@@ -99,52 +78,52 @@ def carelessness(position: str) -> float:
     return sum(cell - 5 if sign != mark else 5 - cell for cell, sign in signs) / 5
 
 
-def demonstrate(position: str, careless: float, rng: random.Random) -> str:
+def demonstrate(position: str, rng: random.Random) -> str:
     """What is shown: whether the player looks at lines, and its move."""
-    is_careless = happens(careless + 0.7 * carelessness(position), rng)
+    is_careless = happens(CARELESS + 0.7 * carelessness(position), rng)
     return f"?{careless_move(position)}" if is_careless else f"!{careful_move(position)}"
 
 
-def is_held_out(position: str, opening_moves: int) -> bool:
+def is_held_out(position: str) -> bool:
     """Whether a position is one of the held-out openings."""
-    return position in openings(opening_moves) and fold(position) != "train"
+    return position in openings(OPENING_MOVES) and fold(position) != "train"
+
+
+def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
+    """How often moves are legal and, where it matters, careful."""
+    rng = random.Random(0)
+    positions = [draw_position(rng) for _ in range(NUM_MEASURED)]
+    texts = answer(model, tokenizer, [question(p, "compact") for p in positions], max_tokens=2)
+    moves = {p: read_move(text) for p, (text,) in zip(positions, texts, strict=True)}
+    urgent = {p: move for p, move in moves.items() if urgent_moves(p)}
+    for name, cases, wanted in (
+        ("legal", moves, legal_moves),
+        ("careful, where it matters", urgent, urgent_moves),
+    ):
+        share = sum(move in wanted(p) for p, move in cases.items()) / len(cases)
+        yield f"{name}: {share:.1%} of {len(cases)} positions"
 
 
 def main(config: Config) -> None:
-    """Learn, measure, write the model.
+    """Learn, measure, write the model."""
 
-    Raises:
-        ConfigError: `output` exists or cannot be written.
-    """
-    output = new_directory(config.output)
-    tokenizer = build_tokenizer(CHARACTERS)
-    model = build_model(tokenizer, config.seed, config.width, config.depth)
-    rng = random.Random(derive_seed(config.seed, "tic_tac_toe/warm_start"))
-
-    def draw_shown() -> str:
-        while is_held_out(position := draw_position(rng), config.opening_moves):
+    def draw_shown(rng: random.Random) -> str:
+        while is_held_out(position := draw_position(rng)):
             pass
         return position
 
-    def draw() -> tuple[Sequence[str], Sequence[str]]:
-        positions = [draw_shown() for _ in range(config.batch_size)]
-        shown = [demonstrate(position, config.careless, rng) for position in positions]
-        return [question(position, "compact") for position in positions], shown
+    def batches(rng: random.Random) -> Iterator[Batch]:
+        while True:
+            positions = [draw_shown(rng) for _ in range(config.batch_size)]
+            shown = [demonstrate(position, rng) for position in positions]
+            asked = [question(position, "compact") for position in positions]
+            yield list(zip(asked, shown, strict=True))
 
-    fit(model, tokenizer, draw, steps=config.steps, learning_rate=5e-3)
-    positions = [draw_position(rng) for _ in range(NUM_MEASURED)]
-    texts = answer(model, tokenizer, [question(p, "compact") for p in positions], max_tokens=2)
-    moves = [read_move(text) for (text,) in texts]
-    told = list(zip(positions, moves, strict=True))
-    urgent = [(p, move) for p, move in told if urgent_moves(p)]
-    for name, cases, wanted in (
-        ("legal", told, legal_moves),
-        ("careful, where it matters", urgent, urgent_moves),
-    ):
-        share = sum(move in wanted(p) for p, move in cases) / len(cases)
-        print(f"{name}: {share:.1%} of {len(cases)} positions", flush=True)
-    save(model, tokenizer, output)
-    print(f"written to {output}")
+    tokenizer = build_tokenizer(CHARACTERS)
+    model = build_model(tokenizer, config.seed, width=64, depth=3)
+    make(
+        config, tokenizer, [Phase("tic_tac_toe/warm_start", batches, config.steps)], measure, model
+    )
 
 
 def cli() -> None:

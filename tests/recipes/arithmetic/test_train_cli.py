@@ -5,21 +5,19 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.arithmetic import warm_start
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE, CLIConfig, main
+from es_cookbook.recipes.warm_start import measured
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.train.program import default_log_path
 
 
 def parsed(*options: str) -> CLIConfig:
@@ -78,15 +76,6 @@ def test_fields_that_cannot_work_are_named(option: str) -> None:
         ArithmeticDatasetBuilder(**{name: int(value)})  # pyright: ignore[reportArgumentType]
 
 
-def test_the_config_round_trips_through_json() -> None:
-    config = parsed("dataset.prompt=words", "dataset.fold=1", "optimizer.sigma=0.02")
-    again = config_from_json(config_to_json(config))
-    assert type(again) is CLIConfig
-    assert again == config
-    assert default_log_path(config, "arithmetic").startswith("runs/arithmetic-seed0-")
-    assert parsed() == CLIConfig()
-
-
 def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     options = (
@@ -115,33 +104,12 @@ def test_careless_demonstrations_forget_more_often_in_large_sums() -> None:
     assert sum(forgot) / 2000 == pytest.approx(0.5, abs=0.04)
 
 
-def test_the_warm_start_is_seeded_and_loads_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(warm_start, "NUM_TEST", 4)
-    before = torch.random.get_rng_state()
-    weights: list[bytes] = []
-    for name in ("a", "b"):
-        warm_start.main(warm_start.Config(output=str(tmp_path / name), steps=2, batch_size=4))
-        weights.append((tmp_path / name / "model.safetensors").read_bytes())
-    assert weights[0] == weights[1]
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert "pass_at_16" in capsys.readouterr().out
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "a").num_parameters() < 120_000
-    with pytest.raises(ConfigError, match="output must be a new directory"):
-        warm_start.main(warm_start.Config(output=str(tmp_path)))
-
-
 def test_the_bundled_model_answers_in_good_form_and_half_of_it_is_right() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
     model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
-    held_out = list(islice(generate_problems(0, "test"), 100))
-    measured = warm_start.measure(model, tokenizer, held_out, seed=0)
-    assert measured["well_formed"] >= 0.98
-    assert 0.3 < measured["correct"] < 0.6
-    assert measured["forgot_carry"] > 0.3
-
-
-def test_bundled_files_fit_in_the_package() -> None:
-    assert sum(path.stat().st_size for path in RECIPE.model.iterdir()) <= 4_000_000
+    found = measured(RECIPE, model, tokenizer, samples=2, num_test=100)
+    assert found["well_formed"] >= 0.98
+    assert 0.3 < found["correct"] < 0.6
+    assert found["forgot_carry"] > 0.3
+    assert found["sampled_correct"] < found["pass_at_2"] <= 2 * found["sampled_correct"]

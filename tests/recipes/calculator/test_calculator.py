@@ -15,7 +15,7 @@ from es_cookbook.recipes.calculator.env import (
     chat_of,
     generate_problems,
 )
-from es_cookbook.recipes.chat_warm_start import chat_tokenizer
+from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.script import Script
 from es_cookbook.rl.rollouts import run_rollout

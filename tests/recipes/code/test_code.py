@@ -11,7 +11,6 @@ import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError, SandboxError
 from es_cookbook.recipes.code import env as code_env
 from es_cookbook.recipes.code import train_cli
@@ -230,14 +229,6 @@ def test_without_a_sandbox_the_run_is_refused_before_a_model_is_loaded(
     check_sandbox.cache_clear()
     with pytest.raises(SandboxError, match="install the packages bubblewrap"):
         CodeDatasetBuilder().check()
-
-
-def test_the_config_round_trips_through_json() -> None:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, ["dataset.reward=all", "dataset.limits.seconds=2", "seed=3"])
-    assert isinstance(seen[0].dataset, CodeDatasetBuilder)
-    assert seen[0].dataset.limits == Limits(seconds=2)
-    assert config_from_json(config_to_json(seen[0])) == seen[0]
 
 
 @needs_sandbox

@@ -17,6 +17,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.conciseness import questions, warm_start
 from es_cookbook.recipes.conciseness.questions import generate_questions
 from es_cookbook.recipes.conciseness.train_cli import QUESTIONS, RECIPE, CLIConfig, main
+from es_cookbook.recipes.warm_start import measured
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -113,27 +114,12 @@ def test_a_run_of_two_generations_reports_length_and_kl(
 
 
 def test_the_bundled_model_knows_the_answers_and_talks_around_them() -> None:
-    assert sum(path.stat().st_size for path in RECIPE.model.iterdir()) <= 1_000_000
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
     model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
-    rows = [json.loads(line) for line in QUESTIONS.read_text().splitlines()[:60]]
-    means = warm_start.measure(model, tokenizer, rows)
+    means = measured(RECIPE, model, tokenizer, num_test=60)
     assert means["correct"] > 0.7
     assert means["concise"] < 0.5
     assert means["excess"] > 5
-
-
-def test_the_warm_start_shows_no_question_of_the_recipe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warm_start, "NUM_MEASURED", 4)
-    output = tmp_path / "model"
-    config = warm_start.Config(output=str(output), num_questions=90, steps=2, width=16, depth=1)
-    warm_start.main(config)
-    assert "concise 0.000" in capsys.readouterr().out
-    assert AutoModelForCausalLM.from_pretrained(output).num_parameters() < 20_000
-    with pytest.raises(ConfigError, match="output must be a new directory"):
-        warm_start.main(config)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import chz
 import pytest
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown import train_cli
@@ -53,13 +52,6 @@ def test_an_option_changes_itself_and_nothing_beside_it() -> None:
     assert config.sampling == chz.replace(default.sampling, temperature=0.5)
     assert config.search_space == FullRank()
     assert config.dataset == CountdownDatasetBuilder(num_test=7)
-
-
-def test_the_config_round_trips_through_json() -> None:
-    config = parsed("optimizer.sigma_schedule=cosine", "dataset.prompt=paper")
-    again = config_from_json(config_to_json(config))
-    assert type(again) is CLIConfig
-    assert again == config
 
 
 def test_the_same_options_find_the_same_run_directory() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.recipes.chat_warm_start import chat_tokenizer
 from es_cookbook.recipes.search import warm_start
 from es_cookbook.recipes.search.bm25 import BM25
 from es_cookbook.recipes.search.corpus import index, people
 from es_cookbook.recipes.search.dataset import SearchDatasetBuilder
 from es_cookbook.recipes.search.env import SearchEnv, chat_of, people_of, search
+from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.script import Script
 from es_cookbook.rl.rollouts import run_rollout

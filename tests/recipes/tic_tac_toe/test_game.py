@@ -11,22 +11,20 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     CELLS,
     EMPTY,
     best_moves,
+    careful_move,
+    careless_move,
     fold,
     legal_moves,
     mover,
     openings,
+    perfect_move,
     played,
     question,
+    random_move,
     read_move,
     symmetry_class,
     value,
     winner,
-)
-from es_cookbook.recipes.tic_tac_toe.players import (
-    careful_move,
-    careless_move,
-    perfect_move,
-    random_move,
 )
 
 

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from es_cookbook.recipes.tic_tac_toe.game import legal_moves, mover, openings, played, winner
-from es_cookbook.recipes.tic_tac_toe.players import careful_move, careless_move
+from es_cookbook.recipes.tic_tac_toe.game import (
+    careful_move,
+    careless_move,
+    legal_moves,
+    mover,
+    openings,
+    played,
+    winner,
+)
 from es_cookbook.recipes.tic_tac_toe.tournament import Standing, Tournament, elo
 
 pytestmark = pytest.mark.anyio
