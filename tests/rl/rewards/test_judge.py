@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.common.servers.chat import Completion
 from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.rewards.judge import KEY, Judge
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
@@ -104,13 +105,22 @@ async def test_a_dead_judge_is_told_in_a_sentence() -> None:
             await judge(url).grade("42", ROW)
 
 
-async def test_no_more_questions_at_a_time_than_allowed() -> None:
-    with serving(5) as server:
-        async with anyio.create_task_group() as group:
-            for _ in range(12):
-                group.start_soon(judge(server.url, max_concurrent=2).grade, "42", ROW)
-    assert len(server.asked) == 12
-    assert server.most <= 2
+async def test_no_more_questions_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, most = 0, list[int]()
+
+    async def slow(*_: object) -> Completion:
+        nonlocal now
+        now += 1
+        most.append(now)
+        await anyio.sleep(0.01)
+        now -= 1
+        return Completion("5", "stop")
+
+    monkeypatch.setattr("es_cookbook.rl.rewards.judge.completion", slow)
+    async with anyio.create_task_group() as group:
+        for _ in range(12):
+            group.start_soon(judge("http://127.0.0.1", max_concurrent=2).grade, "42", ROW)
+    assert len(most) == 12 and max(most) == 2
 
 
 async def test_a_judge_can_be_one_of_several_rewards() -> None:
