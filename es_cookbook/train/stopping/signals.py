@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the first ends a run cleanly, the second at once.
 
 A clean end needs the event loop: rollouts are cancelled, and everything is closed. An Env that
-holds the loop is interrupted first (`es_cookbook.rl.watchdog`). The second signal raises
+holds the loop is interrupted first (`es_cookbook.rl.timeouts`). The second signal raises
 `KeyboardInterrupt` wherever the program stands. Where that does not end it either, because
 something swallows it or never comes back to Python, the process is ended: seconds after the
 second signal, and after SIGTERM in any case, since whoever sends that kills next. The history
@@ -33,7 +33,7 @@ from typing import TypeAlias
 
 import anyio
 
-from es_cookbook.rl.watchdog import Watchdog
+from es_cookbook.rl.timeouts import Watchdog
 from es_cookbook.train.stopping import ending
 
 INTERRUPTED = 130
