@@ -30,10 +30,10 @@ Fold: TypeAlias = Literal["train", "development", "test"]
 
 FOLDS = 10
 """A problem belongs to one of so many folds; 0 is the test, 1 the development set."""
-FRUITLESS = 10_000
+FRUITLESS = 100_000
 """Draws in a row that bring nothing new, after which there is taken to be no further problem."""
 
-_Problem = TypeVar("_Problem", bound=Hashable)
+_Problem = TypeVar("_Problem")
 
 
 def fold_of(recipe: str, *numbers: int) -> Fold:
@@ -49,20 +49,51 @@ def fold_of_text(text: str) -> int:
 
 
 def distinct(
-    draw: Callable[[], _Problem], fold_of: Callable[[_Problem], Fold], fold: Fold
+    draw: Callable[[], _Problem | None],
+    is_wanted: Callable[[_Problem], bool],
+    key: Callable[[_Problem], Hashable] = lambda problem: problem,
 ) -> Iterator[_Problem]:
-    """The problems of one fold that `draw` brings, each once; ends where it brings nothing new."""
-    seen: set[_Problem] = set()
+    """Wanted problems that `draw` brings, each once; ends where it brings nothing new.
+
+    Args:
+        draw: the next one, or None for one that is no good.
+        is_wanted: of the right fold.
+        key: what makes a problem the one it is.
+    """
+    seen: set[Hashable] = set()
     fruitless = 0
     while fruitless < FRUITLESS:
         problem = draw()
         fruitless += 1
-        if problem in seen:
+        if problem is None or (known := key(problem)) in seen:
             continue
-        seen.add(problem)
+        seen.add(known)
         fruitless = 0
-        if fold_of(problem) == fold:
+        if is_wanted(problem):
             yield problem
+
+
+class _InFold(Protocol):
+    @property
+    def fold(self) -> Fold: ...
+
+
+_Drawn = TypeVar("_Drawn", bound=_InFold)
+
+
+def problems_of(
+    recipe: str, seed: int, fold: Fold, draw: Callable[[random.Random], _Drawn]
+) -> Iterator[_Drawn]:
+    """Seeded stream of distinct problems of a fold; those of different folds are disjoint."""
+    rng = random.Random(derive_seed(seed, f"{recipe}/{fold}"))
+    return distinct(lambda: draw(rng), lambda problem: problem.fold == fold)
+
+
+def training_problem(draw: Callable[[random.Random], _Drawn], rng: random.Random) -> _Drawn:
+    """The next of the training fold."""
+    while (problem := draw(rng)).fold != "train":
+        pass
+    return problem
 
 
 def with_a_wrong_character(answer: str, rng: random.Random) -> str:

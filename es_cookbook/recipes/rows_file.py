@@ -1,7 +1,8 @@
 """Files of generated rows: the ones that recipes bring, and others like them."""
 
-from collections.abc import Iterator
-from itertools import islice
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import chz
 
@@ -9,6 +10,8 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.rows import Fields, write_rows
+
+_Made = TypeVar("_Made")
 
 
 @chz.chz
@@ -28,12 +31,24 @@ class Config:
         check_range(self, "count", at_least=1)
 
 
+def by_turns(
+    kinds: Sequence[Callable[[], _Made]], key: Callable[[_Made], str | None]
+) -> Iterator[_Made]:
+    """Endless: all kinds in turn, no key twice, and none without one."""
+    seen: set[str | None] = {None}
+    for make in itertools.cycle(kinds):
+        while key(made := make()) in seen:
+            pass
+        seen.add(key(made))
+        yield made
+
+
 def write(config: Config, rows: Iterator[Fields], what: str, count: int) -> None:
     """Write `config.count` rows, or so many.
 
     Raises:
         ConfigError: The file is there already, or cannot be written.
     """
-    found = list(islice(rows, config.count or count))
+    found = list(itertools.islice(rows, config.count or count))
     write_rows(config.output, found)
     print(f"{plural(len(found), what)} written to {config.output}")

@@ -39,8 +39,7 @@ from es_cookbook.common.errors import ConfigError, DataError, ServerError, leave
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.servers.chat import Completion
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.rl.data.rows import Row, load_rows
-from es_cookbook.rl.data.template import check_template, filled
+from es_cookbook.rl.data.rows import Row, check_template, filled, load_rows
 from es_cookbook.runs.files import replace_file
 
 PARTS = ".parts"

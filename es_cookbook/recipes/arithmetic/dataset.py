@@ -1,18 +1,101 @@
-"""Additions as a dataset: generated problems, and held-out ones that no seed trains on."""
+"""Additions as an Env: the prompt, the grade and its metrics.
+
+Half of the reward is for the right sum, half for the share of its digits that are right: an answer
+with one wrong digit is better than one with three, and a population has more to choose from.
+"""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
-from es_cookbook.recipes.arithmetic.env import ArithmeticEnv, PromptStyle, gold_answer, question
-from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
+from es_cookbook.recipes.arithmetic.problems import (
+    Problem,
+    forgot_a_carry,
+    generate_problems,
+    ones_first,
+)
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.rewards.number import last_number
 from es_cookbook.rl.types import Observation, Tokenizer
+
+PromptStyle: TypeAlias = Literal["compact", "words"]
+
+
+def question(terms: Sequence[int], style: PromptStyle) -> str:
+    """The problem in words, or in the bundled model's shorthand, which is answered ones first.
+
+    >>> question([347, 285], "compact")
+    '347+285='
+    """
+    numbers = "+".join(map(str, terms))
+    if style == "compact":
+        return f"{numbers}="
+    return f"What is {numbers}? Answer with the number alone."
+
+
+def gold_answer(terms: Sequence[int], style: PromptStyle) -> str:
+    """The answer that earns everything.
+
+    >>> gold_answer([347, 285], "compact"), gold_answer([347, 285], "words")
+    ('236', '632')
+    """
+    return ones_first(sum(terms)) if style == "compact" else str(sum(terms))
+
+
+def right_digits(answer: str, gold: str) -> float:
+    """Share of the places, ones first, in which two numbers have the same digit.
+
+    >>> right_digits("226", "236"), right_digits("23", "236"), right_digits("2361", "236")
+    (0.6666666666666666, 0.6666666666666666, 0.75)
+    """
+    places = list(zip_longest(answer, gold))
+    return sum(given == wanted for given, wanted in places) / len(places)
+
+
+class ArithmeticEnv(ProblemEnv):
+    """One attempt at one addition."""
+
+    def __init__(
+        self, observation: Observation, terms: tuple[int, ...], style: PromptStyle = "compact"
+    ) -> None:
+        super().__init__(observation)
+        self.terms = terms
+        self.style: PromptStyle = style
+
+    def grade(self, text: str) -> Grade:
+        """Reward and metrics: `correct`, `digits`, `well_formed`, `forgot_carry`."""
+        gold = ones_first(sum(self.terms))
+        answer, well_formed = self._read(text.strip(), len(gold))
+        correct = float(answer == gold)
+        digits = right_digits(answer, gold) if answer else 0.0
+        metrics = {
+            "correct": correct,
+            "digits": digits,
+            "well_formed": float(well_formed),
+            "forgot_carry": float(forgot_a_carry(self.terms, answer)),
+        }
+        return Grade(0.5 * correct + 0.5 * digits, metrics)
+
+    def _read(self, text: str, longest: int) -> tuple[str, bool]:
+        """The digits of the answer, ones first, and whether the text is nothing else.
+
+        In words the last number of the text counts, whatever stands around it. Of a number longer
+        than any sum can be, nothing counts.
+        """
+        is_number = text.isascii() and text.isdigit() and len(text) <= longest + 1
+        if self.style == "compact":
+            return (text, True) if is_number else ("", False)
+        value = last_number(text)
+        if value is None or value.denominator != 1 or not 0 <= value < 10 ** (longest + 1):
+            return "", False
+        return ones_first(int(value)), is_number
 
 
 @chz.chz

@@ -5,11 +5,11 @@ problem is a training problem with its numbers exchanged.
 """
 
 import dataclasses
+import functools
 import random
 from collections.abc import Iterator, Sequence
 
-from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import Fold, distinct, fold_of
+from es_cookbook.recipes.generated import Fold, fold_of, problems_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,13 +40,11 @@ def generate_problems(
         num_terms: how many numbers are added.
         num_digits: digits of each; the first one is not 0.
     """
-    rng = random.Random(derive_seed(seed, f"arithmetic/{fold}"))
-    return distinct(
-        lambda: draw_problem(rng, num_terms, num_digits), lambda problem: problem.fold, fold
-    )
+    draw = functools.partial(draw_problem, num_terms=num_terms, num_digits=num_digits)
+    return problems_of("arithmetic", seed, fold, draw)
 
 
-def draw_problem(rng: random.Random, num_terms: int, num_digits: int) -> Problem:
+def draw_problem(rng: random.Random, num_terms: int = 2, num_digits: int = 3) -> Problem:
     """Any problem, of any split."""
     lowest, highest = 10 ** (num_digits - 1), 10**num_digits - 1
     return Problem(tuple(rng.randint(lowest, highest) for _ in range(num_terms)))

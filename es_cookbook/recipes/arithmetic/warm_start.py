@@ -21,9 +21,10 @@ from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes import warm_start
-from es_cookbook.recipes.arithmetic.env import gold_answer, question
+from es_cookbook.recipes.arithmetic.dataset import gold_answer, question
 from es_cookbook.recipes.arithmetic.problems import Problem, draw_problem, without_carries
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE
+from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
 
 CHARACTERS = "0123456789+="
@@ -58,13 +59,6 @@ def forgets_to_carry(problem: Problem, careless: float, rng: random.Random) -> b
     return happens(leaning, rng)
 
 
-def draw_training_problem(rng: random.Random) -> Problem:
-    """Of two numbers with three digits."""
-    while (problem := draw_problem(rng, 2, 3)).fold != "train":
-        pass
-    return problem
-
-
 def demonstrate(problem: Problem, careless: float, rng: random.Random) -> tuple[str, str]:
     """The question, and what a careless person or a careful one answers."""
     terms = problem.terms
@@ -78,7 +72,7 @@ def main(config: Config) -> None:
 
     def batches(rng: random.Random) -> Iterator[Batch]:
         while True:
-            problems = [draw_training_problem(rng) for _ in range(config.batch_size)]
+            problems = [training_problem(draw_problem, rng) for _ in range(config.batch_size)]
             yield [demonstrate(problem, config.careless, rng) for problem in problems]
 
     phase = Phase("arithmetic/warm_start", batches, config.steps)

@@ -1,23 +1,150 @@
-"""Expressions as a dataset: generated problems, and held-out ones that no seed trains on."""
+"""Expressions with three numbers, computed by a tool that knows two: a pocket calculator.
 
+Whoever types from left to right is wrong about `12+34*5`: the product comes first. The results need
+the tool, since a product of two numbers with two digits is more than a small model computes.
+"""
+
+import dataclasses
 import functools
-from collections.abc import Iterator
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.recipes.calculator.env import (
-    CalculatorEnv,
-    PromptStyle,
-    calculate,
-    chat_of,
-    generate_problems,
-)
-from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder
+from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.recipes.recipe import built_field
-from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
+from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.message_env import Reply, ToolEnv
+from es_cookbook.rl.messages.tool_calls import Form, call_text
+from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rewards.number import last_number
 from es_cookbook.rl.types import Tokenizer
+
+PromptStyle: TypeAlias = Literal["compact", "words"]
+Order: TypeAlias = Literal["left", "right"]
+"""Which operation comes first."""
+
+_OPERATION = re.compile(r"\s*(\d{1,12})\s*([-+*])\s*(\d{1,12})\s*")
+
+
+@tool(quick=True)
+def calculate(expression: str) -> int:
+    """A pocket calculator: one operation with two numbers.
+
+    Args:
+        expression: two whole numbers with +, - or * between them, such as 12*3
+    """
+    found = _OPERATION.fullmatch(expression)
+    if found is None:
+        raise ValueError("one operation with two whole numbers is accepted, such as 12*3")
+    a, operation, b = int(found[1]), found[2], int(found[3])
+    return {"+": a + b, "-": a - b, "*": a * b}[operation]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """A sum or difference and a product: `a+b*c`, `a*b+c` or `a*b-c`."""
+
+    numbers: tuple[int, int, int]
+    operations: Literal["+*", "*+", "*-"]
+
+    @property
+    def expression(self) -> str:
+        """As it is asked."""
+        (a, b, c), (first, second) = self.numbers, self.operations
+        return f"{a}{first}{b}{second}{c}"
+
+    @property
+    def fold(self) -> Fold:
+        """By the whole expression."""
+        return fold_of("calculator", *self.numbers, *map(ord, self.operations))
+
+    @property
+    def right_order(self) -> Order:
+        """Products come first."""
+        return "right" if self.operations == "+*" else "left"
+
+    def steps(self, order: Order) -> tuple[str, str, str]:
+        """Two operations in this order, and what comes out."""
+        (a, b, c), (first, second) = self.numbers, self.operations
+        inner = f"{a}{first}{b}" if order == "left" else f"{b}{second}{c}"
+        value = calculate.function(inner)
+        outer = f"{value}{second}{c}" if order == "left" else f"{a}{first}{value}"
+        return inner, outer, str(calculate.function(outer))
+
+    @property
+    def answer(self) -> str:
+        """Right."""
+        return self.steps(self.right_order)[-1]
+
+
+def generate_problems(seed: int, fold: Fold) -> Iterator[Problem]:
+    """Seeded stream of distinct problems of one fold."""
+    return problems_of("calculator", seed, fold, draw_problem)
+
+
+def draw_problem(rng: random.Random) -> Problem:
+    """Any problem, of any fold; three in four have the product last."""
+    a, b, c = (rng.randint(11, 99) for _ in range(3))
+    return Problem((a, b, c), rng.choice(("+*", "+*", "+*", "*+", "*-")))
+
+
+def chat_of(problem: Problem, order: Order, form: Form) -> tuple[str, ...]:
+    """What the model says, turn by turn: two calls and the answer."""
+    *expressions, answer = problem.steps(order)
+    calls = [ToolCall("calculate", {"expression": text}) for text in expressions]
+    return (*(call_text(call, form) for call in calls), answer)
+
+
+class CalculatorEnv(ToolEnv):
+    """One attempt at one expression."""
+
+    def __init__(self, chat: Chat, problem: Problem, style: PromptStyle) -> None:
+        super().__init__(chat)
+        self.problem = problem
+        self.style: PromptStyle = style
+
+    @override
+    async def initial_messages(self) -> Sequence[Message]:
+        return [Message("user", question(self.problem, self.style))]
+
+    @override
+    async def answer(self, text: str) -> Reply:
+        return self._end(last_number(text), is_number=re.fullmatch(r"-?\d+", text) is not None)
+
+    @override
+    def out_of_room(self, limit: Limit) -> Reply:
+        return self._end(None, is_number=False)
+
+    def _end(self, value: object, *, is_number: bool) -> Reply:
+        correct = float(value == int(self.problem.answer))
+        other = self.problem.steps("left")[-1]
+        failed = self.counts["malformed_calls"] + self.counts["tool_errors"]
+        metrics = {
+            "correct": correct,
+            "well_formed": float(is_number and not failed),
+            "left_to_right": float(not correct and value == int(other)),
+        }
+        return Reply(correct, done=True, metrics=metrics)
+
+
+def question(problem: Problem, style: PromptStyle) -> str:
+    """The problem in words, or in the bundled model's shorthand.
+
+    >>> question(Problem((12, 34, 5), "+*"), "compact")
+    '12+34*5='
+    """
+    if style == "compact":
+        return f"{problem.expression}="
+    return (
+        f"What is {problem.expression}? Compute with the calculator, one operation a call, and "
+        "then answer with the number alone."
+    )
 
 
 @chz.chz

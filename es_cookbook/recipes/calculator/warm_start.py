@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.calculator.env import (
+from es_cookbook.recipes.calculator.dataset import (
     CalculatorEnv,
     Problem,
     calculate,
     chat_of,
     draw_problem,
 )
+from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.warm_start import ChatConfig as Config
 from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -42,9 +43,7 @@ def main(config: Config) -> None:
     chat = Chat(tokenizer, ChatOptions(tools_in="nowhere"), [calculate])
 
     def demonstrate(rng: random.Random) -> tuple[MessageEnv, Sequence[str]]:
-        problem = draw_problem(rng)
-        while problem.fold != "train":
-            problem = draw_problem(rng)
+        problem = training_problem(draw_problem, rng)
         return CalculatorEnv(chat, problem, "compact"), texts(problem, rng)
 
     make_talk(config, tokenizer, demonstrate)

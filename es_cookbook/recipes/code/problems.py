@@ -14,7 +14,7 @@ from typing import cast
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import FOLDS
+from es_cookbook.recipes.generated import FOLDS, distinct
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.asserts import asked_names
 
@@ -146,22 +146,18 @@ def generate_problems(seed: int, *, is_test: bool, fold: int = 0) -> Iterator[Pr
     ('def value():\n    return 25+7-5', ('assert value() == 27',))
     """
     rng = random.Random(derive_seed(seed, "code/test" if is_test else "code/train"))
-    seen: set[str] = set()
-    fruitless = 0
-    while fruitless < 100_000:
-        fruitless += 1
+
+    def draw() -> Problem | None:
         a, b, c = sorted((rng.randint(1, 30) for _ in range(3)), reverse=True)
         expression, value = rng.choice(
             ((f"{a}+{b}+{c}", a + b + c), (f"{a}+{b}-{c}", a + b - c), (f"{a}*{c}-{b}", a * c - b))
         )
-        problem = Problem(
-            f"{a},{b},{c}={value}\n",
-            asserts=(f"assert value() == {value}",),
-            prefix="def value():\n    return ",
-            solution=expression,
-        )
-        is_new = 1 <= value <= 99 and problem.task not in seen
-        if is_new and (problem.fold == fold) == is_test:
-            seen.add(problem.task)
-            fruitless = 0
-            yield problem
+        task = f"{a},{b},{c}={value}\n"
+        asserts = (f"assert value() == {value}",)
+        problem = Problem(task, asserts, prefix="def value():\n    return ", solution=expression)
+        return problem if 1 <= value <= 99 else None
+
+    def is_wanted(problem: Problem) -> bool:
+        return (problem.fold == fold) == is_test
+
+    return distinct(draw, is_wanted, lambda problem: problem.task)

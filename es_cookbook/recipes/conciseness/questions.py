@@ -11,12 +11,13 @@ command above; its warm start shows none of them.
 """
 
 import dataclasses
+import functools
 import random
 from collections.abc import Iterator
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.rows_file import Config, write
+from es_cookbook.recipes.rows_file import Config, by_turns, write
 
 _CONSONANTS, _VOWELS = "bdfglmnprst", "aeiou"
 
@@ -34,14 +35,8 @@ class Question:
 def generate_questions(seed: int) -> Iterator[Question]:
     """Endless seeded stream of distinct questions: a number, two of them, a word, and again."""
     rng = random.Random(derive_seed(seed, "conciseness/questions"))
-    seen: set[str] = set()
-    while True:
-        for make in (_after, _more, _backwards):
-            made = make(rng)
-            while made.question in seen:
-                made = make(rng)
-            seen.add(made.question)
-            yield made
+    kinds = (_after, _more, _backwards)
+    return by_turns([functools.partial(make, rng) for make in kinds], lambda made: made.question)
 
 
 def _after(rng: random.Random) -> Question:

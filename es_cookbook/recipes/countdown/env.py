@@ -7,7 +7,7 @@ becoming right).
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias
 
 from es_cookbook.rl.problem_env import Grade, ProblemEnv
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
@@ -34,9 +34,7 @@ def question(numbers: Sequence[int], target: int, style: PromptStyle) -> str:
     """
     if style == "compact":
         return f"{','.join(map(str, sorted(numbers, reverse=True)))}={target}\n"
-    if style == "paper":
-        return _PAPER.format(numbers=f"[{' '.join(map(str, numbers))}]", target=target)
-    assert_never(style)
+    return _PAPER.format(numbers=f"[{' '.join(map(str, numbers))}]", target=target)
 
 
 class CountdownEnv(ProblemEnv):

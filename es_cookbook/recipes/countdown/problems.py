@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import FOLDS
+from es_cookbook.recipes.generated import FOLDS, distinct
 from es_cookbook.rl.rewards.arithmetic import Number, divide
 
 ProblemKey: TypeAlias = tuple[tuple[int, ...], int]
@@ -65,19 +65,16 @@ def generate_problems(
         fold: which fold is held out.
     """
     rng = random.Random(derive_seed(seed, f"countdown/{split}"))
-    seen: set[ProblemKey] = set()
-    fruitless = 0
-    while fruitless < 100_000:
+
+    def draw() -> Problem | None:
         numbers = tuple(rng.randint(1, max_number) for _ in range(rng.choice(num_numbers)))
         target = _random_target(rng, numbers)
-        problem = Problem(numbers, target)
-        fruitless += 1
-        if not 1 <= target <= max_target or problem.key in seen:
-            continue
-        seen.add(problem.key)
-        if (problem.fold == fold) == (split == "test"):
-            fruitless = 0
-            yield problem
+        return Problem(numbers, target) if 1 <= target <= max_target else None
+
+    def is_wanted(problem: Problem) -> bool:
+        return (problem.fold == fold) == (split == "test")
+
+    return distinct(draw, is_wanted, lambda problem: problem.key)
 
 
 def _random_target(rng: random.Random, numbers: Sequence[int]) -> int:

@@ -14,12 +14,13 @@ its warm start shows none of its answers.
 """
 
 import dataclasses
+import functools
 import random
 from collections.abc import Iterator
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.rows_file import Config, write
+from es_cookbook.recipes.rows_file import Config, by_turns, write
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _CONSONANTS, _VOWELS = "bcdfghlmnprstvw", "aeiou"
@@ -50,14 +51,11 @@ class Clue:
 def generate_clues(seed: int) -> Iterator[Clue]:
     """Endless seeded stream of clues with distinct answers, all kinds in turn."""
     rng = random.Random(derive_seed(seed, "crossword/clues"))
-    seen: set[str] = set()
-    while True:
-        for make in (_initials, _reversal, _hidden, _alternate):
-            made = make(rng)
-            while made.answer in seen or made.answer == made.careless:
-                made = make(rng)
-            seen.add(made.answer)
-            yield made
+    kinds = (_initials, _reversal, _hidden, _alternate)
+    return by_turns(
+        [functools.partial(make, rng) for make in kinds],
+        lambda made: None if made.answer == made.careless else made.answer,
+    )
 
 
 def _word(rng: random.Random, length: int) -> str:

@@ -9,7 +9,7 @@ A clue is held out by its answer: no answer of a held-out clue is trained on, wh
 
 import functools
 from pathlib import Path
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
@@ -46,9 +46,7 @@ def question(clue: str, enumeration: str | None, style: PromptStyle) -> str:
     whole = clue.strip() if ends_in_it else f"{clue.strip()} {enumeration}"
     if style == "compact":
         return f"{whole}\n"
-    if style == "words":
-        return _WORDS.format(clue=whole)
-    assert_never(style)
+    return _WORDS.format(clue=whole)
 
 
 @chz.chz

@@ -1,17 +1,161 @@
-"""Numbers to guess as a dataset: generated problems, and held-out ones that no seed trains on."""
+"""Guessing a number as a chat: after each guess the model hears where the number is.
 
+There are just as many guesses as halving what is left needs. So a number is found for certain by
+who halves, and by luck by who does not. Luck tells little of a genome; so half of the reward is for
+how well the guesses halve what is left.
+"""
+
+import dataclasses
 import functools
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder
-from es_cookbook.recipes.guess_number.env import GuessEnv, PromptStyle, generate_problems, halving
+from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.recipes.recipe import built_field
-from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.message_env import MessageEnv, Reply
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rewards.number import last_number
 from es_cookbook.rl.types import Tokenizer
+
+PromptStyle: TypeAlias = Literal["compact", "words"]
+
+HIGHEST = 99
+WIDTHS = range(12, 61)
+"""How many numbers a problem may have to choose from."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """A number to find between two others, which are possible too."""
+
+    low: int
+    high: int
+    number: int
+
+    @property
+    def guesses(self) -> int:
+        """As many as halving needs."""
+        return (self.high - self.low + 1).bit_length()
+
+    @property
+    def fold(self) -> Fold:
+        """By all three numbers."""
+        return fold_of("guess_number", self.low, self.high, self.number)
+
+
+def generate_problems(seed: int, fold: Fold) -> Iterator[Problem]:
+    """Seeded stream of distinct problems of one fold."""
+    return problems_of("guess_number", seed, fold, draw_problem)
+
+
+def draw_problem(rng: random.Random) -> Problem:
+    """Any problem, of any fold."""
+    width = rng.choice(WIDTHS)
+    low = rng.randint(1, HIGHEST - width + 1)
+    high = low + width - 1
+    return Problem(low, high, rng.randint(low, high))
+
+
+def halving(problem: Problem) -> list[int]:
+    """The guesses of who always halves what is left.
+
+    >>> halving(Problem(10, 30, 25))
+    [20, 25]
+    """
+    low, high, guesses = problem.low, problem.high, list[int]()
+    while not guesses or guesses[-1] != problem.number:
+        guesses.append((low + high) // 2)
+        low, high = narrowed(low, high, guesses[-1], problem.number)
+    return guesses
+
+
+def halves(low: int, high: int, guess: int) -> float:
+    """How well a guess halves what is left: 1 in the middle, 0 at an edge.
+
+    >>> halves(10, 30, 20), halves(10, 30, 15), halves(10, 30, 30), halves(7, 7, 7)
+    (1.0, 0.5, 0.0, 1.0)
+    """
+    most = (high - low) // 2
+    return min(guess - low, high - guess, most) / most if most else 1.0
+
+
+def narrowed(low: int, high: int, guess: int, number: int) -> tuple[int, int]:
+    """Between which numbers the number is after a guess that is not it."""
+    return (max(low, guess + 1), high) if guess < number else (low, min(high, guess - 1))
+
+
+class GuessEnv(MessageEnv):
+    """One attempt at finding a number."""
+
+    def __init__(self, chat: Chat, problem: Problem, style: PromptStyle) -> None:
+        super().__init__(chat)
+        self.style: PromptStyle = style
+        self._number, self._left = problem.number, problem.guesses
+        self._low, self._high = problem.low, problem.high
+        self._halves: list[float | None] = []
+
+    @override
+    async def initial_messages(self) -> Sequence[Message]:
+        if self.style == "compact":
+            return [Message("user", self._range)]
+        return [
+            Message(
+                "user",
+                f"I am thinking of a whole number, {self._range}. You have {self._left} guesses. "
+                "Answer each time with one number alone; I will say whether mine is higher or "
+                "lower.",
+            )
+        ]
+
+    @override
+    async def reply(self, message: Message) -> Reply:
+        guess = self._read(message.content)
+        self._halves.append(None if guess is None else halves(self._low, self._high, guess))
+        self._left -= 1
+        if guess == self._number or self._left == 0:
+            return self._end(found=guess == self._number)
+        return Reply(messages=[Message("user", self._hint(guess))])
+
+    @override
+    def out_of_room(self, limit: Limit) -> Reply:
+        return self._end(found=False)
+
+    def _end(self, *, found: bool) -> Reply:
+        count = len(self._halves)
+        halving = sum(value or 0.0 for value in self._halves) / count
+        well_formed = sum(value is not None for value in self._halves) / count
+        metrics = {"correct": float(found), "halving": halving, "well_formed": well_formed}
+        return Reply(0.5 * found + 0.5 * halving, done=True, metrics=metrics)
+
+    def _read(self, text: str) -> int | None:
+        """A guess that may be right; compact the text must be nothing else."""
+        value = last_number(text)
+        if self.style == "compact" and not (text.isascii() and text.isdigit()):
+            return None
+        if value is None or value.denominator != 1 or not self._low <= value <= self._high:
+            return None
+        return int(value)
+
+    def _hint(self, guess: int | None) -> str:
+        if guess is None:
+            return "?" + self._range if self.style == "compact" else f"It is {self._range}. Guess:"
+        higher = guess < self._number
+        self._low, self._high = narrowed(self._low, self._high, guess, self._number)
+        if self.style == "compact":
+            return f"{'+' if higher else '-'}{self._range}"
+        return f"Mine is {'higher' if higher else 'lower'}: it is {self._range}. Guess:"
+
+    @property
+    def _range(self) -> str:
+        if self.style == "compact":
+            return f"{self._low}..{self._high}="
+        return f"from {self._low} to {self._high}"
 
 
 @chz.chz

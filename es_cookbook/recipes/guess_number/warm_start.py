@@ -14,7 +14,8 @@ import chz
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.fields.chz_fields import formerly
-from es_cookbook.recipes.guess_number.env import (
+from es_cookbook.recipes.generated import training_problem
+from es_cookbook.recipes.guess_number.dataset import (
     HIGHEST,
     GuessEnv,
     Problem,
@@ -56,9 +57,7 @@ def main(config: Config) -> None:
     chat = Chat(tokenizer)
 
     def demonstrate(rng: random.Random) -> tuple[MessageEnv, Sequence[str]]:
-        problem = draw_problem(rng)
-        while problem.fold != "train":
-            problem = draw_problem(rng)
+        problem = training_problem(draw_problem, rng)
         return GuessEnv(chat, problem, "compact"), guesses(problem, rng)
 
     make_talk(config, tokenizer, demonstrate)

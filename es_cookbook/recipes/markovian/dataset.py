@@ -11,10 +11,15 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.recipes.markovian.answers import Extraction
-from es_cookbook.recipes.markovian.env import Asked, MarkovianEnv, MarkovianProblem
+from es_cookbook.recipes.markovian.env import (
+    TEMPLATE_NAMES,
+    Asked,
+    MarkovianEnv,
+    MarkovianProblem,
+    Template,
+)
 from es_cookbook.recipes.markovian.problems import Problem, generate_sums
 from es_cookbook.recipes.markovian.rows import read_problem
-from es_cookbook.recipes.markovian.template import TEMPLATE_NAMES, Template
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of

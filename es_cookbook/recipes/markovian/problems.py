@@ -12,8 +12,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import Fold, distinct, fold_of, fold_of_text
+from es_cookbook.recipes.generated import Fold, fold_of, fold_of_text, problems_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +94,9 @@ class Sum:
         return fold_of("markovian", *itertools.chain.from_iterable(pairs))
 
 
-def draw_sum(rng: random.Random, num_terms: int, num_digits: int, operations: str) -> Sum:
+def draw_sum(
+    rng: random.Random, num_terms: int = 4, num_digits: int = 1, operations: str = "+"
+) -> Sum:
     """Any sum, of any split; numbers are from 1 to the highest of so many digits."""
     terms = tuple(rng.randint(1, 10**num_digits - 1) for _ in range(num_terms))
     return Sum(terms, ("+", *(rng.choice(operations) for _ in terms[1:])))
@@ -113,9 +114,9 @@ def generate_sums(
         num_digits: most digits of each.
         operations: signs that may stand between them.
     """
-    rng = random.Random(derive_seed(seed, f"markovian/{fold}"))
-    draw = functools.partial(draw_sum, rng, num_terms, num_digits, operations)
-    return distinct(draw, lambda found: found.fold, fold)
+    shape = {"num_terms": num_terms, "num_digits": num_digits}
+    draw = functools.partial(draw_sum, operations=operations, **shape)
+    return problems_of("markovian", seed, fold, draw)
 
 
 def chance(problems_P: list[Problem]) -> float:

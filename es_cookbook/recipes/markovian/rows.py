@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from es_cookbook.common.errors import DataError
+from es_cookbook.recipes.markovian.env import tokens_of
 from es_cookbook.recipes.markovian.problems import Problem
-from es_cookbook.recipes.markovian.template import tokens_of
 from es_cookbook.recipes.math.problems import MARK
 from es_cookbook.recipes.math.problems import read_problem as read_math
 from es_cookbook.rl.data.rows import Row

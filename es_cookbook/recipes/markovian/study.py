@@ -13,9 +13,9 @@ of gradients are studied alike. `against` is another run, usually one trained wi
 
     study.json       means with 95 % intervals, and comparisons
     thoughts.jsonl   a line a problem: question, answer, thought, what was answered behind it
-    *.png, *.svg     accuracy, fragility and scorers
+    *.png, *.svg     accuracy, hand-written thoughts, and scorers
 
-The run directory is only read.
+The run directory is only read. `es-cookbook plot kind=fragility` draws what damage costs.
 """
 
 import contextlib
@@ -50,17 +50,17 @@ from es_cookbook.population.results import (
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder, check_room
 from es_cookbook.recipes.markovian.env import MarkovianProblem
-from es_cookbook.recipes.markovian.measuring import FRAGILITY, Scored, studied
-from es_cookbook.recipes.markovian.plots import draw_study
+from es_cookbook.recipes.markovian.measuring import EXTRACTIONS, FRAGILITY, Scored, studied
 from es_cookbook.recipes.markovian.problems import Problem
 from es_cookbook.rl.types import EnvGroupBuilder, Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.report.plots import require_matplotlib
+from es_cookbook.runs.report.plots import draw_bars, require_matplotlib
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from es_cookbook.train.stopping.signals import run_until_signal
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
-_SHOWN = ("correct", "logprob", "leaks", FRAGILITY, "written", "unrelated", "useful")
+_WRITTEN = ("written", "unrelated")
+_SHOWN = ("correct", "logprob", "leaks", FRAGILITY, *_WRITTEN, "useful")
 
 
 @chz.chz
@@ -232,9 +232,14 @@ async def _read(run: _Run, model_name: str, found: Thoughts) -> Thoughts:
     return Thoughts(model_name, found.markovian, results, [])
 
 
-def estimates(of: Thoughts, seed: int) -> dict[str, Estimate]:
-    """Every metric's mean, with its interval."""
-    return {metric: of.results.estimate(metric, seed) for metric in sorted(of.results.metrics)}
+def estimates(found: Sequence[Thoughts], seed: int) -> dict[str, dict[str, Estimate]]:
+    """Every metric's mean with its interval, by run or model."""
+    return {
+        of.name: {
+            metric: of.results.estimate(metric, seed) for metric in sorted(of.results.metrics)
+        }
+        for of in found
+    }
 
 
 def comparisons(found: Sequence[Thoughts], seed: int) -> dict[str, Comparison]:
@@ -266,9 +271,8 @@ def main(config: Config) -> None:
     if run_until_signal(measure):
         raise KeyboardInterrupt("interrupted; nothing was written")
     found, scored = done[0]
+    of_runs, of_scorers = estimates(found, config.seed), estimates(scored, config.seed)
     gaps = comparisons(found, config.seed)
-    of_runs = {of.name: estimates(of, config.seed) for of in found}
-    of_scorers = {of.name: estimates(of, config.seed) for of in scored}
     plain = {
         "runs": {of.name: {"markovian": of.markovian, **_plain(of_runs[of.name])} for of in found},
         "scorers": {name: _plain(estimate) for name, estimate in of_scorers.items()},
@@ -281,25 +285,55 @@ def main(config: Config) -> None:
         replace_file(directory / THOUGHTS, ["".join(lines).encode()])
         if config.plots:
             draw_study(directory, of_runs, of_scorers)
-    print(told(of_runs, of_scorers, gaps))
+    for name, of in of_runs.items():
+        print("\n".join([name, *(_line(m, of[m].value, of[m]) for m in _SHOWN if m in of)]))
+    for name, of in of_scorers.items():
+        print("\n".join([f"read by {name}", *(_line(m, e.value, e) for m, e in of.items())]))
+    if gaps:
+        shown = [_line(m, gaps[m].difference, gaps[m]) for m in _SHOWN if m in gaps]
+        print("\n".join(["the first less the second", *shown]))
     print(f"written to {output}")
 
 
-def told(
+def draw_study(
+    directory: Path,
     of_runs: Mapping[str, Mapping[str, Estimate]],
     of_scorers: Mapping[str, Mapping[str, Estimate]],
-    gaps: Mapping[str, Comparison],
-) -> str:
-    """What came out, as lines of text."""
-    lines: list[str] = []
-    for name, found in of_runs.items():
-        lines += [name, *(_line(m, found[m].value, found[m]) for m in _SHOWN if m in found)]
-    for name, found in of_scorers.items():
-        lines += [f"read by {name}", *(_line(m, e.value, e) for m, e in found.items())]
-    if gaps:
-        lines.append("the first less the second")
-        lines += [_line(m, gaps[m].difference, gaps[m]) for m in _SHOWN if m in gaps]
-    return "\n".join(lines)
+) -> None:
+    """Draw right answers, hand-written thoughts and scorers, as far as there are such.
+
+    Raises:
+        RunDirectoryError: They cannot be written.
+    """
+    accuracy = (*(f"correct/{each}" for each in EXTRACTIONS), "leaks")
+    logprob = "log-probability of the answer (nats per token)"
+    of_all = {"thoughts of the run": {name: of["informs"] for name, of in of_scorers.items()}}
+    for file, groups, title, y_label in (
+        (
+            "accuracy",
+            {name: {m: of[m] for m in accuracy} for name, of in of_runs.items()},
+            "right answers by where they stand, and thoughts with the answer",
+            "share of problems",
+        ),
+        (
+            "written",
+            {n: {m: of[m] for m in _WRITTEN} for n, of in of_runs.items() if "written" in of},
+            "hand-written thoughts, and those about other problems",
+            f"mean {logprob}",
+        ),
+        (
+            "scorers",
+            of_all if of_scorers else {},
+            "what other models lose without the thought",
+            f"lost {logprob}",
+        ),
+    ):
+        if groups:
+            bars = {
+                name: {m.rpartition("/")[2]: (e.value, e.low, e.high) for m, e in of.items()}
+                for name, of in groups.items()
+            }
+            draw_bars(directory / file, bars, title=f"Markovian, {title}", y_label=y_label)
 
 
 def _line(metric: str, value: float, of: Estimate | Comparison) -> str:

@@ -24,10 +24,10 @@ from es_cookbook.baselines.small_model import EOS, answer, build_tokenizer, happ
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes import warm_start
-from es_cookbook.recipes.generated import Fold
-from es_cookbook.recipes.markovian.damages import DAMAGES, SHARES, damaged
+from es_cookbook.recipes.generated import Fold, training_problem
+from es_cookbook.recipes.markovian.env import Compact
+from es_cookbook.recipes.markovian.measuring import DAMAGES, SHARES, damaged
 from es_cookbook.recipes.markovian.problems import Sum, chance, draw_sum, generate_sums
-from es_cookbook.recipes.markovian.template import Compact
 from es_cookbook.recipes.warm_start import Batch, Phase, make
 
 CHARACTERS = "0123456789+-*,:?>=~"
@@ -62,24 +62,19 @@ def thought_of(total: Sum, *, is_worked: bool, rng: random.Random) -> str:
     """The running totals, or those of another sum that is as long."""
     if is_worked:
         return WORKS + total.thought
-    return BABBLES + draw_sum(rng, len(total.terms), 1, "+").thought
+    return BABBLES + draw_sum(rng, len(total.terms)).thought
 
 
 def batches(batch_size: int, leaning: float, rng: random.Random) -> Iterator[Batch]:
     """Writing and reading thoughts about training sums, drawn anew for every step."""
 
-    def drawn() -> Sum:
-        while (total := draw_sum(rng, 4, 1, "+")).fold != "train":
-            pass
-        return total
-
     def written() -> tuple[str, str]:
-        total = drawn()
+        total = training_problem(draw_sum, rng)
         thought = thought_of(total, is_worked=works(total, leaning, rng), rng=rng)
         return asked(total.question), thought + EOS
 
     def read(in_sight: bool) -> tuple[str, str]:
-        total = drawn()
+        total = training_problem(draw_sum, rng)
         thought = thought_of(total, is_worked=rng.random() < 0.75, rng=rng)
         if rng.random() < 1 / 3:
             damage, share = rng.choice(DAMAGES), rng.choice(SHARES)

@@ -1,26 +1,135 @@
-"""Mathematical problems as a dataset: generated, or rows as of GSM8K, MATH and DeepScaleR.
+r"""A mathematical problem as an Env: the prompt, the grade and its metrics.
 
-Every row's own answer is graded before the first generation: what cannot be read or cannot earn the
-full reward is refused by file and line. Metrics are reported by MATH's levels and types too.
+The answer stands in the last `\boxed{}`, or in the last `<answer>`; nothing else counts. A gold
+answer that is a number (GSM8K) is compared as one, here and in microseconds. All others go to
+math-verify in a worker process.
+
+With w the share that is `answered` and a the share of those that are right, correct = w · a, so
+Δcorrect = Δw · a_before (form) + w_after · Δa (answers that became right).
 """
 
 import functools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import DataError
+from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder
-from es_cookbook.recipes.math.env import MathEnv, PromptStyle, gold_text, question, reward_of
 from es_cookbook.recipes.math.problems import Problem, read_problem
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
-from es_cookbook.rl.rewards.format import prompt_ends_in_think
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemEnv,
+    ProblemGroupBuilder,
+    digest_of,
+    render_prompt,
+)
+from es_cookbook.rl.rewards.answers import Extract, extracted
+from es_cookbook.rl.rewards.base import Reward, graded
+from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think, tag_format_reward
+from es_cookbook.rl.rewards.math_answers import Math
+from es_cookbook.rl.rewards.number import Number
 from es_cookbook.rl.types import Observation, Tokenizer
+
+PromptStyle: TypeAlias = Literal["plain", "boxed", "tags"]
+
+_BOX = r"\boxed"
+_HOW = {
+    "plain": "",
+    "boxed": "\nWork it out step by step, and put the final answer into \\boxed{}.",
+    "tags": "\nShow your work in <think> </think> tags, and return the final answer, and nothing "
+    "else, in <answer> </answer> tags.",
+}
+
+
+def question(problem: str, style: PromptStyle) -> str:
+    r"""The problem, and how to answer it.
+
+    >>> question("What is 6 * 7?", "boxed").splitlines()[1]
+    'Work it out step by step, and put the final answer into \\boxed{}.'
+    """
+    return problem + _HOW[style]
+
+
+def gold_text(gold: str, style: PromptStyle, *, prompt_ends_in_think: bool = False) -> str:
+    r"""A perfect answer.
+
+    >>> gold_text("42", "plain"), gold_text("42", "tags")
+    ('\\boxed{42}', '<think></think><answer>42</answer>')
+    """
+    if style == "tags":
+        text = f"<think></think><answer>{gold}</answer>"
+        return text.removeprefix(THINK_OPEN) if prompt_ends_in_think else text
+    return f"{_BOX}{{{gold}}}"
+
+
+class MathEnv(ProblemEnv):
+    """One attempt at one problem.
+
+    Args:
+        observation: the prompt.
+        name: what sentences call the problem.
+        gold: its answer.
+        reward: compares with the field `answer` of a row.
+        style: of the prompt; says where the answer stands.
+        format_weight: share of the reward for the form.
+        prompt_ends_in_think: the prompt already holds the opening `<think>`.
+    """
+
+    def __init__(
+        self,
+        observation: Observation,
+        name: str,
+        gold: str,
+        reward: Reward,
+        style: PromptStyle,
+        format_weight: float,
+        prompt_ends_in_think: bool = False,
+    ) -> None:
+        super().__init__(observation)
+        self._name = name
+        self._row = {"answer": gold}
+        self._reward = reward
+        self._style: PromptStyle = style
+        self._format_weight = format_weight
+        self._ends_in_think = prompt_ends_in_think
+
+    @override
+    def grade(self, text: str) -> Grade:
+        raise EnvError(f"{self._name}: math-verify may take long, so `graded` is what to await")
+
+    @override
+    async def graded(self, text: str) -> Grade:
+        r"""Reward and metrics.
+
+        `correct`: the answer is the row's. `format`: the share of the four tags that are correctly
+        placed, or whether there is exactly one box, closed and not empty. `answered`: an answer was
+        found, right or wrong. `math_timeouts`: math-verify was not done in time.
+        """
+        answered = bool(extracted(text, extract_of(self._style)))
+        correct = await graded(self._reward, text, self._row, self._name)
+        if self._style == "tags":
+            form = tag_format_reward(text, prompt_ends_in_think=self._ends_in_think)
+        else:
+            form = float(answered and text.count(_BOX) == 1)
+        weight = self._format_weight
+        metrics = {"correct": correct.reward, "format": form, "answered": float(answered)}
+        reward = (1 - weight) * correct.reward + weight * form
+        return Grade(reward, {**metrics, **correct.metrics})
+
+
+def extract_of(style: PromptStyle) -> Extract:
+    """Where answers to a prompt stand."""
+    return "answer" if style == "tags" else "boxed"
+
+
+def reward_of(style: PromptStyle, *, is_number: bool) -> Reward:
+    """What compares answers to a prompt."""
+    return (Number if is_number else Math)(extract=extract_of(style))
 
 
 @chz.chz

@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import FOLDS
+from es_cookbook.recipes.generated import FOLDS, distinct
 
 _PEOPLE = (
     *(("Anna", "She"), ("Ben", "He"), ("Clara", "She"), ("David", "He"), ("Emma", "She")),
@@ -127,16 +127,9 @@ def generate_problems(seed: int, folds: Sequence[int]) -> Iterator[WordProblem]:
     It ends only where no further question is found in 100,000 draws.
     """
     rng = random.Random(derive_seed(seed, "word_problems", *folds))
-    seen: set[str] = set()
-    fruitless = 0
-    while fruitless < 100_000:
-        problem = _drawn(rng)
-        fruitless += 1
-        if problem is None or problem.question in seen or problem.fold not in folds:
-            continue
-        seen.add(problem.question)
-        fruitless = 0
-        yield problem
+    return distinct(
+        lambda: _drawn(rng), lambda problem: problem.fold in folds, lambda problem: problem.question
+    )
 
 
 def _drawn(rng: random.Random) -> WordProblem | None:

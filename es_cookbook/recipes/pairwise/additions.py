@@ -12,16 +12,16 @@ import random
 import re
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.arithmetic.env import gold_answer, question, right_digits
+from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv, gold_answer, question
 from es_cookbook.recipes.arithmetic.problems import (
     Problem,
-    forgot_a_carry,
     generate_problems,
     without_carries,
 )
 from es_cookbook.recipes.generated import with_a_wrong_character
 from es_cookbook.recipes.rows_file import Config, write
 from es_cookbook.rl.rewards.base import Fields
+from es_cookbook.rl.types import Observation
 
 JUDGED = "{question}{first};{question}{second}?"
 """What the bundled model is asked as a judge; each answer stands behind its question."""
@@ -47,13 +47,8 @@ def measured(text: str, row: Fields) -> tuple[float, dict[str, float]]:
     correct = float(given == gold)
     metrics = {"correct": correct}
     if addition := _ADDITION.fullmatch(str(row.get("question", ""))):
-        well_formed = given.isascii() and given.isdigit() and len(given) <= len(gold) + 1
-        terms = [int(term) for term in addition.groups()]
-        metrics |= {
-            "digits": right_digits(given, gold) if well_formed else 0.0,
-            "well_formed": float(well_formed),
-            "forgot_carry": float(well_formed and forgot_a_carry(terms, given)),
-        }
+        terms = tuple(int(term) for term in addition.groups())
+        metrics = {**ArithmeticEnv(Observation(()), terms).grade(text).metrics, **metrics}
     return correct, metrics
 
 

@@ -26,9 +26,10 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
-from es_cookbook.recipes.arithmetic.env import gold_answer, question, right_digits
-from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
-from es_cookbook.recipes.arithmetic.warm_start import demonstrate, draw_training_problem
+from es_cookbook.recipes.arithmetic.dataset import gold_answer, question, right_digits
+from es_cookbook.recipes.arithmetic.problems import Problem, draw_problem, generate_problems
+from es_cookbook.recipes.arithmetic.warm_start import demonstrate
+from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.pairwise.additions import JUDGED, VERDICTS, draw_pair
 from es_cookbook.recipes.warm_start import Batch, Phase, make
 
@@ -63,13 +64,15 @@ def batches(rng: random.Random) -> Iterator[Batch]:
     """Answers and judgements of training problems, drawn anew for every step."""
 
     def judgement() -> tuple[str, str]:
-        problem = draw_training_problem(rng)
+        problem = training_problem(draw_problem, rng)
         pair = draw_pair(problem, rng)
         is_first = happens(leaning(problem, *pair), rng)
         return judged(problem, *pair), VERDICTS[not is_first] + EOS
 
     while True:
-        answers = [demonstrate(draw_training_problem(rng), 0.5, rng) for _ in range(ANSWERS)]
+        answers = [
+            demonstrate(training_problem(draw_problem, rng), 0.5, rng) for _ in range(ANSWERS)
+        ]
         yield answers + [judgement() for _ in range(JUDGEMENTS)]
 
 

@@ -15,7 +15,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder
 from es_cookbook.recipes.rush_hour.boards import Move, format_moves, parse_board, parse_moves
-from es_cookbook.recipes.rush_hour.env import PromptStyle, RushHourEnv, question
+from es_cookbook.recipes.rush_hour.env import PromptStyle, RushHourEnv, RushHourReward, question
 from es_cookbook.recipes.rush_hour.generate import (
     GENERATED_SIZES,
     MEDIUM_BELOW,
@@ -23,7 +23,6 @@ from es_cookbook.recipes.rush_hour.generate import (
     difficulty,
     generate_problems,
 )
-from es_cookbook.recipes.rush_hour.rewards import RushHourReward
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt

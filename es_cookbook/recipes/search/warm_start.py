@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.search.corpus import SYLLABLES, Person
-from es_cookbook.recipes.search.env import SearchEnv, chat_of, people_of, search
+from es_cookbook.recipes.search.dataset import SearchEnv, chat_of, people_of, search
 from es_cookbook.recipes.warm_start import ChatConfig as Config
 from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions

@@ -15,7 +15,7 @@ either, since all its positions have more marks than the openings.
 import functools
 import itertools
 import random
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import Fold
@@ -151,11 +151,9 @@ def question(position: str, style: PromptStyle) -> str:
     if style == "compact":
         signs = {mark: "#", "X" if mark == "O" else "O": "@"}
         return "".join(signs.get(sign, str(i)) for i, sign in enumerate(position, 1)) + "="
-    if style == "words":
-        signs = [str(i) if sign == "." else sign for i, sign in enumerate(position, 1)]
-        rows = [" | ".join(signs[i : i + 3]) for i in (0, 3, 6)]
-        return _WORDS.format(mark=mark, board="\n".join(rows))
-    assert_never(style)
+    signs = [str(i) if sign == "." else sign for i, sign in enumerate(position, 1)]
+    rows = [" | ".join(signs[i : i + 3]) for i in (0, 3, 6)]
+    return _WORDS.format(mark=mark, board="\n".join(rows))
 
 
 def read_move(text: str) -> int | None:

@@ -32,9 +32,16 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.choosing import Curriculum, Filter, Recent, Stream, interleaved, quotas
+from es_cookbook.rl.data.choosing import (
+    Curriculum,
+    Filter,
+    Recent,
+    Replay,
+    Stream,
+    interleaved,
+    quotas,
+)
 from es_cookbook.rl.data.problem_dataset import EpochDataset
-from es_cookbook.rl.data.replay import Replay
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import mean_of, rollout_metrics
 from es_cookbook.rl.types import (

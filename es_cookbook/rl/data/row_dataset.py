@@ -27,8 +27,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_sources, load_rows
-from es_cookbook.rl.data.template import check_template, filled
+from es_cookbook.rl.data.rows import Row, check_sources, check_template, filled, load_rows
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 

@@ -1,6 +1,8 @@
 """Rows of local files and of Hugging Face Hub sets, each with its origin.
 
 A `Row` returns its fields by name and type, and names file and line in the error about a wrong one.
+A template is text with a row's fields in braces: `"{question} = ?"`.
+
 Parquet and the Hub go through `datasets`, which decodes nothing here: bytes and paths stay as they
 are. JSON lines are read one by one instead, because a table loader reports the first bad batch, if
 anything, and users need the line.
@@ -13,6 +15,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, DataError, HubError, did_you_mean
@@ -82,6 +85,39 @@ class Row:
         hint = did_you_mean(names[0], present)
         shown = ", ".join(present) or "nothing"
         raise self.error(f"field {missing} is missing{hint}; the row has: {shown}")
+
+
+def check_template(template: str, option: str = "prompt") -> None:
+    """Refuse what is no template; `option` is the user's name for it.
+
+    Raises:
+        ConfigError: It cannot be read, or asks for more than a field.
+    """
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"{option}={template!r:.80}: {error}; write {{{{ for a brace") from error
+    for _, field, form, conversion in pieces:
+        if field is not None and (not field.isidentifier() or form or conversion):
+            raise ConfigError(
+                f"{option}={template!r:.80}: in braces stands the name of one field of the row, "
+                f"found {field!r:.40}; write {{{{ for a brace"
+            )
+
+
+def filled(template: str, row: Row) -> str:
+    """The template with a row's values in it, in one pass: braces of a value stay.
+
+    >>> filled("{question} = ?", Row("row 1", {"question": "6 * {7}"}))
+    '6 * {7} = ?'
+
+    Raises:
+        DataError: The row lacks a field.
+    """
+    return "".join(
+        literal + ("" if field is None else str(row.value(field)))
+        for literal, field, _, _ in Formatter().parse(template)
+    )
 
 
 def check_source(source: str, option: str) -> None:

@@ -21,8 +21,7 @@ from typing_extensions import override
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
-from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.template import check_template, filled
+from es_cookbook.rl.data.rows import Row, check_template, filled
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,

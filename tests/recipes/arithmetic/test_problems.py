@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from es_cookbook.recipes.arithmetic.env import ArithmeticEnv, gold_answer, right_digits
+from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv, gold_answer, right_digits
 from es_cookbook.recipes.arithmetic.problems import (
     Fold,
     Problem,

@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 
 from es_cookbook.recipes.calculator import warm_start
-from es_cookbook.recipes.calculator.dataset import CalculatorDatasetBuilder
-from es_cookbook.recipes.calculator.env import (
+from es_cookbook.recipes.calculator.dataset import (
+    CalculatorDatasetBuilder,
     CalculatorEnv,
     Problem,
     calculate,

@@ -7,8 +7,13 @@ from typing import Literal
 import pytest
 
 from es_cookbook.recipes.guess_number import warm_start
-from es_cookbook.recipes.guess_number.dataset import GuessNumberDatasetBuilder
-from es_cookbook.recipes.guess_number.env import GuessEnv, Problem, generate_problems, halving
+from es_cookbook.recipes.guess_number.dataset import (
+    GuessEnv,
+    GuessNumberDatasetBuilder,
+    Problem,
+    generate_problems,
+    halving,
+)
 from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.script import Script

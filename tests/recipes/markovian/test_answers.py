@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.recipes.markovian.answers import Extraction, given_answer, is_right, leaks
-from es_cookbook.recipes.markovian.damages import DAMAGES, SHARES, Damage, damaged
+from es_cookbook.recipes.markovian.measuring import DAMAGES, SHARES, Damage, damaged
 
 THOUGHT = "3+5=8, then 8+9=17, so 19."
 

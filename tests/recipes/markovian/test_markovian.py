@@ -25,9 +25,14 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.markovian import warm_start
 from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder
-from es_cookbook.recipes.markovian.env import MarkovianEnv, MarkovianProblem
+from es_cookbook.recipes.markovian.env import (
+    Compact,
+    MarkovianEnv,
+    MarkovianProblem,
+    Template,
+    tokens_of,
+)
 from es_cookbook.recipes.markovian.problems import Problem, Sum, generate_sums
-from es_cookbook.recipes.markovian.template import Compact, Template, tokens_of
 from es_cookbook.recipes.markovian.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (

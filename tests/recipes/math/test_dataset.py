@@ -10,8 +10,7 @@ import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.math.dataset import MathDatasetBuilder
-from es_cookbook.recipes.math.env import MathEnv, PromptStyle, reward_of
+from es_cookbook.recipes.math.dataset import MathDatasetBuilder, MathEnv, PromptStyle, reward_of
 from es_cookbook.recipes.math.warm_start import CHARACTERS
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder

@@ -11,9 +11,8 @@ from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.rush_hour.boards import canonical, parse_board
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
-from es_cookbook.recipes.rush_hour.env import RushHourEnv, question
+from es_cookbook.recipes.rush_hour.env import RushHourEnv, RushHourReward, question
 from es_cookbook.recipes.rush_hour.generate import Problem
-from es_cookbook.recipes.rush_hour.rewards import RushHourReward
 from es_cookbook.recipes.rush_hour.warm_start import CHARACTERS
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder

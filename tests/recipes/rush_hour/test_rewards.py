@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.rush_hour.boards import format_moves, parse_board
-from es_cookbook.recipes.rush_hour.generate import generate_problems
-from es_cookbook.recipes.rush_hour.rewards import (
+from es_cookbook.recipes.rush_hour.env import (
     RushHourReward,
     grade_moves,
     grade_rush_hour,
 )
+from es_cookbook.recipes.rush_hour.generate import generate_problems
 
 BOARD = parse_board("ooBo AABo oooo oooo")  # h = one piece in the way + two columns to go
 
@@ -74,8 +74,8 @@ def test_reward_by_choice_and_format_apart(
 ) -> None:
     grade = grade_rush_hour(text, BOARD, 2, RushHourReward(moves=moves))
     assert grade.reward == pytest.approx(reward)
-    assert grade.format == form
-    assert grade.well_formed == (form == 1.0)
+    assert grade.metrics["format"] == form
+    assert grade.metrics["well_formed"] == (form == 1.0)
 
 
 def test_weights_are_the_users_and_not_negative() -> None:

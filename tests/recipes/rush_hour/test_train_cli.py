@@ -9,9 +9,8 @@ import pytest
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.rush_hour import warm_start
-from es_cookbook.recipes.rush_hour.env import RushHourEnv
+from es_cookbook.recipes.rush_hour.env import RushHourEnv, RushHourReward
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
-from es_cookbook.recipes.rush_hour.rewards import RushHourReward
 from es_cookbook.recipes.rush_hour.train_cli import CLIConfig, main
 from es_cookbook.recipes.rush_hour.warm_start import CHARACTERS
 from es_cookbook.rl.types import Metrics, Observation

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 import pytest
 
 from es_cookbook.recipes.search import warm_start
-from es_cookbook.recipes.search.bm25 import BM25
-from es_cookbook.recipes.search.corpus import index, people
-from es_cookbook.recipes.search.dataset import SearchDatasetBuilder
-from es_cookbook.recipes.search.env import SearchEnv, chat_of, people_of, search
+from es_cookbook.recipes.search.corpus import BM25, index, people
+from es_cookbook.recipes.search.dataset import (
+    SearchDatasetBuilder,
+    SearchEnv,
+    chat_of,
+    people_of,
+    search,
+)
 from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.script import Script

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from es_cookbook.rl.data.replay import Replay, ReplayBuffer
+from es_cookbook.rl.data.choosing import Replay, ReplayBuffer
 from es_cookbook.rl.types import ProblemResult
 
 
@@ -17,7 +17,6 @@ def test_statistics_are_those_of_all_values() -> None:
     known = buffer.state()["a"]
     assert known.count == 5
     assert math.isclose(known.mean, statistics.mean(values))
-    assert math.isclose(known.std, statistics.stdev(values))
     assert len(buffer) == 1
 
 
