@@ -143,7 +143,7 @@ def _subject(config: InspectConfig) -> Subject:
         config.engine or run.config.engine,
         run.config.search_space,
         run,
-        [run.meant(config.generation, config.genome)],
+        [run.resolved(config.generation, config.genome)],
     )
 
 
@@ -186,7 +186,7 @@ async def _answering(
     engine: Engine, rebuilt: RebuiltRun | None, config: InspectConfig
 ) -> AsyncGenerator[Answer]:
     if rebuilt is not None:
-        await rebuilt.go_to(rebuilt.run.meant(config.generation, config.genome))
+        await rebuilt.go_to(rebuilt.run.resolved(config.generation, config.genome))
         async with rebuilt.answering(config.genome) as answer:
             yield answer
         return

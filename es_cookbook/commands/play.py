@@ -255,7 +255,7 @@ def _number(what: str, text: str) -> int:
 def main(config: PlayConfig) -> None:
     """Rebuild the run and answer."""
     run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
-    generation = run.meant(config.generation, config.genome)
+    generation = run.resolved(config.generation, config.genome)
     engine = config.engine or run.config.engine
     say(f"{config.log_path}: loading {run.model_name} on {engine.name}")
     console = open_console()

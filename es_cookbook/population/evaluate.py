@@ -50,7 +50,7 @@ async def evaluate(
     env_group_builders_P: Sequence[EnvGroupBuilder],
     attempts: int = 1,
     temperature: float = 0.0,
-    beside_P: Sequence[EnvGroupBuilder] = (),
+    extra_P: Sequence[EnvGroupBuilder] = (),
 ) -> dict[str, float]:
     """Measure the centre on held-out problems.
 
@@ -59,7 +59,7 @@ async def evaluate(
         env_group_builders_P: the problems.
         attempts: at each problem.
         temperature: of the attempts; 0 is greedy.
-        beside_P: problems that are attempted too, for their Envs' metrics alone: a regulariser's.
+        extra_P: problems that are attempted too, for their Envs' metrics alone: a regulariser's.
 
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
@@ -74,8 +74,8 @@ async def evaluate(
     """
     if not env_group_builders_P:
         return {}
-    # Those beside come last: the held-out problems' sampling seeds stay what they are.
-    all_P = [*env_group_builders_P, *beside_P]
+    # The extra ones come last: the held-out problems' sampling seeds stay what they are.
+    all_P = [*env_group_builders_P, *extra_P]
     groups_P = await attempt(sampler, all_P, attempts, temperature)
     num_problems = len(env_group_builders_P)
     held_out_P = groups_P[:num_problems]
@@ -121,13 +121,13 @@ async def attempt(
 
 
 def summary(
-    groups_P: Sequence[TrajectoryGroup], attempts: int, beside_P: Sequence[TrajectoryGroup] = ()
+    groups_P: Sequence[TrajectoryGroup], attempts: int, extra_P: Sequence[TrajectoryGroup] = ()
 ) -> dict[str, float]:
     """The means of an evaluation, by the names that `evaluate` gives them without `test/`.
 
-    Of the problems beside, only their Envs' metrics, and what was lost.
+    Of the extra problems, only their Envs' metrics, and what was lost.
     """
-    all_P = [*groups_P, *beside_P]
+    all_P = [*groups_P, *extra_P]
     return {
         "reward/mean": mean_of(mean_rewards(groups_P).ravel().tolist()),
         **env_metrics(all_P),

@@ -19,7 +19,6 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.population.statistics import (
     RESAMPLES,
-    Interval,
     bootstrap_interval,
     mcnemar,
     paired_bootstrap,
@@ -146,10 +145,10 @@ class Results:
         value = _mean(means_P if metric == REWARD else present)
         if is_share and values_P_K.shape[1] == 1:
             found = wilson_interval(int(present.sum()), len(present))
-            return _estimate(value, found, "Wilson", len(present), is_share)
+            return Estimate(value, found.low, found.high, "Wilson", len(present), is_share)
         weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
         found = bootstrap_interval(means_P, _seed(seed), weights_P, resamples)
-        return _estimate(value, found, "bootstrap", len(means_P), is_share)
+        return Estimate(value, found.low, found.high, "bootstrap", len(means_P), is_share)
 
     def pass_at(
         self, k: int, seed: int = 0, metric: str = SOLVED, resamples: int = RESAMPLES
@@ -164,7 +163,9 @@ class Results:
         scores_P = PassAtK(k=k, metric=metric)(self.outcomes)[:, 0]
         scores_P = scores_P[~np.isnan(scores_P)]
         found = bootstrap_interval(scores_P, _seed(seed), resamples=resamples)
-        return _estimate(_mean(scores_P), found, "bootstrap", len(scores_P), is_share=True)
+        return Estimate(
+            _mean(scores_P), found.low, found.high, "bootstrap", len(scores_P), is_share=True
+        )
 
 
 def results_of(
@@ -235,16 +236,6 @@ def compare(first: Results, second: Results, metric: str, seed: int = 0) -> Comp
         p=mcnemar(better, worse),
         is_share=all(bool(np.isin(v[~np.isnan(v)], (0.0, 1.0)).all()) for v in values),
     )
-
-
-def _estimate(
-    value: float,
-    found: Interval,
-    method: Literal["Wilson", "bootstrap"],
-    problems: int,
-    is_share: bool,
-) -> Estimate:
-    return Estimate(value, found.low, found.high, method, problems, is_share)
 
 
 def _means(values_P_K: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -28,7 +28,7 @@ from es_cookbook.runs.tracking.result import Elapsed, Result, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.config import Config
-from es_cookbook.train.setup import begun, opened
+from es_cookbook.train.setup import opened, prepared
 from es_cookbook.train.stopping.signals import run_until_signal
 
 _CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio", "dataset.gold")
@@ -41,7 +41,7 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    async with begun(config) as standing:
+    async with prepared(config) as standing:
         if standing.is_complete:
             print(
                 f"{config.log_path} is already complete, with {config.num_generations} "

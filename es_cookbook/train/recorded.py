@@ -46,7 +46,7 @@ from es_cookbook.rl.types import (
     Trajectory,
 )
 from es_cookbook.runs.directory import HISTORY
-from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.format import Header, Record, num_forked
 from es_cookbook.runs.history.store import (
     check_fingerprint,
     check_same_base,
@@ -132,7 +132,7 @@ class RecordedRun:
                 f"{self.config.num_generations}, so 0 (the base) to {len(self.records)} are there"
             )
 
-    def meant(self, generation: int | None, who: Target) -> int:
+    def resolved(self, generation: int | None, who: Target) -> int:
         """The generation that is asked for, or the latest in which there is `who`.
 
         Raises:
@@ -190,7 +190,7 @@ class RecordedRun:
         optimizer = config.optimizer(
             run_seed=config.seed, num_generations=config.num_generations, space=self._space
         )
-        retell(
+        replay_optimizer(
             optimizer,
             self.records[:generation],
             first,
@@ -385,10 +385,9 @@ class RebuiltRun:
 
     def _batch(self, dataset: RLDataset) -> Sequence[EnvGroupBuilder]:
         """This generation's; a dataset that chooses by results is told those before it first."""
-        fork = self.run.header and self.run.header.fork
         if self._told < self.generation:
             records = self.run.records[: self.generation]
-            retell_dataset(dataset, records, fork.generation if fork else 0, self._told)
+            replay_dataset(dataset, records, num_forked(self.run.header), self._told)
             self._told = self.generation
         return dataset.get_batch(self.generation)
 
@@ -403,7 +402,9 @@ class _Alone(EnvGroupBuilder):
         return await self._builder.make_envs(num_envs)
 
 
-def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: str) -> None:
+def replay_optimizer(
+    optimizer: Optimizer, records: Sequence[Record], given: int, advice: str
+) -> None:
     """Tell a new optimizer what it was told in these generations, and check that it does the same.
 
     The first `given` of them another run made: 0 but in a fork. `advice` ends the error's sentence.
@@ -431,7 +432,7 @@ def retell(optimizer: Optimizer, records: Sequence[Record], given: int, advice: 
             )
 
 
-def retell_dataset(
+def replay_dataset(
     dataset: RLDataset, records: Sequence[Record], given: int, told: int = 0
 ) -> None:
     """Tell a dataset what these generations brought; the first `given` were another run's.

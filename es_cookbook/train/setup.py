@@ -37,7 +37,7 @@ from es_cookbook.runs.directory import (
     keep_trained_on,
     locked,
 )
-from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.format import Header, Record, num_forked
 from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.opening import Standing, open_run_directory, standing_of
@@ -48,14 +48,14 @@ from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.config import MAY_DIFFER, Config
 from es_cookbook.train.loop import Run
 from es_cookbook.train.profile import Profile
-from es_cookbook.train.recorded import restore, retell, retell_dataset
+from es_cookbook.train.recorded import replay_dataset, replay_optimizer, restore
 from es_cookbook.train.recorder import Recorder
 
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 
 @contextlib.asynccontextmanager
-async def begun(config: Config) -> AsyncGenerator[Standing]:
+async def prepared(config: Config) -> AsyncGenerator[Standing]:
     """Inside, the run directory is this process's alone, and the run may begin or go on there.
 
     Raises:
@@ -108,8 +108,7 @@ def _check_schedules(recorded_json: str, standing: Standing, config: Config) -> 
     then, now = getattr(recorded, "num_generations", None), config.num_generations
     if not isinstance(then, int):
         return
-    fork = standing.header and standing.header.fork
-    own = range(fork.generation if fork else 0, standing.generations)
+    own = range(num_forked(standing.header), standing.generations)
     for name, schedule in _schedules(config):
         if any(schedule(t, then) != schedule(t, now) for t in own):
             raise RunDirectoryError(
@@ -140,7 +139,7 @@ def _check_base(standing: Standing, config: Config) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
-    """Open a run, new or recorded, where `begun` found it standing; closes all of it in the end.
+    """Open a run, new or recorded, where `prepared` found it standing; closes all of it in the end.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
@@ -171,9 +170,8 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
         start = directory.history.next_generation
         directory.begin()
-        fork = standing.header and standing.header.fork
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
-        keep_trained_on(log_path, datasets, start, fork.generation if fork else 0, pairs)
+        keep_trained_on(log_path, datasets, start, num_forked(standing.header), pairs)
         if not start and datasets.test_P:
             say(
                 f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
@@ -294,16 +292,15 @@ async def _go_on(
     """
     history = directory.history
     records = list(history.records())
-    fork = history.header.fork if history.header else None
-    given = fork.generation if fork else 0
-    retell(
+    given = num_forked(history.header)
+    replay_optimizer(
         optimizer,
         records,
         given,
         "; resume with the version of es_cookbook and the num_generations that the run began with, "
         f"or take the recorded steps as given: {forking(config, history.next_generation)}",
     )
-    retell_dataset(dataset, records, given)
+    replay_dataset(dataset, records, given)
     taken = records[: config.centre_of(len(records))]
     if records:
         say(f"rebuilding the centre after {plural(len(taken), 'generation')}")

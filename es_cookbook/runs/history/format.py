@@ -59,6 +59,11 @@ class Header:
     fork: Fork | None = None
 
 
+def num_forked(header: Header | None) -> int:
+    """How many of a run's first generations are another run's, from which it was forked."""
+    return header.fork.generation if header and header.fork else 0
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
     """One generation as the history keeps it.

@@ -10,9 +10,8 @@ done: nothing is run twice, and what was interrupted goes on.
 
 from es_cookbook.train.sweep.equal_rollouts import batch_of, refuse_unequal_rollouts, rollouts_of
 from es_cookbook.train.sweep.in_turn import is_complete, run_all
-from es_cookbook.train.sweep.loop import Make, sweep
+from es_cookbook.train.sweep.loop import Make, SweepSettings, sweep
 from es_cookbook.train.sweep.search import Range, Space, Value, Values
-from es_cookbook.train.sweep.settings import SweepSettings
 
 __all__ = [
     "Make",

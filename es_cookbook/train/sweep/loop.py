@@ -11,11 +11,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import chz
 
 from es_cookbook import train
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, SweepError, did_you_mean
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
@@ -24,6 +25,7 @@ from es_cookbook.runs.directory import CONFIG, REPORT
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.report.page.writing import write_report
+from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.train.stopping.signals import end_on_signals
 from es_cookbook.train.sweep.in_turn import is_complete
 from es_cookbook.train.sweep.pruning import Curve, falls_behind
@@ -46,16 +48,58 @@ from es_cookbook.train.sweep.search import (
     corners,
     grid,
 )
-from es_cookbook.train.sweep.settings import SweepSettings
 from es_cookbook.train.sweep.workers import Workers
 
 Make: TypeAlias = Callable[[Mapping[str, Value]], train.Config]
 """The Config of a trial's options; its seed and log_path are the sweep's to set."""
+SamplerName: TypeAlias = Literal["grid", "random", "optuna"]
+Prune: TypeAlias = Literal["none", "median", "halving"]
 PRUNED = "pruned.json"
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_BETWEEN_READINGS = 0.5
 _STARTS = 3
 """Of a run whose process is killed again and again."""
+
+
+@chz.chz
+class SweepSettings:
+    """Seeds, sampler, workers and pruning of a sweep."""
+
+    log_path: str = chz.field(default="runs/sweep", doc="directory of all runs")
+    seeds: tuple[int, ...] = chz.field(
+        default=(0,), doc="of each trial's runs; the table has their mean and spread"
+    )
+    metric: str = chz.field(
+        default=CORRECT, doc="a key of metrics.jsonl; more is better, and its last value counts"
+    )
+    sampler: SamplerName = chz.field(
+        default="grid", doc="all combinations of values, or trials at random or by Optuna's TPE"
+    )
+    trials: int = chz.field(default=20, doc="random, optuna: how many, each with all seeds")
+    sampler_seed: int = chz.field(default=0, doc="random, optuna: of what they draw")
+    workers: int = chz.field(
+        default=1, doc="runs at a time, each with its share of this machine's cores"
+    )
+    devices: tuple[str, ...] = chz.field(
+        default=(), doc="GPUs that the workers get in turn, as in CUDA_VISIBLE_DEVICES"
+    )
+    prune: Prune = chz.field(
+        default="none",
+        doc="stop a run that is below the median of the others, or not among their best third",
+    )
+    prune_after: int = chz.field(
+        default=4, doc="prune: other runs that must have come as far before one is stopped"
+    )
+
+    @chz.validate
+    def _fields(self) -> None:
+        check_range(self, "trials", "workers", "prune_after", at_least=1)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds must be one or more different ones, found {self.seeds}")
+        if len(set(self.devices)) < len(self.devices):
+            raise ConfigError(f"devices must be different ones, found {self.devices}")
+        if not self.metric:
+            raise ConfigError("metric must be a key of metrics.jsonl, found none")
 
 
 def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
