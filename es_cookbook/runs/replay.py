@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -46,23 +46,12 @@ from es_cookbook.runs.snapshots import latest_snapshot
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RunConfig:
-    """What a replay needs of a run's Config; other classes that it names are not imported.
-
-    Attributes:
-        plain: all of it, as JSON values.
-    """
-
-    model_name: str
-    search_space: SearchSpaceBuilder
-    plain: Mapping[str, object]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Replay:
     """A centre that can be rebuilt.
 
     Attributes:
+        search_space: as the run's Config has it.
+        config: all of that, as JSON values; other classes that it names are not imported.
         header: what the run began with; None where the history is too old to say.
         model_name: where the base is.
         space: which of the model's parameters the centre has (an adapter's: its own).
@@ -76,7 +65,8 @@ class Replay:
         end: where these generations end in the history.
     """
 
-    config: RunConfig
+    search_space: SearchSpaceBuilder
+    config: Mapping[str, object]
     history: Path
     header: Header | None
     model_name: str
@@ -186,20 +176,25 @@ def open_replay(
         ConfigError: The run's Config cannot be read any more.
         ModelError: The base model cannot be read.
     """
-    config = _read_config(log_path, trust)
+    check_is_run(log_path)
+    refuse_lost_history(log_path)
+    types = {"model_name": str, "search_space": SearchSpaceBuilder}
+    fields, config = load_fields(log_path / CONFIG, types, trust)
+    search_space = cast(SearchSpaceBuilder, fields["search_space"])
     if generation is not None and generation < 0:
         raise HistoryError(f"generation must be 0 or more, found {generation}")
     beginning = read_beginning(log_path / HISTORY, generation)
     header, records = beginning.header, beginning.records
-    model_name = model_name or config.model_name
-    moves_quantised = config.search_space.moves_quantised
-    architecture = architecture_for(config.search_space, model_name)
+    model_name = model_name or cast(str, fields["model_name"])
+    moves_quantised = search_space.moves_quantised
+    architecture = architecture_for(search_space, model_name)
     infos = parameter_infos(architecture)
-    space = config.search_space(infos, read_adapter)
+    space = search_space(infos, read_adapter)
     names = {info.name for info in infos if info.name in space.shapes and not moves_quantised}
     dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
     parameters = BaseParameters(model_name, architecture, names, dtype)
     return Replay(
+        search_space=search_space,
         config=config,
         history=log_path / HISTORY,
         header=header,
@@ -216,20 +211,12 @@ def open_replay(
     )
 
 
-def _read_config(log_path: Path, trust: Collection[str]) -> RunConfig:
-    check_is_run(log_path)
-    refuse_lost_history(log_path)
-    types = {"model_name": str, "search_space": SearchSpaceBuilder}
-    fields, plain = load_fields(log_path / CONFIG, types, trust)
-    return RunConfig(**cast("dict[str, Any]", fields), plain=plain)
-
-
-def _dtype_of(config: RunConfig) -> str:
+def _dtype_of(config: Mapping[str, object]) -> str:
     """The dtype in which the run's engine held the base, where the history does not say it.
 
     A pool's engines are inside it.
     """
-    part = config.plain.get("engine")
+    part = config.get("engine")
     while isinstance(part, dict):
         engine = cast("dict[str, object]", part)
         if isinstance(dtype := engine.get("dtype"), str):

@@ -14,7 +14,6 @@ import gc
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from pathlib import Path
 
-import anyio
 import chz
 
 from es_cookbook.checkpoints.model_files import model_directory
@@ -24,9 +23,9 @@ from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.scoring import Scoring
-from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import (
     HISTORY,
@@ -210,8 +209,7 @@ async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Eng
     say(f"{config.log_path}: loading {config.model_name} on {config.engine.name}")
     with libraries_quiet():
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
-    stack.push_async_callback(_close, engine)
-    stack.callback(end_idle_workers)
+    await stack.enter_async_context(closing(engine))
     with libraries_quiet():
         datasets = await config.dataset(engine.tokenizer)
     await datasets.train.validate(engine.traits.context_length)
@@ -321,11 +319,6 @@ def _tracker(config: Config, directory: RunDirectory, profile: Profile | None) -
     if config.hub is not None:
         trackers.append(config.hub(run))
     return Trackers(trackers)
-
-
-async def _close(engine: Engine) -> None:
-    with anyio.CancelScope(shield=True):
-        await engine.close()
 
 
 @contextlib.contextmanager

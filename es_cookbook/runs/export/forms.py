@@ -79,7 +79,7 @@ class Written:
 def write_model(directory: Path, replay: Replay) -> Written:
     """A whole model: the base with the weights that the run moved, or with its adapter merged."""
     adapter = replay.space.adapter
-    if replay.config.search_space.moves_quantised:
+    if replay.search_space.moves_quantised:
         return _write_quantised(directory, replay)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
     shapes, changed = replay.space.shapes, replay.centre_tensors()

@@ -34,7 +34,7 @@ def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written)
         "base model": replay.model_name,
         "base weights": base.weights,
         "base tokenizer": base.tokenizer,
-        "search space": type(replay.config.search_space).__name__,
+        "search space": type(replay.search_space).__name__,
         "sampled in": dtype_name(replay.dtype),
         "es_cookbook": es_cookbook.__version__,
     }
@@ -54,7 +54,7 @@ def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written)
         rows = [(f"`{name}`", f"{error:.4g}") for name, error in written.errors.items()]
         head = "Frobenius norm of what the adapter leaves out, over that of what the run changed."
         parts.append(f"## Error of each weight\n\n{head}\n\n{_table(('weight', 'error'), rows)}")
-    config = json.dumps(replay.config.plain, indent=2, ensure_ascii=False)
+    config = json.dumps(replay.config, indent=2, ensure_ascii=False)
     parts.append(f"## Config\n\n```json\n{config}\n```")
     return "\n\n".join(parts) + "\n"
 
