@@ -25,6 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+os.environ["HF_HUB_DISABLE_XET"] = "1"  # Which its library reads when it is imported.
+
 import inspect_ai  # noqa: F401 - before the forks, so that no child has to
 import matplotlib.pyplot as plt  # noqa: F401 - likewise, as the next
 import pandas as pd  # noqa: F401

@@ -1,6 +1,7 @@
 """The Hub is asked once; whatever it or the network does, there is one sentence within seconds."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Literal
@@ -83,6 +84,10 @@ def test_a_hub_that_hangs_is_given_up(hub: HubServer, monkeypatch: pytest.Monkey
     )
 
 
+def no_such_host(*_: object, **__: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
     [
@@ -94,6 +99,8 @@ def test_nobody_there_is_one_sentence(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, address: str, said: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    if said == "gaierror":  # Where no name server answers, a lookup takes longer than the limit.
+        monkeypatch.setattr("socket.getaddrinfo", no_such_host)
     with pytest.raises(HubError) as caught:
         check_repository("dataset", "me/data")
     assert str(caught.value).startswith(f"{address} cannot be reached ({said}: ")
