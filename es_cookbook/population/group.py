@@ -77,13 +77,13 @@ class RolloutGroup:
         self._trajectories: list[Trajectory | LostRollout] = [_NOT_RUN] * num_envs
         self._group_rewards: Sequence[GroupReward] | None = None
 
-    def begin(self, block: Residents) -> list[asyncio.Task[None]]:
+    def begin(self, block: Residents) -> list[asyncio.Task[BaseException | None]]:
         """A task for each attempt of a block's genomes.
 
         Plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
         """
         loop = asyncio.get_running_loop()
-        tasks: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[BaseException | None]] = []
         for g, target in zip(block.range_G, block.targets_G, strict=True):
             for k, seed_of_call in enumerate(self._seeds_K):
                 clock = Clock(self._watch)
@@ -92,13 +92,16 @@ class RolloutGroup:
                 tasks.append(asyncio.Task(run, loop=loop, name="attempt"))
         return tasks
 
-    async def _attempt(self, policy: EnginePolicy, i: int) -> None:
-        """Run one attempt; the first of the group makes the Envs, the last scores and closes."""
+    async def _attempt(self, policy: EnginePolicy, i: int) -> BaseException | None:
+        """Run one attempt; the first of the group makes the Envs, the last scores and closes.
+
+        Returns what stops the run: raised, asyncio would print it where that ends by Ctrl-C.
+        """
         try:
             if not self._is_open.is_set():
                 await self._open()
             if self._handle is None or self._watch.is_stopping:  # Without Envs all are lost.
-                return
+                return None
             self._policies[i] = policy
             async with _Guard(policy.attempt.clock) as guard:
                 self._trajectories[i] = await run_rollout(self._handle.envs[i], policy)
@@ -110,9 +113,12 @@ class RolloutGroup:
                 await self.close()
         except asyncio.CancelledError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._watch.stop()
-            raise
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            return error
+        return None
 
     async def close(self) -> None:
         """Close the handle once, whatever is being cancelled around it."""
@@ -215,7 +221,7 @@ async def running(groups_P: Sequence[RolloutGroup], watch: Watch) -> AsyncGenera
         raise (cause.args[0] if isinstance(cause, _CtrlC) else cause) from None
 
 
-async def finished(tasks: Sequence[asyncio.Task[None]], watch: Watch) -> None:
+async def finished(tasks: Sequence[asyncio.Task[BaseException | None]], watch: Watch) -> None:
     """Wait for all of these attempts, and for the scores of the groups that they complete."""
     try:
         errors = await _ended(tasks)
@@ -228,12 +234,12 @@ async def finished(tasks: Sequence[asyncio.Task[None]], watch: Watch) -> None:
         raise BaseExceptionGroup("attempts that stop the run", errors)
 
 
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException]:
+async def _ended(tasks: Sequence[asyncio.Task[BaseException | None]]) -> list[BaseException]:
     """Wait for all. The last first: by then most have ended, and cost no call of their own."""
     for task in reversed(tasks):
         if not task.done():
             await asyncio.wait((task,))
-    return [e for task in tasks if not task.cancelled() and (e := task.exception()) is not None]
+    return [e for task in tasks if not task.cancelled() and (e := task.result()) is not None]
 
 
 class _Guard:

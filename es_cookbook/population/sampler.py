@@ -316,7 +316,7 @@ class _Rollouts:
     _num_sampling: int = 0
     _since: float = 0.0
 
-    def begin(self, block: Residents) -> list[asyncio.Task[None]]:
+    def begin(self, block: Residents) -> list[asyncio.Task[BaseException | None]]:
         """All attempts of a block."""
         return [task for group in self.groups_P for task in group.begin(block)]
 
