@@ -291,7 +291,7 @@ def _build(
         if path in options:
             _check_value(options[path], text)
         elif not _is_for_chz(path):
-            hint = _renamed(path, text, options) or _meant(
+            hint = _renamed(path, text, options) or _suggested(
                 path, text, options, given, config is not None
             )
             raise _OptionError(f"unknown option {path!r}{hint or ';'} --help lists all")
@@ -307,22 +307,24 @@ def _build(
     }
     blueprint = chz.Blueprint(config_class).apply(kept, layer_name="as it was")
     try:
-        made = blueprint.apply(typed, layer_name="command line").make()
+        built_config = blueprint.apply(typed, layer_name="command line").make()
     except CHZ_ERRORS as error:
         raise _OptionError(" ".join(str(error).split())) from error
     except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
         sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
         kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
         raise kind(sentence) from error
-    _tell_of_parts(made, options, given)
-    return made
+    _say_notes_of_parts(built_config, options, given)
+    return built_config
 
 
-def _tell_of_parts(made: object, options: Mapping[str, Option], given: Mapping[str, str]) -> None:
+def _say_notes_of_parts(
+    config: object, options: Mapping[str, Option], given: Mapping[str, str]
+) -> None:
     for path, text in given.items():
         names = options[path].field.meta_factory if path in options else None
         if isinstance(names, Names) and options[path].part:
-            part = functools.reduce(getattr, path.split("."), made)
+            part = functools.reduce(getattr, path.split("."), config)
             inside = {other.removeprefix(f"{path}.") for other in given}
             if note := names.note(part, inside):
                 say_once(f"{path}={text}: {note}")
@@ -353,7 +355,7 @@ def _renamed(path: str, text: str, options: Mapping[str, Option]) -> str:
     return ""
 
 
-def _meant(
+def _suggested(
     path: str, text: str, options: Mapping[str, Option], given: Mapping[str, str], kept: bool
 ) -> str:
     """A clause that says what an unknown option may stand for; nothing where nothing is near.
@@ -365,12 +367,12 @@ def _meant(
     elsewhere: dict[str, Sequence[str]] = {}
     for chosen, paths in others:
         elsewhere |= {each: chosen for each in paths if each not in elsewhere}
-    meant = path if path in elsewhere else closest(path, [*options, *elsewhere])
-    if meant is None:
+    nearest_path = path if path in elsewhere else closest(path, [*options, *elsewhere])
+    if nearest_path is None:
         return ""
-    if meant in options:
-        return f"; did you mean {meant!r}?"
-    return f"; did you mean {shlex.join([*elsewhere[meant], f'{meant}={text}'])}?"
+    if nearest_path in options:
+        return f"; did you mean {nearest_path!r}?"
+    return f"; did you mean {shlex.join([*elsewhere[nearest_path], f'{nearest_path}={text}'])}?"
 
 
 def _elsewhere(

@@ -24,7 +24,7 @@ def compiled(signature: object, version: str = "") -> Callable[[_Loop], _Loop]:
     """
     how = {"nogil": True, "error_model": "numpy"}
 
-    def made(loop: _Loop) -> _Loop:
+    def decorate(loop: _Loop) -> _Loop:
         if version:
             loop.__qualname__ += f"_{version}"
         with event.install_listener("numba:compile", _announcement):
@@ -34,7 +34,7 @@ def compiled(signature: object, version: str = "") -> Callable[[_Loop], _Loop]:
                 _announcement.when = "each time, since no folder for them can be written"
                 return cast("_Loop", numba.njit(signature, **how)(loop))
 
-    return made
+    return decorate
 
 
 class _Announcement(event.Listener):

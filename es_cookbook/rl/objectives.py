@@ -76,11 +76,6 @@ class Outcomes:
     metrics: Mapping[str, NDArray[np.float64]]
     generation: int = 0
 
-    @property
-    def lost_P_G(self) -> NDArray[np.bool_]:
-        """Where a genome lost all its attempts at a problem."""
-        return np.asarray(np.isnan(self.rewards_P_G_K).all(axis=2))
-
     def values(self, metric: str, option: str) -> NDArray[np.float64]:
         """An Env metric, or the reward if it is `REWARD`; `option` is where the user named it.
 
@@ -358,7 +353,8 @@ class WeightedMetrics(Objective):
                 continue  # A shared reward, of rows that are not in this batch.
             means_P_G = mean_over_attempts(outcomes.values(name, "objective.rewards"))
             scores_P_G += weight * scored(means_P_G)
-        return np.where(outcomes.lost_P_G, np.nan, scores_P_G)
+        all_lost_P_G = np.isnan(outcomes.rewards_P_G_K).all(axis=2)
+        return np.where(all_lost_P_G, np.nan, scores_P_G)
 
 
 @chz.chz

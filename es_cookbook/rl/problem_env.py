@@ -43,8 +43,11 @@ class Grade(StepResult):
         metrics: Metrics | None = None,
         logs: Logs | None = None,
         reading: Reading | None = None,
+        *,
+        done: bool = True,  # These two are for `dataclasses.replace`.
+        next_observation: Observation | None = None,
     ) -> None:
-        super().__init__(reward, True, None, metrics or {}, logs or {}, reading)
+        super().__init__(reward, done, next_observation, metrics or {}, logs or {}, reading)
 
 
 class ProblemEnv(Env):

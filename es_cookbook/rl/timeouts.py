@@ -37,7 +37,7 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -219,7 +219,7 @@ class Clock:
         self._is_shielded = is_shielded
         self._num_waiting = 0
         self._spent = 0.0
-        self._spent_before_turn = math.inf  # no turn has begun
+        self._spent_before_turn = math.inf  # No turn has started.
         self._turn_is_overdue = False
         self._since = 0.0
         self.limit = watch.limits[0]
@@ -331,7 +331,7 @@ class Watchdog:
         self._warned = warned
         self._num_turns = 0
         self._holding: tuple[object, int] = (None, 0)
-        self._told = self._holding
+        self._last_warned = self._holding
         self._since = 0.0
         self._patience = math.inf
 
@@ -414,8 +414,8 @@ class Watchdog:
             )
 
     def _warn(self, place: str, more: str) -> None:
-        told, self._told = self._told, self._holding
-        if told != self._holding and place not in self._warned:
+        last, self._last_warned = self._last_warned, self._holding
+        if last != self._holding and place not in self._warned:
             self._warned.add(place)
             _logger.warning(
                 "%s has held the event loop for %g s, and with it the whole population%s: what "
@@ -460,15 +460,7 @@ def _is_machinery(frame: FrameType) -> bool:
 _OWN = (__name__, "es_cookbook.population.group")
 
 
-class _Alarm(Protocol):
-    def put_off(self, first: float, every: float) -> None:
-        """Go off in so many seconds, and from then on periodically."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def _alarm_of_main_thread() -> _Alarm:
+def _alarm_of_main_thread() -> "_KernelAlarm | _ThreadAlarm":
     """An alarm that has Python run SIGURG's handler in the main thread."""
     try:
         return _KernelAlarm()

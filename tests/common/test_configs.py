@@ -184,50 +184,45 @@ def test_what_cannot_be_rebuilt_is_refused_by_field(value: object, said: str) ->
         config_to_json(value)
 
 
+def written(name: str, **fields: object) -> str:
+    """A class of this module, as a config has it."""
+    return json.dumps({"$class": f"{__name__}:{name}", **fields})
+
+
+def graded_by(marker: str, name: str, **more: object) -> str:
+    return written("WithFunctions", grade={marker: f"{__name__}:{name}", **more})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{", "must be JSON, found a mistake at"),
-        (f'{{"$class": "{__name__}:Smal"}}', "nothing called Smal; did you mean 'Small'"),
+        (written("Smal"), "nothing called Smal; did you mean 'Small'"),
         ('{"$class": "no_such_package:X"}', "no_such_package:X is not part of es_cookbook"),
         ('{"$class": "tests.nowhere:X"}', "config: tests.nowhere:X cannot be imported: No module"),
         ('{"$class": "X"}', "written as module:name, .* found 'X'"),
         ('{"$class": "os:getcwd"}', "os:getcwd is not part of es_cookbook"),
         ('{"$class": "tests.fakes:digest"}', "tests.fakes:digest is not a chz class"),
-        (
-            f'{{"$class": "{__name__}:Large", "wieght": 1}}',
-            "no field 'wieght': did you mean 'weight'",
-        ),
-        (f'{{"$class": "{__name__}:Large", "weight": -1}}', "config: weight must be 0 or more"),
+        (written("Large", wieght=1), "no field 'wieght': did you mean 'weight'"),
+        (written("Large", weight=-1), "config: weight must be 0 or more"),
         ('{"$pickle": "gASV"}', r"'\$pickle' is not how a config is written"),
         ('{"$import": "sys:exit"}', "a class or a function itself may stand only where"),
         ('{"$class": "tests.fakes:asyncio"}', "must be a class or a function, found module"),
+        (written("Large", weight="1"), "config.weight must be float, found '1'"),
+        (written("Large", size=True), "config.size must be int, found True"),
+        (written("Large", size=[1]), "config.size must be int, found a list"),
         (
-            f'{{"$class": "{__name__}:Large", "weight": "1"}}',
-            "config.weight must be float, found '1'",
-        ),
-        (f'{{"$class": "{__name__}:Large", "size": true}}', "config.size must be int, found True"),
-        (f'{{"$class": "{__name__}:Large", "size": [1]}}', "config.size must be int, found a list"),
-        (
-            f'{{"$class": "{__name__}:Whole", "part": {{"$class": "{__name__}:Whole"}}}}',
+            written("Whole", part={"$class": f"{__name__}:Whole"}),
             f"config.part must be Part, found an object of {__name__}:Whole",
         ),
+        (graded_by("$import", "Small"), f"config.grade must be .*, found {__name__}:Small"),
+        (graded_by("$import", "gone"), f"config.grade must be .*, found {__name__}:gone"),
         (
-            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$import": "{__name__}:Small"}}}}',
-            f"config.grade must be .*, found {__name__}:Small",
-        ),
-        (
-            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$import": "{__name__}:gone"}}}}',
-            f"config.grade must be .*, found {__name__}:gone",
-        ),
-        (
-            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$partial": "{__name__}:graded", '
-            '"keywords": {"wait": 1}}}',
+            graded_by("$partial", "graded", keywords={"wait": 1}),
             "config.grade: graded: got an unexpected keyword argument 'wait'",
         ),
         (
-            f'{{"$class": "{__name__}:WithFunctions", "grade": {{"$partial": "{__name__}:graded", '
-            '"keywords": {"weight": "1"}}}',
+            graded_by("$partial", "graded", keywords={"weight": "1"}),
             r"config.grade\(weight\) must be float, found '1'",
         ),
         ("[" * 100_000, "not nested so deeply"),

@@ -1,5 +1,6 @@
 """Single-turn problems: an Env, its group builder and its prompt."""
 
+import dataclasses
 import functools
 import pickle
 
@@ -35,6 +36,12 @@ async def test_one_answer_is_graded_and_ends_the_rollout() -> None:
     result = await env.step(Action((3, 4), "hi", "stop"))
     assert (result.reward, result.done, result.next_observation) == (1.0, True, None)
     assert (result.metrics, result.logs) == ({"length": 2.0}, {"said": "hi"})
+
+
+def test_a_grade_is_changed_as_any_dataclass() -> None:
+    # It is a `StepResult` with arguments of its own, which `replace` passes on.
+    changed = dataclasses.replace(Grade(1.0, {"a": 2.0}), reward=0.5)
+    assert changed == Grade(0.5, {"a": 2.0}) and changed.done
 
 
 async def test_group_is_as_large_as_asked_and_of_fresh_envs() -> None:

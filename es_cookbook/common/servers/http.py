@@ -66,7 +66,7 @@ async def fetched(
                 httpx2.AsyncClient(verify=_certificates(), timeout=None) as client,
                 client.stream(method, url, headers=headers, content=body) as reply,
             ):
-                received = await _beginning(reply)
+                received = await _read(reply)
     # ImportError: of a proxy that needs a package; ValueError: of an address that is none.
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError, ValueError) as error:
         if isinstance(error, TimeoutError):
@@ -109,7 +109,7 @@ def bearer(key: str, variable: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-async def _beginning(reply: "httpx2.Response") -> bytes:
+async def _read(reply: "httpx2.Response") -> bytes:
     received = bytearray()
     async with contextlib.aclosing(reply.aiter_raw()) as chunks:
         async for chunk in chunks:

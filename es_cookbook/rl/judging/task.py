@@ -79,12 +79,12 @@ class JudgedTask(Task):
             self.judge.message(row.fields, "", "")
         except DataError as error:
             raise row.error(str(error)) from error
-        made = super().problem(row, tokenizer)
+        asked = super().problem(row, tokenizer)
         return JudgedProblem(
-            made.make_env,
-            made.name,
-            made.gold,
-            made.problem_tags,
+            asked.make_env,
+            asked.name,
+            asked.gold,
+            asked.problem_tags,
             comparison=Comparison(row.fields, self.judge, self.tournament, tokenizer, self.seed),
         )
 
