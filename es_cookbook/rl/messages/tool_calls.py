@@ -14,7 +14,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias, cast
 
@@ -30,7 +29,6 @@ MOST_CALLS = 32
 LONGEST_CALL = 20_000
 """Characters of one call."""
 
-_BLOCK = re.compile(rf"{OPEN}.*?(?:{CLOSE}|\Z)", re.DOTALL)
 _ARGUMENTS = {"hermes": "arguments", "llama": "parameters"}
 _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(f"{name} is no JSON"))
 
@@ -79,7 +77,16 @@ def call_text(call: ToolCall, form: Form) -> str:
 
 def _hermes(text: str) -> tuple[str, Iterator[str]]:
     """The text without its calls, and the calls; one that is not closed goes to the text's end."""
-    return _BLOCK.sub("", text).strip(), (found[0] for found in _BLOCK.finditer(text))
+    content: list[str] = []
+    calls: list[str] = []
+    at = 0
+    while (start := text.find(OPEN, at)) >= 0 and len(calls) <= MOST_CALLS:
+        end = text.find(CLOSE, start)
+        stop = len(text) if end < 0 else end + len(CLOSE)
+        content.append(text[at:start])
+        calls.append(text[start:stop])
+        at = stop
+    return "".join([*content, text[at:]]).strip(), iter(calls)
 
 
 def _llama(text: str) -> tuple[str, Iterator[str]]:
