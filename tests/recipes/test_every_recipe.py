@@ -17,6 +17,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.recipe import Recipe
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.program import default_log_path
 
 OPTIONS = {
@@ -120,3 +121,44 @@ def test_a_warm_start_refuses_what_cannot_be(name: str, tmp_path: Path) -> None:
     for option in ("steps", *TINY[name]):
         with pytest.raises(ConfigError, match=f"{option} must be (at least|0 or more)"):
             module.Config(output="x", **{option: -1})
+
+
+SHORT = (
+    *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
+    *("dataset.num_train=6", "trackers=JsonlTrackerBuilder"),
+)
+RUNS: dict[str, tuple[int, tuple[str, ...], dict[str, tuple[float, float]]]] = {
+    "arithmetic": (3, ("digits", "forgot_carry"), {"well_formed": (0.5, 1)}),
+    "calculator": (3, ("tool_calls",), {"well_formed": (0.5, 1)}),
+    "crossword": (8, ("fits", "format"), {}),
+    "guess_number": (3, ("turns", "halving"), {"well_formed": (0.5, 1)}),
+    "logic": (50, ("score",), {"well_formed": (1, 1), "correct": (0.1, 0.6)}),
+    "math": (20, ("format",), {"answered": (0.98, 1), "correct": (0.2, 0.9)}),
+    "rush_hour": (
+        *(60, ("legal", "optimal")),
+        {"well_formed": (0.97, 1), "correct": (0.1, 1), "stops_early": (0.4, 1)},
+    ),
+    "search": (3, ("tool_calls",), {"well_formed": (0.5, 1)}),
+}
+"""Recipe -> held-out problems, metrics, and between what they are of the bundled model."""
+TAGS = {"rush_hour": ("easy", "medium", "hard"), "crossword": ("initials",)}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=needs_reasoning_gym if n == "logic" else ()) for n in RUNS]
+)
+def test_a_run_of_two_generations(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_test, metrics, bounds = RUNS[name]
+    options = (*SHORT, f"dataset.num_test={num_test}", f"log_path={tmp_path / 'run'}")
+    module = importlib.import_module(f"es_cookbook.recipes.{name}.train_cli")
+    run_cli(module.main, module.CLIConfig, options)
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    first, second, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    named = {"correct", *metrics, *bounds}
+    assert all({f"env/all/{metric}" for metric in named} <= row.keys() for row in (first, second))
+    for tag in ("all", *TAGS.get(name, ())):
+        assert {f"test/env/{tag}/{metric}" for metric in named} <= last.keys()
+    for metric, (low, high) in bounds.items():
+        assert low <= first[f"test/env/all/{metric}"] <= high, "the bundled model half knows it"

@@ -2,7 +2,6 @@
 
 import random
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -13,11 +12,10 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.arithmetic import warm_start
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
-from es_cookbook.recipes.arithmetic.train_cli import RECIPE, CLIConfig, main
+from es_cookbook.recipes.arithmetic.train_cli import RECIPE, CLIConfig
 from es_cookbook.recipes.warm_start import measured
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.runs.tracking.jsonl import read_metrics
 
 
 def parsed(*options: str) -> CLIConfig:
@@ -74,20 +72,6 @@ def test_fields_that_cannot_work_are_named(option: str) -> None:
     name, _, value = option.partition("=")
     with pytest.raises(ConfigError, match=name):
         ArithmeticDatasetBuilder(**{name: int(value)})  # pyright: ignore[reportArgumentType]
-
-
-def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    options = (
-        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
-        *("dataset.num_train=6", "dataset.num_test=3", "trackers=JsonlTrackerBuilder"),
-        f"log_path={run}",
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    rows = read_metrics(run / "metrics.jsonl")
-    assert {"test/env/all/correct", "test/env/all/forgot_carry"} <= rows[-1].keys()
-    assert all({"env/all/digits", "env/all/well_formed"} <= row.keys() for row in rows[:2])
 
 
 def test_careless_demonstrations_forget_more_often_in_large_sums() -> None:

@@ -9,7 +9,6 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.logic import errors, warm_start
 from es_cookbook.recipes.logic.train_cli import RECIPE, CLIConfig, main
-from es_cookbook.runs.tracking.jsonl import read_metrics
 
 pytest.importorskip("reasoning_gym")
 
@@ -18,22 +17,6 @@ def parsed(*options: str) -> CLIConfig:
     seen: list[CLIConfig] = []
     run_cli(seen.append, CLIConfig, options)
     return seen[0]
-
-
-def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    options = (
-        f"log_path={run}",
-        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=4"),
-        *("dataset.num_train=20", "dataset.num_test=50", "trackers=JsonlTrackerBuilder"),
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    rows = read_metrics(run / "metrics.jsonl")
-    assert all({"env/all/score", "env/all/well_formed"} <= row.keys() for row in rows[:2])
-    before = rows[0]
-    assert 0.1 < before["test/env/all/correct"] < 0.6  # the bundled model half knows it
-    assert before["test/env/all/well_formed"] == 1
 
 
 def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:

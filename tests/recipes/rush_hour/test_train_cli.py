@@ -2,37 +2,13 @@
 
 import itertools
 import random
-from pathlib import Path
-
-import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.rush_hour import warm_start
 from es_cookbook.recipes.rush_hour.env import RushHourEnv, RushHourReward
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
-from es_cookbook.recipes.rush_hour.train_cli import CLIConfig, main
 from es_cookbook.recipes.rush_hour.warm_start import CHARACTERS
 from es_cookbook.rl.types import Metrics, Observation
-from es_cookbook.runs.tracking.jsonl import read_metrics
-
-
-def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    options = (
-        *(f"log_path={run}", "num_generations=2", "optimizer.population_size=4"),
-        *("dataset.problems_per_generation=2", "dataset.num_train=6", "dataset.num_test=60"),
-        "trackers=JsonlTrackerBuilder",
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    rows = read_metrics(run / "metrics.jsonl")
-    for tag in ("all", "easy", "medium", "hard"):
-        assert {f"test/env/{tag}/correct", f"test/env/{tag}/optimal"} <= rows[-1].keys()
-    assert all({"env/all/legal", "env/all/stops_early"} <= row.keys() for row in rows[:2])
-    before = {name: rows[0][f"test/env/all/{name}"] for name in ("correct", "stops_early")}
-    assert rows[0]["test/env/all/well_formed"] > 0.97
-    assert before["correct"] > 0.1 and before["stops_early"] > 0.4, "the model half knows the task"
 
 
 def problems(count: int) -> list[Problem]:
