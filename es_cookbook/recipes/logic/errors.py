@@ -19,7 +19,7 @@ from es_cookbook.baselines.small_model import answer
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.logic.env import question
+from es_cookbook.recipes.logic.dataset import question
 from es_cookbook.recipes.logic.train_cli import RECIPE
 from es_cookbook.recipes.logic.warm_start import (
     held_out,

@@ -21,8 +21,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes import warm_start
-from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
-from es_cookbook.recipes.logic.env import question
+from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, question
 from es_cookbook.recipes.logic.generators import Problem, problems
 from es_cookbook.recipes.logic.train_cli import RECIPE
 from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out

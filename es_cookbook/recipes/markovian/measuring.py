@@ -1,6 +1,6 @@
 """What a thought is worth, measured where it is read: Envs of the study, which train nobody.
 
-`Studied` has the policy think about a problem and measures the thought, by metrics:
+`StudiedEnv` has the policy think about a problem and measures the thought, by metrics:
 
     correct, correct/<extraction>   the answer behind it is right, wherever it stands in the text
     logprob                         mean log-probability of the answer's tokens behind it
@@ -10,11 +10,11 @@
     written, unrelated              `logprob` of the hand-written thought, and of another problem's
     useful                          whether the first is higher
 
-`Scored` reads a thought that somebody else wrote, and samples nothing: `logprob` behind it, and
+`ScoredEnv` reads a thought that somebody else wrote, and samples nothing: `logprob` behind it, and
 `informs`, how much of that is lost without any thought.
 """
 
-import dataclasses
+import functools
 import random
 import statistics
 import string
@@ -26,11 +26,10 @@ from typing_extensions import override
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.markovian.answers import Extraction, given_answer, is_right, leaks
 from es_cookbook.recipes.markovian.env import Asked, MarkovianProblem
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Action,
     Env,
-    EnvGroup,
-    EnvGroupBuilder,
     Observation,
     StepResult,
 )
@@ -96,38 +95,25 @@ def fragility_metric(damage: str, share: float) -> str:
     return f"{FRAGILITY}/{damage}/{100 * share:.0f}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Studied(EnvGroupBuilder):
+class StudiedEnv(Env):
     """A problem about which the policy is to think.
 
-    Attributes:
-        name: of the problem.
+    Args:
         asked: the problem.
         unrelated: the hand-written thought about a problem with another answer, if there is one.
         seed: of what is damaged.
     """
 
-    name: str
-    asked: Asked
-    unrelated: str | None
-    seed: int
-
-    @override
-    async def make_envs(self, num_envs: int) -> EnvGroup:
-        return EnvGroup([_StudiedEnv(self) for _ in range(num_envs)])
-
-
-class _StudiedEnv(Env):
-    def __init__(self, studied: Studied) -> None:
-        self._studied = studied
+    def __init__(self, asked: Asked, unrelated: str | None, seed: int) -> None:
+        self._asked, self._unrelated, self._seed = asked, unrelated, seed
 
     @override
     async def initial_observation(self) -> Observation:
-        return self._studied.asked.observation
+        return self._asked.observation
 
     @override
     async def step(self, action: Action) -> StepResult:
-        studied, asked, thought = self._studied, self._studied.asked, action.text
+        asked, thought = self._asked, action.text
         whole = await asked.logprob(thought, self.policy)
         answer = await asked.answer(thought, self.policy)
         metrics = {
@@ -139,9 +125,9 @@ class _StudiedEnv(Env):
             found = given_answer(answer, asked.gold, extraction)
             metrics[f"correct/{extraction}"] = float(is_right(found, asked.gold))
         metrics |= await self._fragility(thought, whole)
-        if asked.thought is not None and studied.unrelated is not None:
+        if asked.thought is not None and self._unrelated is not None:
             metrics["written"] = await asked.logprob(asked.thought, self.policy)
-            metrics["unrelated"] = await asked.logprob(studied.unrelated, self.policy)
+            metrics["unrelated"] = await asked.logprob(self._unrelated, self.policy)
             metrics["useful"] = float(metrics["written"] > metrics["unrelated"])
         logs = {"thought": thought, "answer": answer}
         return StepResult(whole, done=True, metrics=metrics, logs=logs)
@@ -151,59 +137,43 @@ class _StudiedEnv(Env):
         known = {thought: whole}
         for damage in DAMAGES:
             for share in SHARES:
-                left = damaged(thought, damage, share, self._studied.seed)
+                left = damaged(thought, damage, share, self._seed)
                 if left not in known:
-                    known[left] = await self._studied.asked.logprob(left, self.policy)
+                    known[left] = await self._asked.logprob(left, self.policy)
                 lost[fragility_metric(damage, share)] = whole - known[left]
         above = [lost[fragility_metric(damage, s)] for damage in DAMAGES for s in SHARES if s > 0]
         return {**lost, FRAGILITY: statistics.fmean(above)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Scored(EnvGroupBuilder):
+class ScoredEnv(Env):
     """A problem with a thought about it, which the policy reads."""
 
-    name: str
-    asked: Asked
-    thought: str
-
-    @override
-    async def make_envs(self, num_envs: int) -> EnvGroup:
-        return EnvGroup([_ScoredEnv(self) for _ in range(num_envs)])
-
-
-class _ScoredEnv(Env):
-    def __init__(self, scored: Scored) -> None:
-        self._scored = scored
+    def __init__(self, asked: Asked, thought: str) -> None:
+        self._asked, self._thought = asked, thought
 
     @override
     async def initial_observation(self) -> Observation:
-        return self._scored.asked.observation
+        return self._asked.observation
 
     @override
     async def act(self, observation: Observation) -> Action:
-        return Action((), self._scored.thought, "stop")
+        return Action((), self._thought, "stop")
 
     @override
     async def step(self, action: Action) -> StepResult:
-        asked = self._scored.asked
+        asked = self._asked
         logprob = await asked.logprob(action.text, self.policy)
         informs = logprob - await asked.logprob("", self.policy)
         return StepResult(logprob, done=True, metrics={"logprob": logprob, "informs": informs})
 
 
-def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[Studied]:
+def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[ProblemGroupBuilder]:
     """The problems, each with the thought of the next one that has another answer."""
-    found: list[Studied] = []
+    found: list[ProblemGroupBuilder] = []
     for p, problem in enumerate(problems_P):
-        later = (*problems_P[p + 1 :], *problems_P[:p])
-        unrelated = next(
-            (
-                other.asked.thought
-                for other in later
-                if other.asked.thought is not None and other.asked.gold != problem.asked.gold
-            ),
-            None,
-        )
-        found.append(Studied(problem.name, problem.asked, unrelated, derive_seed(seed, "study", p)))
+        others = (other.asked for other in (*problems_P[p + 1 :], *problems_P[:p]))
+        thoughts = (o.thought for o in others if o.thought and o.gold != problem.asked.gold)
+        purpose = derive_seed(seed, "study", p)
+        env = functools.partial(StudiedEnv, problem.asked, next(thoughts, None), purpose)
+        found.append(ProblemGroupBuilder(env, problem.name))
     return found

@@ -20,6 +20,7 @@ The run directory is only read. `es-cookbook plot kind=fragility` draws what dam
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -50,8 +51,9 @@ from es_cookbook.population.results import (
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder, check_room
 from es_cookbook.recipes.markovian.env import MarkovianProblem
-from es_cookbook.recipes.markovian.measuring import EXTRACTIONS, FRAGILITY, Scored, studied
+from es_cookbook.recipes.markovian.measuring import EXTRACTIONS, FRAGILITY, ScoredEnv, studied
 from es_cookbook.recipes.markovian.problems import Problem
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import EnvGroupBuilder, Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.plots import draw_bars, require_matplotlib
@@ -220,14 +222,15 @@ async def _thought(run: _Run, config: Config) -> Thoughts:
 async def _read(run: _Run, model_name: str, found: Thoughts) -> Thoughts:
     """Another model reads what a run thought, with its own tokenizer; what was lost is left out."""
     async with _opened(run, model_name) as engine:
-        scored_P: list[Scored] = []
+        scored_P: list[ProblemGroupBuilder] = []
         for line in found.lines_P:
             if "thought" in line:
                 name, thought = str(line["problem"]), str(line["thought"])
                 problem = Problem(str(line["question"]), str(line["gold"]))
                 asked = run.dataset.builder(name, problem, engine.tokenizer).asked
                 check_room(name, asked, engine.traits.context_length)
-                scored_P.append(Scored(name, asked, thought))
+                env = functools.partial(ScoredEnv, asked, thought)
+                scored_P.append(ProblemGroupBuilder(env, name))
         results = results_of(scored_P, await _attempted(run, engine, scored_P))
     return Thoughts(model_name, found.markovian, results, [])
 

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from es_cookbook.common.schedules import Table
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.recipe import built_field
 from es_cookbook.rl.data.choosing import Curriculum, Filter, Replay
 from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
@@ -30,17 +31,9 @@ _HARD = functools.partial(
 class CountdownMixture(Mixture):
     """Countdown in three sizes; `dataset.easy`, `dataset.main` and `dataset.hard` say which."""
 
-    easy: CountdownDatasetBuilder = chz.field(
-        default_factory=_EASY, blueprint_unspecified=_EASY, doc="the pool that fades out"
-    )
-    main: CountdownDatasetBuilder = chz.field(
-        default_factory=CountdownDatasetBuilder,
-        blueprint_unspecified=CountdownDatasetBuilder,
-        doc="what is to be learned",
-    )
-    hard: CountdownDatasetBuilder = chz.field(
-        default_factory=_HARD, blueprint_unspecified=_HARD, doc="problems beyond it"
-    )
+    easy: CountdownDatasetBuilder = built_field(_EASY, "the pool that fades out")
+    main: CountdownDatasetBuilder = built_field(CountdownDatasetBuilder, "what is to be learned")
+    hard: CountdownDatasetBuilder = built_field(_HARD, "problems beyond it")
     fading: Table = chz.field(default=FADING, doc="share of easy problems by generation")
     hard_weight: float = chz.field(
         default=0.1, doc="share of hard problems beside the others' 1; 0 for none"

@@ -7,8 +7,7 @@ import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.logic.dataset import LevelDataset, LogicDatasetBuilder, shares
-from es_cookbook.recipes.logic.env import LogicEnv
+from es_cookbook.recipes.logic.dataset import LevelDataset, LogicDatasetBuilder, LogicEnv, shares
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action
 

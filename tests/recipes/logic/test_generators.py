@@ -12,7 +12,7 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.logic import generators
-from es_cookbook.recipes.logic.env import LogicEnv
+from es_cookbook.recipes.logic.dataset import LogicEnv
 from es_cookbook.recipes.logic.generators import (
     EXACT,
     LONGEST_ANSWER,
