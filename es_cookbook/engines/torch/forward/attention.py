@@ -23,8 +23,13 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from es_cookbook.engines.torch.forward.prefix_cache import LayerStates, States
-from es_cookbook.engines.torch.kernels.attention import STEP, attend, attend_rotated
-from es_cookbook.engines.torch.kernels.lanes import Row
+from es_cookbook.engines.torch.kernels.attention import (
+    STEP,
+    Cache,
+    Looks,
+    attend,
+    attend_rotated,
+)
 from es_cookbook.engines.torch.kernels.modules import LinearOutputs, rows_of
 
 _IMPLIED_BY_ROWS = ("position_ids", "cache_position")
@@ -62,6 +67,11 @@ class AttentionLayer:
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+    @property
+    def looks(self) -> Looks:
+        """The same as kernels take it."""
+        return self.scale, self.softcap or 0.0, self.window or 0
 
 
 class AttentionRows(Protocol):
@@ -201,16 +211,16 @@ class KernelRows(AttentionRows):
         cache: KernelCache | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._slots_T, self._positions_T = slots_T.numpy(), positions_T.numpy()
+        self._where = slots_T.numpy(), positions_T.numpy()
         self._cache = cache
         self._dtype = dtype
 
-    def _layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[Row, Row]:
+    def _layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> Cache:
         """A layer's keys and values, for these of some tokens."""
         cache = self._cache
         if cache is None:
-            length = round_up(int(self._positions_T.max()) + 1, STEP)
-            cache = KernelCache(int(self._slots_T.max()) + 1, length, self._dtype)
+            num_slots, length = (int(numbers.max()) + 1 for numbers in self._where)
+            cache = KernelCache(num_slots, round_up(length, STEP), self._dtype)
         keys, values = cache.layer(index, k_T, v_T)
         return rows_of(keys), rows_of(values)
 
@@ -218,50 +228,26 @@ class KernelRows(AttentionRows):
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        keys, values = self._layer(layer.index, k_T, v_T)
+        cache = self._layer(layer.index, k_T, v_T)
         out_T = torch.empty(*q_T.shape[:2], v_T.shape[-1])
-        attend(
-            q_T.float().numpy(),
-            k_T.float().numpy(),
-            v_T.float().numpy(),
-            keys,
-            values,
-            self._slots_T,
-            self._positions_T,
-            layer.scale,
-            layer.softcap or 0.0,
-            layer.window or 0,
-            out_T.numpy(),
-        )
+        states = (q_T.float().numpy(), k_T.float().numpy(), v_T.float().numpy())
+        attend(states, cache, self._where, layer.looks, out_T.numpy())
         return out_T.to(q_T.dtype)
 
     def attend_rotated(
         self, layer: AttentionLayer, linear: LinearOutputs, heads: tuple[int, int]
     ) -> torch.Tensor:
         """As the kernel `attend_rotated`; heads are (number of kv heads, d)."""
-        y_T_N, x_T_K, factors, rotary, norms = linear
+        y_T_N, x_T_N, factors, rotary, norms = linear
         kv_heads, size = heads
         of_kv = y_T_N.view(len(y_T_N), -1, size)[:, :kv_heads]
-        keys, values = self._layer(layer.index, of_kv, of_kv)
+        cache = self._layer(layer.index, of_kv, of_kv)
         if rotary is None:  # of layers without positions
             rotary = (torch.empty(1, len(y_T_N), 0),) * 2
-        cos_T_D, sin_T_D = (each[0].numpy() for each in rotary)
+        cos_T_N, sin_T_N = (each[0].numpy() for each in rotary)
         out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)
-        attend_rotated(
-            rows_of(y_T_N),
-            rows_of(x_T_K),
-            *factors,
-            cos_T_D,
-            sin_T_D,
-            *norms,
-            keys,
-            values,
-            self._slots_T,
-            self._positions_T,
-            layer.scale,
-            layer.window or 0,
-            rows_of(out_T_N),
-        )
+        turned = rows_of(y_T_N), rows_of(x_T_N), factors, (cos_T_N, sin_T_N), norms
+        attend_rotated(turned, cache, self._where, layer.looks, rows_of(out_T_N))
         return out_T_N
 
 

@@ -60,7 +60,6 @@ from es_cookbook.engines.torch.kernels.lanes import LANES
 from es_cookbook.engines.torch.kernels.modules import (
     NO_FACTORS,
     GatedLayers,
-    KernelFactors,
     LinearOutputs,
     Norm,
     RotaryAttention,
@@ -70,7 +69,7 @@ from es_cookbook.engines.torch.kernels.modules import (
     suits_kernels,
 )
 from es_cookbook.engines.torch.kernels.products import PackedWeight
-from es_cookbook.engines.torch.kernels.rows import add_low_rank
+from es_cookbook.engines.torch.kernels.rows import RankFactors, add_low_rank
 from es_cookbook.engines.torch.kernels.wide import widen
 
 ROWS_PER_BLOCK = 8
@@ -151,18 +150,18 @@ class LowRankTable:
         a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
             all of them and N = outputs, both `padded` with zeros. (genomes, experts, R, N) for
             experts, whose ranks and outputs are as they are.
-        b_G_K_R: B factors; in memory (genomes, R, K).
+        b_G_N_R: B factors; in memory (genomes, R, K).
         columns_R: first output, and one past the last, of the layer that each rank is of.
     """
 
     a_G_R_N: torch.Tensor
-    b_G_K_R: torch.Tensor
+    b_G_N_R: torch.Tensor
     columns_R: NDArray[np.int64]
 
     def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
         """What the layers need for blocks of these genomes."""
         if self.a_G_R_N.dim() == 4:
-            return ExpertFactors(self.a_G_R_N, self.b_G_K_R, genome_of_block)
+            return ExpertFactors(self.a_G_R_N, self.b_G_N_R, genome_of_block)
         return LowRankRows(self, genome_of_block)
 
 
@@ -179,21 +178,21 @@ class LowRankRows:
         self._num_blocks = len(genome_of_block)
         self.gathered: tuple[torch.Tensor, torch.Tensor] | None = None
         if suits_kernels(table.a_G_R_N):
-            a_G_R_N, b_G_R_K = table.a_G_R_N.numpy(), table.b_G_K_R.mT.numpy()
-            self._arrays = a_G_R_N, b_G_R_K, table.columns_R, genome_of_block.numpy()
+            a_G_R_N, b_G_R_N = table.a_G_R_N.numpy(), table.b_G_N_R.mT.numpy()
+            self._arrays = a_G_R_N, b_G_R_N, table.columns_R, genome_of_block.numpy()
         else:
-            self.gathered = table.a_G_R_N[genome_of_block], table.b_G_K_R[genome_of_block]
+            self.gathered = table.a_G_R_N[genome_of_block], table.b_G_N_R[genome_of_block]
 
     def __len__(self) -> int:
         return self._num_blocks
 
-    def for_kernels(self, num_rows: int) -> KernelFactors:
+    def for_kernels(self, num_rows: int) -> RankFactors:
         """The table, and whose the rows are: as many blocks of one height.
 
         Raises:
             ValueError: They are not: the model runs this layer on other rows than the batch's.
         """
-        return *self._arrays, self._height(num_rows)
+        return (*self._arrays, self._height(num_rows))
 
     def _height(self, num_rows: int) -> int:
         height, rest = divmod(num_rows, self._num_blocks)
@@ -201,7 +200,7 @@ class LowRankRows:
             raise ValueError(f"{num_rows} rows cannot be {self._num_blocks} blocks of one height")
         return height
 
-    def added(self, y_T_N: torch.Tensor, x_T_K: torch.Tensor) -> torch.Tensor:
+    def added(self, y_T_N: torch.Tensor, x_T_N: torch.Tensor) -> torch.Tensor:
         """Y + x B A, each row's own; y may be written to.
 
         Raises:
@@ -210,11 +209,11 @@ class LowRankRows:
         if self.gathered is None:
             out = y_T_N if suits_kernels(y_T_N) else torch.empty_like(y_T_N, dtype=torch.float32)
             factors = self.for_kernels(len(y_T_N))
-            add_low_rank(rows_of(y_T_N), rows_of(x_T_K), *factors, out.numpy())
+            add_low_rank(rows_of(y_T_N), rows_of(x_T_N), factors, out.numpy())
             return out
         a, b = self.gathered
         height = self._height(len(y_T_N))
-        x_blocks = x_T_K.view(len(self), height, -1)
+        x_blocks = x_T_N.view(len(self), height, -1)
         y_blocks = y_T_N.view(len(self), height, -1)
         y_blocks += torch.bmm(torch.bmm(x_blocks, b), a)[..., : y_T_N.shape[-1]]
         return y_T_N
@@ -222,7 +221,7 @@ class LowRankRows:
     def of_first_block(self, columns: slice) -> torch.Tensor:
         """What the first block's genome adds to the weights of these outputs: (in, columns)."""
         genome = self._genome_of_block[0]
-        return self._table.b_G_K_R[genome] @ self._table.a_G_R_N[genome, :, columns]
+        return self._table.b_G_N_R[genome] @ self._table.a_G_R_N[genome, :, columns]
 
 
 GroupFactors: TypeAlias = LowRankRows | ExpertFactors
@@ -323,7 +322,7 @@ class LinearGroup:
         y = F.linear(rows, weight, self.bias) if packed is None else packed(rows)
         return rows[:num_rows], y[:num_rows]
 
-    def kernel_factors(self, num_rows: int) -> KernelFactors:
+    def kernel_factors(self, num_rows: int) -> RankFactors:
         """What the genomes of so many rows of the batch add."""
         factors = self._factors()
         return NO_FACTORS if factors is None else factors.for_kernels(num_rows)

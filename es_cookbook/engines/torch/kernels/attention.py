@@ -5,7 +5,7 @@ else. `attend_rotated` begins with what a linear layer made of queries, keys and
 side.
 """
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ from es_cookbook.engines.torch.kernels.lanes import (
     write,
 )
 from es_cookbook.engines.torch.kernels.rows import (
+    FACTORS,
+    RankFactors,
     add_ranks,
     norm_row,
     of_rows,
@@ -48,6 +50,42 @@ STEP = LANES
 """Positions, and columns of values, that attention works on together: a cache has multiples."""
 _HIDDEN = np.float32(-1e30)
 """A score that counts for nothing."""
+_TOGETHER = 8
+"""Tokens whose keys and values are written before the first of them attends.
+
+What was just written in small pieces cannot be read in a large one until it has left for the cache.
+While a token attends, what the one so many behind it will read is fetched.
+"""
+
+Cache: TypeAlias = tuple[Row, Row]
+"""Keys (slots, kv heads, blocks, d, STEP) and values (slots, kv heads, blocks, STEP, columns).
+
+Columns are the width of values rounded up to `STEP`.
+"""
+Where: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""The slot of each token, negative for one that is nobody's, and its position there."""
+Looks: TypeAlias = tuple[float, float, int]
+"""How a layer looks: factor on scores; the cap that they are squashed to, 0 for none; most
+positions seen, 0 for all."""
+Linear: TypeAlias = tuple[Row, Row, RankFactors, tuple[Row, Row], tuple[Row, Row, float]]
+"""What linear layers made of tokens, side by side, y_T_N; what they read, x_T_N; the low-rank parts
+to add, as in `add_low_rank`; cosines and sines of positions; weights of norms of queries and of
+keys, empty for none, and their epsilon."""
+
+
+class _Sizes(NamedTuple):
+    """Of queries (heads, depth), keys (kv heads, depth) and values (kv heads, width) of a token.
+
+    A slot of the cache has `length` positions, and of a value `columns`.
+    """
+
+    heads: int
+    kv_heads: int
+    depth: int
+    width: int
+    length: int
+    columns: int
+
 
 # Arrays have one axis here, and come with where a row of them begins: a view of a row would count
 # references, which costs more than many a row's work.
@@ -56,55 +94,60 @@ _HIDDEN = np.float32(-1e30)
 @kernel()
 def _capped(x: Lanes, cap: Lanes) -> Lanes:
     """Multiply tanh(x) by the cap."""
-    e = exponential(multiply(x, spread(TWO)))
-    one = spread(ONE)
-    return multiply(cap, divide(add(e, spread(-ONE)), add(e, one)))
+    power = exponential(multiply(x, spread(TWO)))  # tanh x = (e²ˣ - 1) / (e²ˣ + 1)
+    return multiply(cap, divide(add(power, spread(-ONE)), add(power, spread(ONE))))
 
 
 @kernel()
 def _score(
-    q: Row,
-    at: int,
-    other: int,
-    depth: int,
+    rows: Row,
+    heads: tuple[int, int],
     keys: Row,
-    start: int,
-    first: int,
-    end: int,
-    scale: Lanes,
-    cap: Number,
+    block: tuple[int, int, int],
+    seen: tuple[int, int],
+    scaling: tuple[Lanes, Number],
     scores: Row,
-    length: int,
-    ahead: int,
 ) -> None:
-    """Scores of two queries, at `at` and `other`, with positions `first` to `end` of a slot's keys.
+    """Scores of two queries, at `heads` of `rows`, with a slot's keys at the positions `seen`.
 
-    The slot's blocks, (depth, STEP) each, lie in `keys` from `start` on; two are taken together.
-    Scores of the second query lie `length` behind those of the first. Keys that lie `ahead` of
-    these are fetched on the way: a token's that comes soon, whose slot no processor would guess.
+    Args:
+        rows: of which queries are read.
+        heads: where the two begin.
+        keys: the slot's blocks, (depth, STEP) each; two of them are taken together.
+        block: where the first is, their depth, and how far ahead keys are fetched on the way: those
+            of a token that comes soon, whose slot no processor would guess.
+        seen: first position, and one past the last.
+        scaling: factor on scores, and their cap.
+        scores: written, those of the second query in its second half.
     """
-    for position in range(first, end, 2 * STEP):
-        two = position + STEP < end
-        block = start + position * depth
-        next_block = block + STEP * depth if two else block
-        a = b = c = e = spread(ZERO)
+    first, second = heads
+    start, depth, ahead = block
+    scale, cap = scaling
+    length = len(scores) // 2
+    for position in range(seen[0], seen[1], 2 * STEP):
+        two = position + STEP < seen[1]
+        here = start + position * depth
+        there = here + STEP * depth if two else here
+        # sum_qb: of query q with the keys of block b.
+        sum_00 = sum_01 = sum_10 = sum_11 = spread(ZERO)
         for d in range(depth):
-            x, y = spread(read(q, at + d)), spread(read(q, other + d))
-            k0, k1 = load(keys, block + d * STEP), load(keys, next_block + d * STEP)
-            a, b = fma(x, k0, a), fma(x, k1, b)
-            c, e = fma(y, k0, c), fma(y, k1, e)
-            prefetch(keys, block + d * STEP + ahead)
-            prefetch(keys, next_block + d * STEP + ahead)
-        a, b = multiply(a, scale), multiply(b, scale)
-        c, e = multiply(c, scale), multiply(e, scale)
+            q_0, q_1 = spread(read(rows, first + d)), spread(read(rows, second + d))
+            k_0, k_1 = load(keys, here + d * STEP), load(keys, there + d * STEP)
+            sum_00, sum_01 = fma(q_0, k_0, sum_00), fma(q_0, k_1, sum_01)
+            sum_10, sum_11 = fma(q_1, k_0, sum_10), fma(q_1, k_1, sum_11)
+            prefetch(keys, here + d * STEP + ahead)
+            prefetch(keys, there + d * STEP + ahead)
+        sum_00, sum_01 = multiply(sum_00, scale), multiply(sum_01, scale)
+        sum_10, sum_11 = multiply(sum_10, scale), multiply(sum_11, scale)
         if cap > ZERO:
-            s = spread(cap)
-            a, b, c, e = _capped(a, s), _capped(b, s), _capped(c, s), _capped(e, s)
-        store(scores, position, a)
-        store(scores, length + position, c)
+            caps = spread(cap)
+            sum_00, sum_01 = _capped(sum_00, caps), _capped(sum_01, caps)
+            sum_10, sum_11 = _capped(sum_10, caps), _capped(sum_11, caps)
+        store(scores, position, sum_00)
+        store(scores, length + position, sum_10)
         if two:
-            store(scores, position + STEP, b)
-            store(scores, length + position + STEP, e)
+            store(scores, position + STEP, sum_01)
+            store(scores, length + position + STEP, sum_11)
 
 
 @kernel()
@@ -119,58 +162,59 @@ def _normalised(scores: Row, at: int, first: int, seen: int, n: int, end: int) -
         highest = larger(highest, score)
     minus_top, total = spread(-largest_of(highest)), spread(ZERO)
     for position in range(at + first, at + end, LANES):
-        e = exponential(add(load(scores, position), minus_top))
-        store(scores, position, e)
-        total = add(total, e)
+        weight = exponential(add(load(scores, position), minus_top))
+        store(scores, position, weight)
+        total = add(total, weight)
     return ONE / sum_of(total)
 
 
 @kernel()
 def _weigh(
     scores: Row,
-    length: int,
-    seen: int,
-    n: int,
+    seen: tuple[int, int],
     values: Row,
-    start: int,
-    width: int,
-    second: int,
+    block: tuple[int, int, int, int],
     out: Row,
-    ahead: int,
 ) -> None:
-    """Sums of columns of values over positions `seen` to `n`, weighted by two queries' scores.
+    """Sums of columns of values over the positions `seen`, weighted by two queries' scores.
 
-    A position's columns, `width` apart, lie in `values` from `start` on; the sums are of `STEP` of
-    them, and of the `STEP` that are `second` columns behind. Every other position is summed apart.
-    The second query's sums lie 2 · STEP behind those of the first in `out`. Values `ahead` of these
-    are fetched, as keys are.
+    Args:
+        scores: as `_score` writes them.
+        seen: first position, and one past the last; every other one is summed apart.
+        values: a position's columns lie side by side.
+        block: where the first position's are; columns of a position; how far behind the first
+            `STEP` columns the other `STEP` are; how far ahead values are fetched, as keys are.
+        out: written: the first query's 2 · STEP sums, then the second's.
     """
-    a = b = c = e = spread(ZERO)
-    f = g = h = k = spread(ZERO)
-    whole = seen + (n - seen) // 2 * 2
-    for position in range(seen, whole, 2):
+    start, columns, second, ahead = block
+    length = len(scores) // 2
+    # even_qc, odd_qc: of query q and its columns c.
+    even_00 = even_01 = even_10 = even_11 = spread(ZERO)
+    odd_00 = odd_01 = odd_10 = odd_11 = spread(ZERO)
+    whole = seen[0] + (seen[1] - seen[0]) // 2 * 2
+    for position in range(seen[0], whole, 2):
         other = length + position
-        x, y = spread(read(scores, position)), spread(read(scores, other))
-        z, w = spread(read(scores, position + 1)), spread(read(scores, other + 1))
-        at = start + position * width
-        v0, v1 = load(values, at), load(values, at + second)
-        u0, u1 = load(values, at + width), load(values, at + width + second)
+        w_0, w_1 = spread(read(scores, position)), spread(read(scores, other))
+        u_0, u_1 = spread(read(scores, position + 1)), spread(read(scores, other + 1))
+        at, after = start + position * columns, start + position * columns + columns
+        v_0, v_1 = load(values, at), load(values, at + second)
+        x_0, x_1 = load(values, after), load(values, after + second)
         prefetch(values, at + ahead)
-        prefetch(values, at + width + ahead)
-        a, b = fma(x, v0, a), fma(x, v1, b)
-        c, e = fma(y, v0, c), fma(y, v1, e)
-        f, g = fma(z, u0, f), fma(z, u1, g)
-        h, k = fma(w, u0, h), fma(w, u1, k)
-    if whole < n:
-        x, y = spread(read(scores, whole)), spread(read(scores, length + whole))
-        at = start + whole * width
-        v0, v1 = load(values, at), load(values, at + second)
-        a, b = fma(x, v0, a), fma(x, v1, b)
-        c, e = fma(y, v0, c), fma(y, v1, e)
-    store(out, 0, add(a, f))
-    store(out, STEP, add(b, g))
-    store(out, 2 * STEP, add(c, h))
-    store(out, 3 * STEP, add(e, k))
+        prefetch(values, after + ahead)
+        even_00, even_01 = fma(w_0, v_0, even_00), fma(w_0, v_1, even_01)
+        even_10, even_11 = fma(w_1, v_0, even_10), fma(w_1, v_1, even_11)
+        odd_00, odd_01 = fma(u_0, x_0, odd_00), fma(u_0, x_1, odd_01)
+        odd_10, odd_11 = fma(u_1, x_0, odd_10), fma(u_1, x_1, odd_11)
+    if whole < seen[1]:
+        w_0, w_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
+        at = start + whole * columns
+        v_0, v_1 = load(values, at), load(values, at + second)
+        even_00, even_01 = fma(w_0, v_0, even_00), fma(w_0, v_1, even_01)
+        even_10, even_11 = fma(w_1, v_0, even_10), fma(w_1, v_1, even_11)
+    store(out, 0, add(even_00, odd_00))
+    store(out, STEP, add(even_01, odd_01))
+    store(out, 2 * STEP, add(even_10, odd_10))
+    store(out, 3 * STEP, add(even_11, odd_11))
 
 
 @kernel()
@@ -184,164 +228,117 @@ def _scaled(x: Row, first: int, size: int, factor: Number, out: Row, at: int) ->
         write(out, at + i, read(x, first + i) * factor)
 
 
-_Sizes: TypeAlias = tuple[int, int, int, int, int, int]
-"""Heads, kv heads, depth of queries and keys, width of values, and of caches length and columns."""
-_TOGETHER = 8
-"""Tokens whose keys and values are written before the first of them attends.
-
-What was just written in small pieces cannot be read in a large one until it has left for the cache.
-While a token attends, what the one so many behind it will read is fetched.
-"""
-
-
 @kernel()
-def _keep(
-    rows: Row, of_row: int, sizes: _Sizes, keys: Row, values: Row, slot: int, position: int
-) -> None:
+def _keep(rows: Row, of_row: int, sizes: _Sizes, cache: Cache, slot: int, position: int) -> None:
     """Write a token's keys and values into its slot.
 
-    Its row, from `of_row` on, is its queries, (heads, depth), keys, (kv heads, depth), and values,
-    (kv heads, width), one after the other.
+    Its row, from `of_row` on, is its queries, keys and values, one after the other.
     """
-    heads, kv_heads, depth, width, length, columns = sizes
-    for h in range(kv_heads):
-        of_keys = (slot * kv_heads + h) * length * depth
-        of_values = (slot * kv_heads + h) * length * columns
-        newest = of_keys + position // STEP * STEP * depth + position % STEP
-        k = of_row + (heads + h) * depth
+    keys, values = cache
+    depth, width = sizes.depth, sizes.width
+    for h in range(sizes.kv_heads):
+        of_slot = (slot * sizes.kv_heads + h) * sizes.length
+        newest = (of_slot + position // STEP * STEP) * depth + position % STEP
+        k = of_row + (sizes.heads + h) * depth
         for d in range(depth):
             write(keys, newest + d * STEP, read(rows, k + d))
-        v = of_row + (heads + kv_heads) * depth + h * width
-        _scaled(rows, v, width, ONE, values, of_values + position * columns)
+        v = of_row + (sizes.heads + sizes.kv_heads) * depth + h * width
+        _scaled(rows, v, width, ONE, values, (of_slot + position) * sizes.columns)
 
 
 @kernel()
 def _attend_tokens(
-    begin: int,
-    end: int,
+    tokens: tuple[int, int],
     rows: Row,
-    row_size: int,
     sizes: _Sizes,
-    keys: Row,
-    values: Row,
-    slots_T: NDArray[np.int64],
-    positions_T: NDArray[np.int64],
-    scale: Number,
-    softcap: Number,
-    window: int,
-    scores: Row,
-    part: Row,
+    cache: Cache,
+    where: Where,
+    looks: Looks,
     out: Row,
 ) -> None:
-    """Attend for tokens `begin` to `end`, whose keys and values are in their slots.
+    """Attend for tokens from the first to one before the second, whose keys and values are kept.
 
-    Of a token's row in `rows` queries are read, (heads, depth). The caches `keys` and `values` have
-    `length` positions a slot, as in `attend`. `scores`, 2 · length, and `part`, 4 · STEP, are to
-    work in, and `out` is written, (tokens, heads, width).
+    Of each token's row in `rows` queries are read; `out` is written, (all tokens, heads, width).
     """
     heads, kv_heads, depth, width, length, columns = sizes
-    repeats = heads // kv_heads
-    factor = spread(scale / softcap if softcap > 0 else scale)
-    for t in range(begin, end):
+    keys, values = cache
+    slots_T, positions_T = where
+    scale, softcap, window = looks
+    scores, part = np.empty(2 * length, np.float32), np.empty(4 * STEP, np.float32)
+    repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
+    scaling = spread(scale / softcap if softcap > 0 else scale), softcap
+    for t in range(tokens[0], tokens[1]):
         slot, at = slots_T[t], t * heads * width
         if slot < 0:
             for i in range(heads * width):
                 write(out, at + i, ZERO)
             continue
-        of_row = (t - begin) * row_size
+        of_row = (t - tokens[0]) * row_size
         n = positions_T[t] + 1
         seen = max(0, n - window) if window > 0 else 0
         first, last = seen // STEP * STEP, (n + STEP - 1) // STEP * STEP
         after = slots_T[min(t + _TOGETHER, len(slots_T) - 1)]
         ahead = (after - slot) * kv_heads * length if after >= 0 else 0
         for h in range(kv_heads):
-            of_keys = (slot * kv_heads + h) * length * depth
-            of_values = (slot * kv_heads + h) * length * columns
+            of_slot = (slot * kv_heads + h) * length
             for r in range(0, repeats, 2):
                 head = h * repeats + r
                 other = min(head + 1, h * repeats + repeats - 1)
-                _score(
-                    rows,
-                    of_row + head * depth,
-                    of_row + other * depth,
-                    depth,
-                    keys,
-                    of_keys,
-                    first,
-                    last,
-                    factor,
-                    softcap,
-                    scores,
-                    length,
-                    ahead * depth,
-                )
-                share0 = _normalised(scores, 0, first, seen, n, last)
-                share1 = _normalised(scores, length, first, seen, n, last)
+                queries = of_row + head * depth, of_row + other * depth
+                block = of_slot * depth, depth, ahead * depth
+                _score(rows, queries, keys, block, (first, last), scaling, scores)
+                share_0 = _normalised(scores, 0, first, seen, n, last)
+                share_1 = _normalised(scores, length, first, seen, n, last)
                 for d in range(0, columns, 2 * STEP):
-                    _weigh(
-                        scores,
-                        length,
-                        seen,
-                        n,
-                        values,
-                        of_values + d,
-                        columns,
-                        STEP if d + STEP < columns else 0,
-                        part,
-                        ahead * columns,
-                    )
+                    second = STEP if d + STEP < columns else 0
+                    of_values = of_slot * columns + d, columns, second, ahead * columns
+                    _weigh(scores, (seen, n), values, of_values, part)
                     size = min(2 * STEP, width - d)
-                    _scaled(part, 0, size, share0, out, at + head * width + d)
-                    _scaled(part, 2 * STEP, size, share1, out, at + other * width + d)
+                    _scaled(part, 0, size, share_0, out, at + head * width + d)
+                    _scaled(part, 2 * STEP, size, share_1, out, at + other * width + d)
 
 
-_ATTEND = (
-    "void(float32[:,:,:], float32[:,:,:], float32[:,:,:], {cache}[:,:,:,:,::1],"
-    "{cache}[:,:,:,:,::1], int64[::1], int64[::1], float32, float32, int64, float32[:,:,::1])"
+_CACHE = "Tuple(({cache}[:,:,:,:,::1], {cache}[:,:,:,:,::1]))"
+_WHERE = "Tuple((int64[::1], int64[::1]))"
+_LOOKS = "Tuple((float32, float32, int64))"
+_STATES = "float32[:,:,:]"
+
+
+@kernel(
+    [
+        f"void(Tuple(({_STATES}, {_STATES}, {_STATES})), {_CACHE.format(cache=cache)}, {_WHERE},"
+        f"{_LOOKS}, float32[:,:,::1])"
+        for cache in ("float32", "uint16")
+    ]
 )
-
-
-@kernel([_ATTEND.format(cache=cache) for cache in ("float32", "uint16")])
 def attend(
-    q_T: NDArray[np.float32],
-    k_T: NDArray[np.float32],
-    v_T: NDArray[np.float32],
-    keys: Row,
-    values: Row,
-    slots_T: NDArray[np.int64],
-    positions_T: NDArray[np.int64],
-    scale: float,
-    softcap: float,
-    window: int,
+    states: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
+    cache: Cache,
+    where: Where,
+    looks: Looks,
     out_T: NDArray[np.float32],
 ) -> None:
     """Write tokens' keys and values into their slots, some tokens at a time, and attend.
 
-    A token sees its slot up to itself, and no more than `window` positions if that is not 0. Sums
-    are over its own positions alone, each in one order, so its bits depend on nothing else.
+    A token sees its slot up to itself. Sums are over its own positions alone, each in one order, so
+    its bits depend on nothing else.
 
     Args:
-        q_T: (tokens, heads, d).
-        k_T: (tokens, kv heads, d).
-        v_T: (tokens, kv heads, width).
-        keys: (slots, kv heads, blocks, d, STEP), written.
-        values: (slots, kv heads, blocks, STEP, columns), written; columns are `width` rounded up to
-            `STEP`.
-        slots_T: of each token, negative for one that is nobody's, which gets zeros; tokens of one
-            slot come in the order of their positions.
-        positions_T: of each token, in its slot.
-        scale: factor on scores.
-        softcap: scores are squashed to ± this; 0 for not.
-        window: most positions seen; 0 for all.
+        states: queries (tokens, heads, d), keys (tokens, kv heads, d), values (tokens, kv heads,
+            width).
+        cache: written.
+        where: tokens of one slot come in the order of their positions; nobody's get zeros.
+        looks: how.
         out_T: (tokens, heads, width), written.
     """
+    q_T, k_T, v_T = states
+    slots_T, positions_T = where
     heads, kv_heads, depth, width = q_T.shape[1], k_T.shape[1], q_T.shape[2], v_T.shape[2]
-    length, columns = keys.shape[2] * STEP, values.shape[4]
-    sizes = heads, kv_heads, depth, width, length, columns
-    flat_keys, flat_values, out = keys.reshape(-1), values.reshape(-1), out_T.reshape(-1)
-    scores = np.empty(2 * length, np.float32)
-    part = np.empty(4 * STEP, np.float32)
-    size = (heads + kv_heads) * depth + kv_heads * width
+    length, columns = cache[0].shape[2] * STEP, cache[1].shape[4]
+    sizes = _Sizes(heads, kv_heads, depth, width, length, columns)
+    flat, out = (cache[0].reshape(-1), cache[1].reshape(-1)), out_T.reshape(-1)
+    of_keys, of_values = heads * depth, (heads + kv_heads) * depth
+    size = of_values + kv_heads * width
     rows = np.empty(_TOGETHER * size, np.float32)
     for begin in range(0, len(q_T), _TOGETHER):
         end = min(begin + _TOGETHER, len(q_T))
@@ -354,27 +351,11 @@ def attend(
                     rows[at + h * depth + d] = q_T[t, h, d]
             for h in range(kv_heads):
                 for d in range(depth):
-                    rows[at + (heads + h) * depth + d] = k_T[t, h, d]
+                    rows[at + of_keys + h * depth + d] = k_T[t, h, d]
                 for d in range(width):
-                    rows[at + (heads + kv_heads) * depth + h * width + d] = v_T[t, h, d]
-            _keep(rows, at, sizes, flat_keys, flat_values, slots_T[t], positions_T[t])
-        _attend_tokens(
-            begin,
-            end,
-            rows,
-            size,
-            sizes,
-            flat_keys,
-            flat_values,
-            slots_T,
-            positions_T,
-            scale,
-            softcap,
-            window,
-            scores,
-            part,
-            out,
-        )
+                    rows[at + of_values + h * width + d] = v_T[t, h, d]
+            _keep(rows, at, sizes, flat, slots_T[t], positions_T[t])
+        _attend_tokens((begin, end), rows, sizes, flat, where, looks, out)
 
 
 @kernel()
@@ -386,6 +367,7 @@ def _rotate(x: Row, at: int, cos: Row, sin: Row, of_token: int, size: int) -> No
         a, b = load(x, at + i), load(x, at + half + i)
         minus = multiply(b, multiply(load(sin, of_token + i), spread(-ONE)))
         other = multiply(a, load(sin, of_token + half + i))
+        # a cos - b sin, and b cos + a sin
         store(x, at + i, fma(a, load(cos, of_token + i), minus))
         store(x, at + half + i, fma(b, load(cos, of_token + half + i), other))
     for i in range(whole, half):
@@ -394,57 +376,38 @@ def _rotate(x: Row, at: int, cos: Row, sin: Row, of_token: int, size: int) -> No
         x[at + half + i] = q * cos[of_token + half + i] + p * sin[of_token + half + i]
 
 
+_ROTARY = "Tuple((float32[:,::1], float32[:,::1]))"
+_NORMS = "Tuple((float32[::1], float32[::1], float32))"
+_LINEAR = f"Tuple(({{rows}}[:,::1], {{rows}}[:,::1], {FACTORS}, {_ROTARY}, {_NORMS}))"
+
+
 @kernel(
     of_rows(
-        "void({rows}[:,::1], {rows}[:,::1], {factors}, float32[:,::1], float32[:,::1],"
-        "float32[::1], float32[::1], float32, {rows}[:,:,:,:,::1], {rows}[:,:,:,:,::1],"
-        "int64[::1], int64[::1], float32, int64, {rows}[:,::1])"
+        f"void({_LINEAR}, {_CACHE.format(cache='{rows}')}, {_WHERE}, {_LOOKS}, {{rows}}[:,::1])"
     )
 )
-def attend_rotated(
-    y_T_N: Row,
-    x_T_K: Row,
-    a_G_R_N: NDArray[np.float32],
-    b_G_R_K: NDArray[np.float32],
-    columns_R: NDArray[np.int64],
-    genome_of_block: NDArray[np.int64],
-    height: int,
-    cos_T_D: NDArray[np.float32],
-    sin_T_D: NDArray[np.float32],
-    q_norm_D: Row,
-    k_norm_D: Row,
-    epsilon: float,
-    keys: Row,
-    values: Row,
-    slots_T: NDArray[np.int64],
-    positions_T: NDArray[np.int64],
-    scale: float,
-    window: int,
-    out_T_N: Row,
-) -> None:
-    """Attend with queries, keys and values as linear layers made them, side by side in `y_T_N`.
+def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out_T_N: Row) -> None:
+    """Attend with queries, keys and values as linear layers made them, side by side.
 
-    A row at a time, low-rank parts are added (`x_T_K` to `height` as in `add_low_rank`; without
-    genomes, `genome_of_block` is empty), each head is normed with the weights `q_norm_D` or
-    `k_norm_D` (empty for none), and its first numbers are turned by the token's rotary position,
-    `cos_T_D` and `sin_T_D`. The rest, `keys` to `window`, is as in `attend`, but that `out_T_N` is
-    (tokens, heads · d).
+    A row at a time, low-rank parts are added, each head is normed, and its first numbers are turned
+    by the token's rotary position. The rest is as in `attend`, but that `out_T_N` is (tokens, heads
+    · d) and no scores are capped.
     """
-    kv_heads, depth = keys.shape[1], keys.shape[3]
-    heads = out_T_N.shape[1] // depth
-    length, columns = keys.shape[2] * STEP, values.shape[4]
-    sizes = heads, kv_heads, depth, depth, length, columns
-    outputs, rotary = y_T_N.shape[1], cos_T_D.shape[1]
+    y_T_N, x_T_N, (a_G_R_N, b_G_R_N, columns_R, genome_of_block, height), rotary, norms = linear
+    (cos_T_N, sin_T_N), (q_norm, k_norm, epsilon) = rotary, norms
+    slots_T, positions_T = where
+    kv_heads, depth = cache[0].shape[1], cache[0].shape[3]
+    heads, outputs, turned = out_T_N.shape[1] // depth, y_T_N.shape[1], cos_T_N.shape[1]
+    length, columns = cache[0].shape[2] * STEP, cache[1].shape[4]
+    sizes = _Sizes(heads, kv_heads, depth, depth, length, columns)
     ranks = len(columns_R) if len(genome_of_block) else 0
-    of_genome, stride = a_G_R_N.shape[1] * a_G_R_N.shape[2], a_G_R_N.shape[2]
-    factors = rank_factors(x_T_K, b_G_R_K, ranks, genome_of_block, height)
-    tiled = tiles(columns_R, outputs)
+    stride = a_G_R_N.shape[2]
+    of_genome, tiled = a_G_R_N.shape[1] * stride, tiles(columns_R, outputs)
+    factors = rank_factors(x_T_N, b_G_R_N, ranks, genome_of_block, height)
     y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
-    cos, sin = cos_T_D.reshape(-1), sin_T_D.reshape(-1)
-    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
-    scores = np.empty(2 * length, np.float32)
-    part = np.empty(4 * STEP, np.float32)
-    rows = np.empty(_TOGETHER * outputs, np.float32)
+    cos, sin = cos_T_N.reshape(-1), sin_T_N.reshape(-1)
+    flat = cache[0].reshape(-1), cache[1].reshape(-1)
+    rows, uncapped = np.empty(_TOGETHER * outputs, np.float32), (looks[0], ZERO, looks[2])
     for begin in range(0, len(y_T_N), _TOGETHER):
         end = min(begin + _TOGETHER, len(y_T_N))
         for t in range(begin, end):
@@ -452,44 +415,16 @@ def attend_rotated(
                 continue
             of_y, at = t * outputs, (t - begin) * outputs
             if ranks:
-                of_a, of_factors = genome_of_block[t // height] * of_genome, t * ranks
-                add_ranks(
-                    y,
-                    of_y,
-                    outputs,
-                    factors,
-                    of_factors,
-                    a,
-                    of_a,
-                    stride,
-                    columns_R,
-                    tiled,
-                    rows,
-                    at,
-                )
+                of_a = genome_of_block[t // height] * of_genome
+                places = of_y, t * ranks, of_a, at
+                add_ranks(y, factors, a, columns_R, rows, places, (outputs, stride, tiled))
             else:
                 widen_row(y, of_y, outputs, rows, at)
             for head in range(heads + kv_heads):
                 of_head = at + head * depth
-                if len(q_norm_D):
-                    weight = q_norm_D if head < heads else k_norm_D
+                if len(q_norm):
+                    weight = q_norm if head < heads else k_norm
                     norm_row(rows, of_head, depth, weight, epsilon, rows, of_head)
-                _rotate(rows, of_head, cos, sin, t * rotary, rotary)
-            _keep(rows, at, sizes, flat_keys, flat_values, slots_T[t], positions_T[t])
-        _attend_tokens(
-            begin,
-            end,
-            rows,
-            outputs,
-            sizes,
-            flat_keys,
-            flat_values,
-            slots_T,
-            positions_T,
-            scale,
-            ZERO,
-            window,
-            scores,
-            part,
-            out,
-        )
+                _rotate(rows, of_head, cos, sin, t * turned, turned)
+            _keep(rows, at, sizes, flat, slots_T[t], positions_T[t])
+        _attend_tokens((begin, end), rows, sizes, flat, where, uncapped, out)

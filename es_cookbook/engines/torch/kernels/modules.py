@@ -7,30 +7,20 @@ them costs no pass of its own there.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from es_cookbook.engines.torch.kernels.lanes import Row
-from es_cookbook.engines.torch.kernels.rows import rms_norm, silu_and_multiply
+from es_cookbook.engines.torch.kernels.rows import RankFactors, rms_norm, silu_and_multiply
 
 _TOLERANCE = 1e-5
 
-KernelFactors: TypeAlias = tuple[
-    NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int
-]
-"""Low-rank parts as kernels take them, a_G_R_N to height; see `rows.add_low_rank`."""
 _NO_ROWS = np.zeros((1, 1, 1), np.float32)
-NO_FACTORS: KernelFactors = (
-    _NO_ROWS,
-    _NO_ROWS,
-    np.zeros((0, 2), np.int64),
-    np.zeros(0, np.int64),
-    1,
-)
+_NO_COLUMNS, _NO_BLOCKS = np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+NO_FACTORS: RankFactors = (_NO_ROWS, _NO_ROWS, _NO_COLUMNS, _NO_BLOCKS, 1)
 
 
 class Projection(Protocol):
@@ -43,7 +33,7 @@ class Projection(Protocol):
         """
         ...
 
-    def kernel_factors(self, num_rows: int) -> KernelFactors:
+    def kernel_factors(self, num_rows: int) -> RankFactors:
         """What the genomes of so many rows add to that."""
         ...
 
@@ -52,8 +42,8 @@ class LinearOutputs(NamedTuple):
     """What attention begins with, as kernels take it; see `attention.attend_rotated`."""
 
     y_T_N: torch.Tensor
-    x_T_K: torch.Tensor
-    factors: KernelFactors
+    x_T_N: torch.Tensor
+    factors: RankFactors
     rotary: tuple[torch.Tensor, torch.Tensor] | None
     norms: tuple[Row, Row, float]
 
@@ -107,7 +97,7 @@ class GatedLayers(nn.Module):
         rows, both = self._gate_and_up.product(x)
         out = both.new_empty(len(both), both.shape[-1] // 2)
         factors = self._gate_and_up.kernel_factors(len(both))
-        silu_and_multiply(rows_of(both), rows_of(rows), *factors, rows_of(out))
+        silu_and_multiply(rows_of(both), rows_of(rows), factors, rows_of(out))
         return self.down_proj(out.view(*x.shape[:-1], -1))
 
 
@@ -153,9 +143,9 @@ class RotaryAttention(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         """As transformers calls it: (1, T, n), and cosines and sines (1, T, rotary d) if any."""
         del options
-        x_T_K, y_T_N = self._projection.product(hidden_states)
+        x_T_N, y_T_N = self._projection.product(hidden_states)
         factors = self._projection.kernel_factors(len(y_T_N))
-        linear = LinearOutputs(y_T_N, x_T_K, factors, position_embeddings, self._norm_weights)
+        linear = LinearOutputs(y_T_N, x_T_N, factors, position_embeddings, self._norm_weights)
         out_T_N = self._attention(linear, self._heads)
         return self._o_proj(out_T_N.unsqueeze(0)), None
 

@@ -1,5 +1,7 @@
 """Kernels over rows: RMSNorms, gated layers, and the low-rank parts of each row's genome."""
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,18 @@ from es_cookbook.engines.torch.kernels.lanes import (
     write,
 )
 
+RankFactors: TypeAlias = tuple[
+    NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int
+]
+"""Low-rank parts of genomes, and whose the rows are.
+
+a_G_R_N (genomes, ranks, at least as many columns as outputs); b_G_R_N (genomes, ranks, inputs);
+first column, and one past the last, that each rank adds to, columns_R (ranks, 2); the genome of
+each block of rows, empty where nothing is to be added; rows of a block.
+"""
+FACTORS = "Tuple((float32[:,:,::1], float32[:,:,::1], int64[:,::1], int64[::1], int64))"
+"""These, in numba's words."""
+
 # Arrays have one axis here, and come with where a row of them begins: a view of a row would count
 # references, which costs more than many a row's work.
 
@@ -32,11 +46,11 @@ from es_cookbook.engines.torch.kernels.lanes import (
 def product(x: Row, at: int, y: Row, other: int, size: int) -> Number:
     """The inner product of two rows of so many numbers."""
     whole = size // (2 * LANES) * (2 * LANES)
-    a = b = spread(ZERO)
+    even = odd = spread(ZERO)
     for i in range(0, whole, 2 * LANES):
-        a = fma(load(x, at + i), load(y, other + i), a)
-        b = fma(load(x, at + i + LANES), load(y, other + i + LANES), b)
-    total = sum_of(add(a, b))
+        even = fma(load(x, at + i), load(y, other + i), even)
+        odd = fma(load(x, at + i + LANES), load(y, other + i + LANES), odd)
+    total = sum_of(add(even, odd))
     for i in range(whole, size):
         total += read(x, at + i) * read(y, other + i)
     return total
@@ -44,15 +58,16 @@ def product(x: Row, at: int, y: Row, other: int, size: int) -> Number:
 
 @kernel()
 def _with_multiple(
-    y: Row, at: int, factor: Number, x: Row, other: int, size: int, out: Row, to: int
+    y: Row, factor: Number, x: Row, out: Row, places: tuple[int, int, int], size: int
 ) -> None:
-    """Out = y + factor · x for rows of so many numbers; it may be y itself."""
+    """Out = y + factor · x for rows of so many numbers, at their places; it may be y itself."""
+    of_y, of_x, to = places
     whole = size // LANES * LANES
     many = spread(factor)
     for i in range(0, whole, LANES):
-        store(out, to + i, fma(many, load(x, other + i), load(y, at + i)))
+        store(out, to + i, fma(many, load(x, of_x + i), load(y, of_y + i)))
     for i in range(whole, size):
-        out[to + i] = read(y, at + i) + factor * x[other + i]
+        out[to + i] = read(y, of_y + i) + factor * x[of_x + i]
 
 
 @kernel()
@@ -71,19 +86,19 @@ _ROWS = 4
 
 @kernel()
 def rank_factors(
-    x_T_K: Row,
-    b_G_R_K: NDArray[np.float32],
+    x_T_N: Row,
+    b_G_R_N: NDArray[np.float32],
     ranks: int,
     genome_of_block: NDArray[np.int64],
     height: int,
 ) -> Row:
     """What each row multiplies each of its genome's ranks with, x Bᵀ: (rows · ranks,)."""
-    rows, inputs = x_T_K.shape
-    x, b = x_T_K.reshape(-1), b_G_R_K.reshape(-1)
+    rows, inputs = x_T_N.shape
+    x, b = x_T_N.reshape(-1), b_G_R_N.reshape(-1)
     out = np.empty(max(1, rows * ranks), np.float32)
     whole = inputs // LANES * LANES
     for block in range(len(genome_of_block)):
-        genome = genome_of_block[block] * b_G_R_K.shape[1]
+        genome = genome_of_block[block] * b_G_R_N.shape[1]
         last = (block + 1) * height - 1
         for r in range(ranks):
             of_b = (genome + r) * inputs
@@ -91,12 +106,14 @@ def rank_factors(
                 # Beyond the block's last row, that row again.
                 t1, t2, t3 = min(t + 1, last), min(t + 2, last), min(t + 3, last)
                 x0, x1, x2, x3 = t * inputs, t1 * inputs, t2 * inputs, t3 * inputs
-                a = c = d = e = spread(ZERO)
+                lanes0 = lanes1 = lanes2 = lanes3 = spread(ZERO)
                 for i in range(0, whole, LANES):
                     factor = load(b, of_b + i)
-                    a, c = fma(load(x, x0 + i), factor, a), fma(load(x, x1 + i), factor, c)
-                    d, e = fma(load(x, x2 + i), factor, d), fma(load(x, x3 + i), factor, e)
-                s0, s1, s2, s3 = sum_of(a), sum_of(c), sum_of(d), sum_of(e)
+                    lanes0 = fma(load(x, x0 + i), factor, lanes0)
+                    lanes1 = fma(load(x, x1 + i), factor, lanes1)
+                    lanes2 = fma(load(x, x2 + i), factor, lanes2)
+                    lanes3 = fma(load(x, x3 + i), factor, lanes3)
+                s0, s1, s2, s3 = sum_of(lanes0), sum_of(lanes1), sum_of(lanes2), sum_of(lanes3)
                 for i in range(whole, inputs):
                     rest = read(b, of_b + i)
                     s0 += read(x, x0 + i) * rest
@@ -124,70 +141,63 @@ def tiles(columns_R: NDArray[np.int64], outputs: int) -> bool:
 @kernel()
 def add_ranks(
     y: Row,
-    at: int,
-    outputs: int,
     factors: Row,
-    first_factor: int,
     a: Row,
-    of_a: int,
-    stride: int,
     columns_R: NDArray[np.int64],
-    tiled: bool,
     out: Row,
-    to: int,
+    places: tuple[int, int, int, int],
+    sizes: tuple[int, int, bool],
 ) -> None:
-    """Out = y + a row's low-rank part: its factors times ranks that lie `stride` apart in `a`."""
+    """Out = y + a row's low-rank part: its factors times the ranks of its genome.
+
+    Args:
+        y: what is added to.
+        factors: as `rank_factors` returns them.
+        a: ranks.
+        columns_R: of each rank.
+        out: written.
+        places: where the row's are in these: y, factors, ranks and out.
+        sizes: outputs, how far apart ranks lie, and what `tiles` says.
+    """
+    of_y, of_factors, of_a, to = places
+    outputs, stride, tiled = sizes
     if not tiled:
-        widen_row(y, at, outputs, out, to)
+        widen_row(y, of_y, outputs, out, to)
     for r in range(len(columns_R)):
-        first, end = columns_R[r, 0], columns_R[r, 1]
-        factor, rank = read(factors, first_factor + r), of_a + r * stride + first
+        first, size = columns_R[r, 0], columns_R[r, 1] - columns_R[r, 0]
+        factor, rank = read(factors, of_factors + r), of_a + r * stride + first
         if tiled:
-            _with_multiple(y, at + first, factor, a, rank, end - first, out, to + first)
+            _with_multiple(y, factor, a, out, (of_y + first, rank, to + first), size)
         else:
-            _with_multiple(out, to + first, factor, a, rank, end - first, out, to + first)
-
-
-_FACTORS = "float32[:,:,::1], float32[:,:,::1], int64[:,::1], int64[::1], int64"
-"""Of the arguments a_G_R_N to height, see `add_low_rank`."""
+            _with_multiple(out, factor, a, out, (to + first, rank, to + first), size)
 
 
 def of_rows(signature: str) -> list[str]:
     """A signature for rows of each dtype."""
-    return [signature.format(rows=rows, factors=_FACTORS) for rows in ("float32", "uint16")]
+    return [signature.format(rows=rows, factors=FACTORS) for rows in ("float32", "uint16")]
 
 
 @kernel(of_rows("void({rows}[:,::1], {rows}[:,::1], {factors}, float32[:,::1])"))
 def add_low_rank(
-    y_T_N: Row,
-    x_T_K: Row,
-    a_G_R_N: NDArray[np.float32],
-    b_G_R_K: NDArray[np.float32],
-    columns_R: NDArray[np.int64],
-    genome_of_block: NDArray[np.int64],
-    height: int,
-    out_T_N: NDArray[np.float32],
+    y_T_N: Row, x_T_N: Row, factors: RankFactors, out_T_N: NDArray[np.float32]
 ) -> None:
     """Add each row's genome's low-rank part: out = y + (x Bᵀ) A.
 
     Args:
         y_T_N: (rows, outputs).
-        x_T_K: (rows, inputs).
-        a_G_R_N: (genomes, ranks, at least as many columns as outputs).
-        b_G_R_K: (genomes, ranks, inputs).
-        columns_R: first column, and one past the last, that each rank adds to: (ranks, 2).
-        genome_of_block: of each block of rows.
-        height: rows of a block.
+        x_T_N: (rows, inputs).
+        factors: A and B, and whose the rows are.
         out_T_N: written; it may be y.
     """
+    a_G_R_N, b_G_R_N, columns_R, genome_of_block, height = factors
     outputs, ranks = y_T_N.shape[1], len(columns_R)
     of_genome, stride = a_G_R_N.shape[1] * a_G_R_N.shape[2], a_G_R_N.shape[2]
     y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
-    factors = rank_factors(x_T_K, b_G_R_K, ranks, genome_of_block, height)
-    tiled = tiles(columns_R, outputs)
+    of_rows = rank_factors(x_T_N, b_G_R_N, ranks, genome_of_block, height)
+    sizes = outputs, stride, tiles(columns_R, outputs)
     for t in range(len(y_T_N)):
         at, of_a = t * outputs, genome_of_block[t // height] * of_genome
-        add_ranks(y, at, outputs, factors, t * ranks, a, of_a, stride, columns_R, tiled, out, at)
+        add_ranks(y, of_rows, a, columns_R, out, (at, t * ranks, of_a, at), sizes)
 
 
 @kernel()
@@ -198,50 +208,41 @@ def _gated(gate: Lanes, up: Lanes) -> Lanes:
 
 
 @kernel(of_rows("void({rows}[:,::1], {rows}[:,::1], {factors}, {rows}[:,::1])"))
-def silu_and_multiply(
-    y_T_2N: Row,
-    x_T_K: Row,
-    a_G_R_N: NDArray[np.float32],
-    b_G_R_K: NDArray[np.float32],
-    columns_R: NDArray[np.int64],
-    genome_of_block: NDArray[np.int64],
-    height: int,
-    out_T_N: Row,
-) -> None:
+def silu_and_multiply(y_T_N: Row, x_T_N: Row, factors: RankFactors, out_T_N: Row) -> None:
     """Add low-rank parts as `add_low_rank`; out = SiLU(first half) · second half, n at least 16.
 
     A rank adds to the one half or to the other, those of the first before those of the second.
-    Without genomes, `genome_of_block` is empty.
     """
+    a_G_R_N, b_G_R_N, columns_R, genome_of_block, height = factors
     size, stride = out_T_N.shape[1], a_G_R_N.shape[2]
     ranks = len(columns_R) if len(genome_of_block) else 0
     of_gate = 0
     for r in range(ranks):
         of_gate += columns_R[r, 0] < size
-    factors = rank_factors(x_T_K, b_G_R_K, ranks, genome_of_block, height)
-    y, a, out = y_T_2N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
+    of_rows = rank_factors(x_T_N, b_G_R_N, ranks, genome_of_block, height)
+    y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
     of_a = 0
     for t in range(len(out_T_N)):
         if ranks:
             of_a = genome_of_block[t // height] * a_G_R_N.shape[1] * stride
         of_y, of_out = t * 2 * size, t * size
         if ranks == 2 and of_gate == 1:  # as below, without loops of one round
-            f, g = spread(read(factors, 2 * t)), spread(read(factors, 2 * t + 1))
+            of_gate_0, of_up_0 = spread(read(of_rows, 2 * t)), spread(read(of_rows, 2 * t + 1))
             of_up = of_a + stride + size
             for step in range(0, size, LANES):
                 i = min(step, size - LANES)
-                gate = fma(f, load(a, of_a + i), load(y, of_y + i))
-                up = fma(g, load(a, of_up + i), load(y, of_y + size + i))
+                gate = fma(of_gate_0, load(a, of_a + i), load(y, of_y + i))
+                up = fma(of_up_0, load(a, of_up + i), load(y, of_y + size + i))
                 store(out, of_out + i, _gated(gate, up))
             continue
         for step in range(0, size, LANES):
             i = min(step, size - LANES)  # the last ones with some of those before them
             gate, up = load(y, of_y + i), load(y, of_y + size + i)
             for r in range(of_gate):
-                factor = spread(read(factors, t * ranks + r))
+                factor = spread(read(of_rows, t * ranks + r))
                 gate = fma(factor, load(a, of_a + r * stride + i), gate)
             for r in range(of_gate, ranks):
-                factor = spread(read(factors, t * ranks + r))
+                factor = spread(read(of_rows, t * ranks + r))
                 up = fma(factor, load(a, of_a + r * stride + size + i), up)
             store(out, of_out + i, _gated(gate, up))
 

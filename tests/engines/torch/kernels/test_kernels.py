@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from es_cookbook.engines.torch.kernels.attention import STEP, attend, attend_rotated
-from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, KernelFactors, rows_of
-from es_cookbook.engines.torch.kernels.rows import add_low_rank, rms_norm, silu_and_multiply
+from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, rows_of
+from es_cookbook.engines.torch.kernels.rows import (
+    RankFactors,
+    add_low_rank,
+    rms_norm,
+    silu_and_multiply,
+)
 
 SIZES = [16, 17, 31, 64, 100]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -26,7 +31,7 @@ def assert_rounded(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dty
     ) else torch.testing.assert_close(found.float(), expected.float(), rtol=4e-3, atol=1e-5)
 
 
-def low_rank(inputs: int, sizes: tuple[int, ...], rank: int) -> tuple[KernelFactors, torch.Tensor]:
+def low_rank(inputs: int, sizes: tuple[int, ...], rank: int) -> tuple[RankFactors, torch.Tensor]:
     """Factors of genomes, and what each row's adds to the weights: (rows, outputs, inputs)."""
     outputs, ranks, genomes = sum(sizes), rank * len(sizes), 4
     columns = [
@@ -54,7 +59,7 @@ def test_rms_norm(size: int) -> None:
 def test_silu_and_multiply(size: int, dtype: torch.dtype) -> None:
     both = (randn(0, 5, 2 * size) * 4).to(dtype)
     out = torch.empty(5, size, dtype=dtype)
-    silu_and_multiply(rows_of(both), rows_of(both), *NO_FACTORS, rows_of(out))
+    silu_and_multiply(rows_of(both), rows_of(both), NO_FACTORS, rows_of(out))
     gate, up = both.double().chunk(2, dim=-1)
     assert_rounded(out, torch.nn.functional.silu(gate) * up, dtype)
 
@@ -63,7 +68,7 @@ def test_silu_of_numbers_far_out() -> None:
     gate = torch.tensor([-1e30, -200.0, -87.5, -30.0, 0.0, 30.0, 88.5, 1e30] * 2).repeat(2, 1)
     out = torch.empty(2, 16)
     both = torch.cat([gate, torch.ones(2, 16)], 1).contiguous().numpy()
-    silu_and_multiply(both, both, *NO_FACTORS, out.numpy())
+    silu_and_multiply(both, both, NO_FACTORS, out.numpy())
     expected = torch.nn.functional.silu(gate)
     torch.testing.assert_close(out[:, 3:8], expected[:, 3:8])
     # Where SiLU is smaller than any factor of it that can be written, so is what comes out.
@@ -79,7 +84,7 @@ def test_gated_layers_get_the_low_rank_part_of_their_rows_genomes(
     rows = len(change)
     x, both = randn(8, rows, inputs, dtype=dtype), randn(9, rows, 2 * size, dtype=dtype)
     out = torch.empty(rows, size, dtype=dtype)
-    silu_and_multiply(rows_of(both), rows_of(x), *factors, rows_of(out))
+    silu_and_multiply(rows_of(both), rows_of(x), factors, rows_of(out))
     changed = both.double() + torch.einsum("tnk,tk->tn", change.double(), x.double())
     gate, up = changed.chunk(2, dim=-1)
     assert_rounded(out, torch.nn.functional.silu(gate) * up, dtype)
@@ -97,7 +102,7 @@ def test_every_row_gets_the_low_rank_part_of_its_genome(
     x, y = randn(8, rows, inputs, dtype=dtype), randn(9, rows, sum(sizes), dtype=dtype)
     expected = y.double() + torch.einsum("tnk,tk->tn", change.double(), x.double())
     out = torch.empty(rows, sum(sizes))
-    add_low_rank(rows_of(y), rows_of(x), *factors, out.numpy())
+    add_low_rank(rows_of(y), rows_of(x), factors, out.numpy())
     torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-4)
 
 
@@ -122,11 +127,10 @@ def test_attention_of_linear_outputs(
     positions, slots = np.arange(rows), np.zeros(rows, dtype=np.int64)
     out = torch.empty(rows, heads * size, dtype=dtype)
     weights = [w.numpy() for w in norms] or [NO_NORM] * 2
-    rotated = cos.numpy(), sin.numpy(), *weights, 1e-6
-    of_cache = rows_of(keys), rows_of(values), slots, positions
-    attend_rotated(
-        rows_of(y), rows_of(x), *factors, *rotated, *of_cache, scale, window, rows_of(out)
-    )
+    norms_of_heads = weights[0], weights[1], 1e-6
+    linear = rows_of(y), rows_of(x), factors, (cos.numpy(), sin.numpy()), norms_of_heads
+    cache, where, looks = (rows_of(keys), rows_of(values)), (slots, positions), (scale, 0.0, window)
+    attend_rotated(linear, cache, where, looks, rows_of(out))
 
     changed = y.float() + torch.einsum("tnk,tk->tn", change, x.float())
     q, k, v = (part.unflatten(1, (-1, size)) for part in changed.split(outputs, dim=1))
@@ -145,9 +149,9 @@ def test_attention_of_linear_outputs(
     expected = torch.empty(rows, heads, size)
     plain_keys = torch.zeros(1, kv_heads, blocks[0], size, STEP, dtype=dtype)
     plain_values = torch.zeros_like(values)
-    qkv = (turned(q).contiguous(), turned(k).contiguous(), v.contiguous())
-    of_cache = rows_of(plain_keys), rows_of(plain_values), slots, positions
-    attend(*(part.numpy() for part in qkv), *of_cache, scale, 0.0, window, expected.numpy())
+    states = (turned(q).contiguous().numpy(), turned(k).contiguous().numpy(), v.numpy())
+    cache = rows_of(plain_keys), rows_of(plain_values)
+    attend(states, cache, where, looks, expected.numpy())
     rtol, atol = (1e-4, 1e-4) if dtype == torch.float32 else (2e-2, 2e-2)
     torch.testing.assert_close(out.float(), expected.flatten(1), rtol=rtol, atol=atol)
 
@@ -158,5 +162,5 @@ def test_numbers_are_rounded_to_the_nearest_bfloat16_ties_to_even() -> None:
     both = torch.cat([gate, up])[None].to(torch.bfloat16)
     product = 40.0 * both[0, len(up) :].float()
     out = torch.empty(1, len(up), dtype=torch.bfloat16)
-    silu_and_multiply(rows_of(both), rows_of(both), *NO_FACTORS, rows_of(out))
+    silu_and_multiply(rows_of(both), rows_of(both), NO_FACTORS, rows_of(out))
     assert torch.equal(out[0], product.to(torch.bfloat16))
