@@ -23,13 +23,12 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import ModelEngineBuilder
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from es_cookbook.engines.torch.forward.cache_size import CacheSize
     from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
-    from es_cookbook.engines.torch.host import TorchEngine
-    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+    from es_cookbook.engines.torch.host import Loaded, TorchEngine
+    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 
 @chz.chz
@@ -77,30 +76,16 @@ class TorchEngineBuilder(ModelEngineBuilder):
         from es_cookbook.engines.torch.forward.self_check import right_path
         from es_cookbook.engines.torch.host import load
 
-        model, tokenizer, space, device = load(model_name, search_space, self.dtype, self.device)
-        path, cache_size = right_path(model, space, self.context_length(model))
-        return self.around(model, tokenizer, space, device, path, cache_size)
+        loaded = load(model_name, search_space, self.dtype, self.device)
+        context_length = self.context_length(loaded.model)
+        return self.around(loaded, *right_path(loaded.model, loaded.space, context_length))
 
-    def around(
-        self,
-        model: "PreTrainedModel",
-        tokenizer: "PreTrainedTokenizerBase",
-        space: "SearchSpace",
-        device: "torch.device",
-        path: "RowPath",
-        cache_size: "CacheSize",
-    ) -> "TorchEngine":
+    def around(self, loaded: "Loaded", path: "RowPath", cache_size: "CacheSize") -> "TorchEngine":
         """An engine of a model that is loaded, and the way in which its batches run."""
-        from es_cookbook.engines.torch.host import TorchEngine
+        from es_cookbook.engines.torch.host import Limits, TorchEngine
 
-        return TorchEngine(
-            model,
-            tokenizer,
-            space,
-            device,
-            path,
-            cache_size,
-            context_length=self.context_length(model),
+        limits = Limits(
+            context_length=self.context_length(loaded.model),
             may_shorten=self.max_model_len is None,
             max_rows=self.max_batch_size,
             prefill_tokens=self.prefill_tokens,
@@ -109,6 +94,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
             memory_gib=self.memory_gib,
             prefix_cache_gib=self.prefix_cache_gib,
         )
+        return TorchEngine(loaded, path, cache_size, limits)
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:

@@ -5,11 +5,11 @@ Its builder is in a module of its own (`engine`): a Config is made, shown and ch
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,12 +30,12 @@ from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import Engine, EngineTraits, LogprobsRequest, SampleRequest
 from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
-from es_cookbook.engines.torch.forward.flat import FlatForward
+from es_cookbook.engines.torch.forward.flat import FlatForward, PrefixCache
 from es_cookbook.engines.torch.forward.own import OwnForward
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
-from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
+from es_cookbook.engines.torch.forward.slots import Forward
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
-from es_cookbook.engines.torch.lane import Answer, Lane
+from es_cookbook.engines.torch.lane import Answer, Lane, Texts
 from es_cookbook.engines.torch.memory import (
     Memory,
     WeightBytes,
@@ -49,9 +49,38 @@ from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 
 
-def load(
-    model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_name: str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, SearchSpace, torch.device]:
+class Loaded(NamedTuple):
+    """A model in evaluation mode on its device, and what genomes perturb of it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    space: SearchSpace
+    device: torch.device
+
+
+class Limits(NamedTuple):
+    """What the user lets an engine take; None for a share of what is free, or of the cores.
+
+    Attributes:
+        context_length: wanted; what memory holds if that is less and it `may_shorten` it.
+        max_rows: requests that decode together, over all lanes.
+        prefill_tokens: most prompt tokens of one forward pass.
+        num_lanes: threads that run batches.
+        kv_cache_gib: for keys and values, `memory_gib` for genomes, and `prefix_cache_gib` for keys
+            and values of answers given.
+    """
+
+    context_length: int
+    may_shorten: bool
+    max_rows: int
+    prefill_tokens: int
+    num_lanes: int | None
+    kv_cache_gib: float | None
+    memory_gib: float | None
+    prefix_cache_gib: float | None
+
+
+def load(model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_name: str) -> Loaded:
     """The model on its device, after it is known to fit there, with what genomes perturb of it.
 
     Raises:
@@ -62,7 +91,7 @@ def load(
     tokenizer = load_tokenizer(model_name)
     check_weights_fit(model_name, _weight_bytes(model_name, search_space, dtype, device), device)
     model = load_causal_lm(model_name, dtype, device)
-    return model, tokenizer, search_space(parameter_infos(model), read_adapter), device
+    return Loaded(model, tokenizer, search_space(parameter_infos(model), read_adapter), device)
 
 
 def _weight_bytes(
@@ -95,36 +124,16 @@ class TorchEngine(Engine):
     """The embedded engine: runs requests on its lanes. It keeps the model's weights, the base.
 
     Args:
-        model: in evaluation mode, on `device`, and this engine's alone.
-        path: how batches of it run, and `cache_size`, what is kept of a request's tokens.
-        context_length: wanted; what memory holds if that is less and it `may_shorten` it.
-        max_rows: requests that decode together, over all lanes.
-        prefill_tokens: most prompt tokens of one forward pass.
-        num_lanes: wanted, or None for as many as suit the device.
-        kv_cache_gib: for keys and values, `memory_gib` for genomes, and `prefix_cache_gib` for keys
-            and values of answers given; None for a share of what is free.
+        loaded: this engine's alone.
+        path: how batches of the model run.
+        cache_size: what is kept of a request's tokens.
+        limits: what may be taken.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        space: SearchSpace,
-        device: torch.device,
-        path: RowPath,
-        cache_size: CacheSize,
-        *,
-        context_length: int,
-        may_shorten: bool,
-        max_rows: int,
-        prefill_tokens: int,
-        num_lanes: int | None,
-        kv_cache_gib: float | None,
-        memory_gib: float | None,
-        prefix_cache_gib: float | None,
+        self, loaded: Loaded, path: RowPath, cache_size: CacheSize, limits: Limits
     ) -> None:
-        self.tokenizer = tokenizer
-        self.space = space
+        model, self.tokenizer, self.space, device = loaded
         embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
         self._vocabulary_size = embedding.num_embeddings
         self._usage = Usage()
@@ -132,42 +141,37 @@ class TorchEngine(Engine):
         self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
         self._outbox: list[Work] = []
         on_cpu = device.type == "cpu"
-        num_lanes = num_lanes or (num_cores() if on_cpu else 1)
+        num_lanes = limits.num_lanes or (num_cores() if on_cpu else 1)
         num_threads = num_lanes if on_cpu else num_cores()
-        self._weights = ResidentWeights(model, space, num_threads, path)
-        if not on_cpu and prefix_cache_gib is None:
-            prefix_cache_gib = 0.0  # what is prefilled in parts may round otherwise there
-        memory = Memory(free_bytes(device), kv_cache_gib, memory_gib, prefix_cache_gib)
+        self._weights = ResidentWeights(model, self.space, num_threads, path)
+        prefix_gib = limits.prefix_cache_gib
+        if not on_cpu and prefix_gib is None:
+            prefix_gib = 0.0  # what is prefilled in parts may round otherwise there
+        free = free_bytes(device)
+        memory = Memory(free, limits.kv_cache_gib, limits.memory_gib, prefix_gib)
         self._prefixes = PrefixCache(memory.prefix_bytes)
-        keeps = self._prefixes if memory.prefix_bytes else None
         self._weights.memory_bytes = memory.genome_bytes
         plan = memory.plan(
             cache_size,
             num_lanes=num_lanes,
-            max_rows=max_rows,
+            max_rows=limits.max_rows,
             vocabulary_size=self._vocabulary_size,
-            context_length=context_length,
-            may_shorten=may_shorten,
+            context_length=limits.context_length,
+            may_shorten=limits.may_shorten,
         )
         base_dtype = str(model.dtype).removeprefix("torch.")
         self.traits = EngineTraits(self._weights.capacity, plan.context_length, base_dtype)
         self._queue = WorkQueue(plan.num_lanes)
+        texts = Texts(self.tokenizer, end_of_sequence_ids(model, self.tokenizer))
+        kept = self._prefixes if memory.prefix_bytes else None
+
+        def forward() -> Forward:
+            if path.flat:
+                return FlatForward(device, limits.prefill_tokens, kept, path.kept)
+            return OwnForward(path, device, limits.prefill_tokens)
+
         self._lanes = [
-            Lane(
-                self._queue,
-                FlatForward(device, prefill_tokens, keeps, path.kept)
-                if path.flat
-                else OwnForward(path, device, prefill_tokens),
-                device=device,
-                max_rows=plan.max_rows,
-                cache_bytes=plan.lane_bytes,
-                bytes_of_request=cache_size.of,
-                prefill_tokens=prefill_tokens,
-                eos_token_ids=end_of_sequence_ids(model, tokenizer),
-                decode=partial(_texts, tokenizer),
-                deliver=self._deliver,
-                served=partial(self._served, f"{self.label}, lane {i}"),
-            )
+            Lane(self._queue, forward(), plan, texts, self._deliver, partial(self._served, i))
             for i in range(plan.num_lanes)
         ]
         self._threads = [
@@ -262,13 +266,13 @@ class TorchEngine(Engine):
             finally:
                 del self._in_flight[work]
 
-    def _served(self, lane: str, began: float, ended: float) -> None:
-        """Called on a lane's thread: it had requests from then to then."""
-        self.spans.add(lane, "sample", began, ended)
-
     def _flush(self) -> None:
         works, self._outbox = self._outbox, []
         self._queue.put(works)
+
+    def _served(self, lane: int, began: float, ended: float) -> None:
+        """Called on a lane's thread: it had requests from then to then."""
+        self.spans.add(f"{self.label}, lane {lane}", "sample", began, ended)
 
     def _deliver(self, results: list[tuple[Work, Answer | BaseException]]) -> None:
         """Called on a lane's thread: hand results to the event loop."""
@@ -276,14 +280,6 @@ class TorchEngine(Engine):
         waiting = [(future, result) for future, result in futures if future is not None]
         if waiting and not (loop := waiting[0][0].get_loop()).is_closed():
             loop.call_soon_threadsafe(_settle, waiting)
-
-
-def _texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[list[int]]) -> list[str]:
-    """Texts of answers, as the tokenizer's `batch_decode`, without its look at every number."""
-    if type(tokenizer).decode is not PreTrainedTokenizerBase.decode:
-        return tokenizer.batch_decode(list(tokens), skip_special_tokens=True)
-    decode = cast("Callable[..., str]", tokenizer._decode)  # pyright: ignore[reportPrivateUsage]
-    return [decode(each, skip_special_tokens=True) for each in tokens]
 
 
 def _settle(waiting: "list[tuple[asyncio.Future[Answer], Answer | BaseException]]") -> None:

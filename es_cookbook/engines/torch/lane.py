@@ -12,22 +12,24 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.forward.attention import round_up
-from es_cookbook.engines.torch.forward.base import Forward
-from es_cookbook.engines.torch.forward.population_layers import (
-    ROWS_PER_BLOCK,
-    PopulationModel,
+from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+from es_cookbook.engines.torch.forward.slots import (
+    Forward,
+    SlotTable,
+    choose_tokens,
+    token_logprobs,
 )
-from es_cookbook.engines.torch.forward.slots import SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.kernels.attention import STEP
-from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs
+from es_cookbook.engines.torch.memory import CachePlan
 from es_cookbook.rl.types import Action
 
 _PATIENCE = 8
@@ -39,15 +41,30 @@ Answer: TypeAlias = Action | list[float]
 """To a sample request, and to a logprobs request."""
 
 
+class Texts:
+    """From tokens to texts, and where they end."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
+        self.eos = np.array(sorted(eos_token_ids), dtype=np.int64)
+        self._tokenizer = tokenizer
+
+    def decode(self, tokens: list[list[int]]) -> list[str]:
+        """As the tokenizer's `batch_decode`, without its look at every number."""
+        tokenizer = self._tokenizer
+        if type(tokenizer).decode is not PreTrainedTokenizerBase.decode:
+            return tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        fast = tokenizer._decode  # pyright: ignore[reportPrivateUsage]
+        decode = cast("Callable[..., str]", fast)
+        return [decode(each, skip_special_tokens=True) for each in tokens]
+
+
 class Lane:
     """Runs requests from the queue, which all lanes share, until it closes.
 
     Args:
         forward: runs the batches.
-        max_rows: most slots.
-        cache_bytes: memory for what is kept of tokens, and `bytes_of_request` of so many tokens.
-        prefill_tokens: most tokens that are scored in one forward pass.
-        decode: tokens of finished requests to texts.
+        plan: what it may take of memory.
+        texts: of finished requests.
         deliver: called with finished requests and their results or errors.
         served: called with when it began to run requests and when none was left.
 
@@ -60,27 +77,14 @@ class Lane:
         self,
         queue: WorkQueue,
         forward: Forward,
-        *,
-        device: torch.device,
-        max_rows: int,
-        cache_bytes: int,
-        bytes_of_request: Callable[[int], int],
-        prefill_tokens: int,
-        eos_token_ids: Sequence[int],
-        decode: Callable[[list[list[int]]], list[str]],
+        plan: CachePlan,
+        texts: Texts,
         deliver: Callable[[list[tuple[Work, Answer | BaseException]]], None],
         served: Callable[[float, float], None],
     ) -> None:
         self.num_tokens = 0
-        self._queue = queue
         self.forward = forward
-        self._device = device
-        self._max_rows = max_rows
-        self._cache_bytes = cache_bytes
-        self._bytes_of_request = bytes_of_request
-        self._prefill_tokens = prefill_tokens
-        self._eos = np.array(sorted(eos_token_ids), dtype=np.int64)
-        self._decode_texts = decode
+        self._queue, self._plan, self._texts = queue, plan, texts
         self._deliver = deliver
         self._served = served
         self._table = SlotTable(0, 0)
@@ -90,7 +94,7 @@ class Lane:
 
     def run(self) -> None:
         """The thread's body."""
-        if self._device.type == "cpu":
+        if self.forward.device.type == "cpu":
             torch.set_num_threads(1)
         with torch.inference_mode():
             while (model := self._queue.wait_for_model()) is not None:
@@ -112,36 +116,34 @@ class Lane:
         began = time.perf_counter()
         self.forward.turn_to(model)
         try:
-            self._serve_all(model)
+            self._fit_cache(self._queue.longest(model))
+            admitted = 0
+            while not self._queue.closed:
+                self._score(model)
+                may_admit = admitted < _BATCHES_BEFORE_YIELD * self._plan.max_rows
+                if may_admit or not self._queue.others_wait(model):
+                    admitted += self._admit(model)
+                self._drop_cancelled()
+                if not self._table.num_active:
+                    return
+                self._decode()
+            self._table = SlotTable(0, 0)
         finally:
             self.forward.rest()
             self._served(began, time.perf_counter())
 
-    def _serve_all(self, model: PopulationModel) -> None:
-        self._fit_cache(self._queue.longest(model))
-        admitted = 0
-        while not self._queue.closed:
-            self._taken = self._queue.take_scores(model, self._prefill_tokens)
-            if self._taken:
-                scores = self.forward.score(self._taken)
-                answers = [part.tolist() for part in scores]
-                self._deliver(list(zip(self._taken, answers, strict=True)))
-            may_admit = admitted < _BATCHES_BEFORE_YIELD * self._max_rows
-            if may_admit or not self._queue.others_wait(model):
-                admitted += self._admit(model)
-            self._drop_cancelled()
-            if not self._table.num_active:
-                return
-            self._decode()
-        self._table = SlotTable(0, 0)
+    def _score(self, model: PopulationModel) -> None:
+        works = self._taken = self._queue.take_scores(model, self.forward.prefill_tokens)
+        if works:
+            answers = [scores.tolist() for scores in self.forward.score(works)]
+            self._deliver(list(zip(works, answers, strict=True)))
 
     def _fit_cache(self, longest: int) -> None:
         """Lay the cache out for requests of at most `longest` tokens, while none is running."""
         length = round_up(max(1, longest), STEP)  # cache views are as long
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
-        slots = min(self._max_rows, self._cache_bytes // self._bytes_of_request(length))
-        slots = max(ROWS_PER_BLOCK, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
+        slots = self._plan.num_slots(length)
         self._table = SlotTable(slots, length)
         self.forward.fit(slots, length)
 
@@ -153,7 +155,7 @@ class Lane:
         if active and not self.forward.joins:
             return 0
         fillable = min(self._queue.num_waiting(model), table.num_slots - active)
-        few = fillable < min(active // 8 + 1, self._max_rows // 16)
+        few = fillable < min(active // 8 + 1, self._plan.max_rows // 16)
         if fillable == 0 or (few and self._steps_since_admission < _PATIENCE):
             return 0
         self._steps_since_admission = 0
@@ -179,7 +181,7 @@ class Lane:
         logits = self.forward.decode(table)
         slots = table.active.nonzero()[0]
         if len(slots) < len(logits):
-            logits = logits[torch.from_numpy(slots).to(self._device)]
+            logits = logits[torch.from_numpy(slots).to(logits.device)]
         self._sample(slots, logits.float())
 
     def _sample(self, slots: np.ndarray, logits_N_V: torch.Tensor) -> None:
@@ -187,7 +189,7 @@ class Lane:
         table = self._table
         uniform = table.uniforms[slots, table.count[slots]]
         options = (table.temperature[slots], table.top_p[slots], uniform)
-        there = (torch.from_numpy(option).to(self._device) for option in options)
+        there = (torch.from_numpy(option).to(logits_N_V.device) for option in options)
         tokens_N = choose_tokens(logits_N_V, *there)
         logprobs = None
         if table.wants_logprobs[slots].any():
@@ -195,7 +197,7 @@ class Lane:
         tokens = tokens_N.cpu().numpy()
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
-        stopped = np.isin(tokens, self._eos)
+        stopped = np.isin(tokens, self._texts.eos)
         ended = stopped | (table.count[slots] >= table.limit[slots])
         for i in (table.has_stops[slots] & ~stopped).nonzero()[0].tolist():
             if self._hits_stop(int(slots[i])):
@@ -212,7 +214,7 @@ class Lane:
             return True
         if not observation.stop:
             return False
-        (text,) = self._decode_texts([tokens])
+        (text,) = self._texts.decode([tokens])
         return any(stop in text for stop in observation.stop)
 
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
@@ -220,7 +222,7 @@ class Lane:
         tokens = [table.tokens[slot, : table.count[slot]].tolist() for slot in slots]
         results: list[tuple[Work, Answer | BaseException]] = []
         for slot, tokens_T, text, stop in zip(
-            slots.tolist(), tokens, self._decode_texts(tokens), stopped.tolist(), strict=True
+            slots.tolist(), tokens, self._texts.decode(tokens), stopped.tolist(), strict=True
         ):
             work = table.works[slot]
             assert work is not None

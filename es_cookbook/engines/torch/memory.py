@@ -112,16 +112,23 @@ class CachePlan:
     """How what is kept of tokens is divided.
 
     Attributes:
+        size: of a request.
         num_lanes: that run batches.
         lane_bytes: for each lane.
         max_rows: requests that one lane decodes together.
         context_length: most tokens of a request.
     """
 
+    size: CacheSize
     num_lanes: int
     lane_bytes: int
     max_rows: int
     context_length: int
+
+    def num_slots(self, length: int) -> int:
+        """Requests of so many tokens that a lane has room for, in whole blocks."""
+        slots = min(self.max_rows, self.lane_bytes // self.size.of(length))
+        return max(ROWS_PER_BLOCK, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,4 +210,4 @@ class Memory:
         for_logits = int(WORK_SHARE * self.free) // (BYTES_OF_LOGIT * vocabulary_size)
         rows = min(max_rows, for_logits) // num_lanes
         lane_bytes = self.cache_bytes // num_lanes
-        return CachePlan(num_lanes, lane_bytes, max(ROWS_PER_BLOCK, rows), context_length)
+        return CachePlan(size, num_lanes, lane_bytes, max(ROWS_PER_BLOCK, rows), context_length)

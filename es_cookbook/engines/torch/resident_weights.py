@@ -193,7 +193,7 @@ class ResidentWeights:
         with torch.inference_mode():
             for name, parameter in self._own(model.module):
                 if name not in self._quantised:
-                    # Rounded as the base is, also where a model holds it in float32 (see `wide`).
+                    # Rounded as the base is, also where a model holds it in float32 (see `widen`).
                     parameter.copy_(value(name).to(self._dtypes[name]))
                     continue
                 weight, names = self._quantised[name]

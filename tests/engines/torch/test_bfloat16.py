@@ -12,7 +12,7 @@ from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.forward import self_check
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
-from es_cookbook.engines.torch.kernels.wide import widen
+from es_cookbook.engines.torch.kernels.modules import widen
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.engines.torch.token_sampling import choose_tokens, token_logprobs, token_uniforms
+from es_cookbook.engines.torch.forward.slots import choose_tokens, token_logprobs, token_uniforms
 
 
 def _choose(

@@ -7,7 +7,7 @@ slots hold.
 On the CPU a kernel of our own takes token after token (`kernels.attention`). A token attends with
 the same bits whether it is prefilled or decoded, and whatever its neighbours are, because it reads
 its own positions alone. So keys and values may be kept from one turn to the next (see
-`prefix_cache`). Tests with random lengths and numbers of heads hold this to account. On other
+`flat.PrefixCache`). Tests with random lengths and numbers of heads hold this to account. On other
 devices attention is a few operations of torch, over views as long as the longest row; what lies
 beyond a row's own position is masked, whatever it is, and contributes exactly nothing.
 """
@@ -22,7 +22,6 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from es_cookbook.engines.torch.forward.prefix_cache import LayerStates, States
 from es_cookbook.engines.torch.kernels.attention import (
     STEP,
     Cache,
@@ -43,6 +42,10 @@ _MAX_ELEMENTS = 1 << 24
 length."""
 
 
+LayerStates: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Keys (kv heads, d, tokens) and values (kv heads, tokens, d) of one request in one layer."""
+States: TypeAlias = Mapping[int, LayerStates]
+"""Of every layer, by its index."""
 _Block: TypeAlias = tuple[int, ...]
 """Shape of what is kept of `STEP` tokens in one layer."""
 

@@ -2,11 +2,24 @@
 
 Rows are tokens, whatever requests they are of, so prompts of any length make a batch without
 padding, requests come and go while others run, and a row's bits do not depend on its neighbours.
+
+The prompt of a rollout's second turn begins with its first turn's prompt and action. What the
+model kept of those tokens is kept in a `PrefixCache` when a request ends, by the genome and the
+tokens, and copied back into the slot of a request of the same genome that begins with the same
+tokens; only the rest is prefilled. A token's keys and values have the same bits however they were
+made (on the CPU: see `attention`), so answers are the same with this cache and without it, whatever
+it has let go of. It holds a bounded number of bytes, and lets go first of what was not used for
+longest. Nothing survives a change of the weights, genomes included.
+
+Left out: sharing. Requests that begin alike keep a copy each, since the copies of one turn are
+replaced by those of the next, and a copy is cheap beside the forward pass that it saves.
 """
 
+import bisect
 import sys
-from collections.abc import Iterator, Sequence
-from typing import cast
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -19,6 +32,7 @@ from es_cookbook.engines.torch.forward.attention import (
     KernelRows,
     PrefillRows,
     SlotCache,
+    States,
     round_up,
 )
 from es_cookbook.engines.torch.forward.low_rank_tables import GatheredFactors
@@ -28,14 +42,12 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Batch,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
-from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.slots import SlotTable, token_logprobs
 from es_cookbook.engines.torch.forward.work_queue import Work
-from es_cookbook.engines.torch.token_sampling import token_logprobs
 
 
 class FlatForward:
-    """Runs one lane's batches; see `base.Forward`."""
+    """Runs one lane's batches; see `slots.Forward`."""
 
     joins = True
     elastic = True
@@ -44,19 +56,19 @@ class FlatForward:
         self,
         device: torch.device,
         prefill_tokens: int,
-        prefixes: PrefixCache | None = None,
+        prefixes: "PrefixCache | None" = None,
         kept: torch.dtype = torch.float32,
     ) -> None:
         """`prefixes` holds what ended requests leave; `kept` is the dtype of caches on the CPU."""
-        self._device = device
-        self._prefill_tokens = prefill_tokens
+        self.device = device
+        self.prefill_tokens = prefill_tokens
         self._prefixes = prefixes
         self._kept = kept
         self._cache = self._new_cache(0, 0)
         self.num_prefilled = self.num_cached = 0
 
     def _new_cache(self, num_slots: int, slot_length: int) -> SlotCache:
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return KernelCache(num_slots, slot_length, self._kept)
         return SlotCache(num_slots, slot_length)
 
@@ -89,14 +101,14 @@ class FlatForward:
         of_genomes = sorted(placed, key=lambda pair: pair[0].row)
         for batch in self._prefill_batches([(*pair, self._take(*pair)) for pair in of_genomes]):
             works, slots, firsts = map(list, zip(*batch, strict=True))
-            rows = _FlatRows(works, self._device, firsts)
+            rows = _FlatRows(works, self.device, firsts)
             self.num_prefilled += sum(rows.lengths)
             attention = rows.attention(self._cache, self._kept, slots, firsts)
             last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
             # A batched matmul of one member takes another code path: see `attention`.
             if len(last) == 1:
                 last *= 2
-            logits = self._run(rows, attention, torch.tensor(last, device=self._device))
+            logits = self._run(rows, attention, torch.tensor(last, device=self.device))
             yield np.array(slots), logits[: len(works)].float()
 
     def _take(self, work: Work, slot: int) -> int:
@@ -133,7 +145,7 @@ class FlatForward:
         tokens = 0
         for work, slot, first in placed:
             new = len(work.sequence) - first
-            if batch and tokens + new > self._prefill_tokens:
+            if batch and tokens + new > self.prefill_tokens:
                 yield batch
                 batch, tokens = [], 0
             batch.append((work, slot, first))
@@ -144,10 +156,10 @@ class FlatForward:
     def decode(self, table: SlotTable) -> torch.Tensor:
         """One more token for every slot: logits of `table.num_rows` rows."""
         n = table.num_rows
-        positions = torch.from_numpy(table.position[:n]).to(self._device)
-        tokens = torch.from_numpy(table.newest[:n]).to(self._device)
+        positions = torch.from_numpy(table.position[:n]).to(self.device)
+        tokens = torch.from_numpy(table.newest[:n]).to(self.device)
         genomes = table.genome_of_block[: n // ROWS_PER_BLOCK]
-        factors = self._factors.of_blocks(genomes, self._device)
+        factors = self._factors.of_blocks(genomes, self.device)
         if isinstance(self._cache, KernelCache):
             attention = KernelRows(torch.arange(n), positions, self._cache)
         else:
@@ -157,11 +169,11 @@ class FlatForward:
 
     def keep(self, order: np.ndarray) -> None:
         """Move these slots to the front, in this order."""
-        self._cache.keep(torch.from_numpy(order).to(self._device))
+        self._cache.keep(torch.from_numpy(order).to(self.device))
 
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of continuations, in one pass; nothing is cached."""
-        rows = _FlatRows(works, self._device)
+        rows = _FlatRows(works, self.device)
         attention = rows.attention(None, self._kept, list(range(len(works))))
         spans: list[tuple[int, int]] = []
         for work, start in zip(works, rows.starts, strict=True):
@@ -169,7 +181,7 @@ class FlatForward:
             assert isinstance(request, LogprobsRequest)
             spans.append((start + len(request.prompt_T), len(request.continuation_T)))
         targets = torch.cat([torch.arange(first, first + n) for first, n in spans])
-        targets = targets.to(self._device)
+        targets = targets.to(self.device)
         # The row before a token predicts it; one more row keeps a single one from being alone
         # (see `prefill`).
         logit_rows = torch.cat([targets - 1, targets[-1:]])
@@ -203,6 +215,96 @@ class FlatForward:
             logits_to_keep=logit_rows,
         )
         return cast(torch.Tensor, output.logits)[0]
+
+
+_Key: TypeAlias = tuple[Hashable, tuple[int, ...]]
+
+
+class PrefixCache:
+    """What was kept of requests that ended. Thread-safe: all lanes share it.
+
+    Args:
+        max_bytes: of the keys and values that it holds.
+
+    Attributes:
+        version: of the weights; what was computed with others is not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.version = 0
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._states: dict[_Key, States] = {}  # the one used last comes last
+        # Sorted, so that what has the most tokens in common with a prompt is beside its place.
+        self._tokens: dict[Hashable, list[tuple[int, ...]]] = {}
+
+    def clear(self) -> None:
+        """Let go of everything: the weights change."""
+        with self._lock:
+            self.version += 1
+            self._bytes = 0
+            self._states.clear()
+            self._tokens.clear()
+
+    def find(self, who: Hashable, prompt_T: tuple[int, ...]) -> tuple[int, States]:
+        """Of how many first tokens of a prompt, all but its last at most, something is kept; what.
+
+        It may be of more tokens than that.
+        """
+        with self._lock:
+            kept = self._tokens.get(who, [])
+            place = bisect.bisect_left(kept, prompt_T)
+            beside = kept[max(0, place - 1) : place + 1]
+            common = [_num_common(tokens, prompt_T) for tokens in beside]
+            length = min(max(common, default=0), len(prompt_T) - 1)
+            if length == 0:
+                return 0, {}
+            key = who, beside[common.index(max(common))]
+            states = self._states[key] = self._states.pop(key)
+            return length, states
+
+    def put(self, who: Hashable, tokens_T: tuple[int, ...], states: States, version: int) -> None:
+        """Keep what was computed, with the weights of a version, of these tokens of a request."""
+        num_bytes = _num_bytes(states)
+        with self._lock:
+            if version != self.version or num_bytes > self._max_bytes:
+                return
+            kept = self._tokens.setdefault(who, [])
+            place = bisect.bisect_left(kept, tokens_T)
+            if place < len(kept) and kept[place][: len(tokens_T)] == tokens_T:
+                return  # there is as much, or more
+            kept.insert(place, tokens_T)
+            self._states[who, tokens_T] = states
+            self._bytes += num_bytes
+            if place and tokens_T[: len(kept[place - 1])] == kept[place - 1]:
+                self._drop((who, kept[place - 1]))  # the turn before
+            while self._bytes > self._max_bytes:
+                self._drop(next(iter(self._states)))
+
+    def _drop(self, key: _Key) -> None:
+        who, tokens_T = key
+        self._bytes -= _num_bytes(self._states.pop(key))
+        kept = self._tokens[who]
+        del kept[bisect.bisect_left(kept, tokens_T)]
+        if not kept:
+            del self._tokens[who]
+
+
+def _num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """How many tokens two sequences begin with alike."""
+    least, most = 0, min(len(first), len(second))
+    while least < most:  # comparing slices is faster than a loop over tokens
+        middle = (least + most + 1) // 2
+        if first[least:middle] == second[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _num_bytes(states: States) -> int:
+    return sum(part.nbytes for pair in states.values() for part in pair)
 
 
 class _FlatRows:

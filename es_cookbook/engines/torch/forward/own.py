@@ -32,9 +32,8 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Path,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.slots import SlotTable, token_logprobs
 from es_cookbook.engines.torch.forward.work_queue import Work
-from es_cookbook.engines.torch.token_sampling import token_logprobs
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 _CACHES = ("past_key_values", "cache_params", "state", "mems")
@@ -46,15 +45,15 @@ class Unfit(Exception):
 
 
 class OwnForward:
-    """Runs one lane's batches; see `base.Forward`."""
+    """Runs one lane's batches; see `slots.Forward`."""
 
     joins = False
 
     def __init__(self, path: Path, device: torch.device, prefill_tokens: int) -> None:
         self.elastic = path.elastic
         self._path = path
-        self._device = device
-        self._prefill_tokens = prefill_tokens
+        self.device = device
+        self.prefill_tokens = prefill_tokens
         self._cache: object = None
         self._tokens_B_L = torch.empty(0, 0, dtype=torch.int64)
         self._mask_B_L = self._tokens_B_L
@@ -102,7 +101,7 @@ class OwnForward:
             sequences[slot] = work.sequence
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK].copy()
         self.num_prefilled += sum(len(work.sequence) for work, _ in placed)
-        self._tokens_B_L, self._mask_B_L = _left_padded(sequences, self._device)
+        self._tokens_B_L, self._mask_B_L = _left_padded(sequences, self.device)
         slots = np.array(sorted(slot for _, slot in placed))
         if not self._path.elastic:
             self._module = _shell(self._model)  # the cohort before left its state in the last one
@@ -115,7 +114,7 @@ class OwnForward:
                 continue
             logits, cache = self._run_piece(rows, genomes)
             caches.append(cache)
-            yield here, logits[torch.from_numpy(here - rows.start).to(self._device)].float()
+            yield here, logits[torch.from_numpy(here - rows.start).to(self.device)].float()
         self._cache = caches[0]
         if len(caches) > 1:
             self._cache = _of_rows(_join([rows.stop - rows.start for rows in pieces]), caches)
@@ -126,12 +125,12 @@ class OwnForward:
         if self._path.elastic and table.num_rows < 0.8 * num_rows:
             num_rows = table.num_rows
             self.keep(np.arange(num_rows))
-        newest = torch.from_numpy(table.newest[:num_rows, None]).to(self._device)
+        newest = torch.from_numpy(table.newest[:num_rows, None]).to(self.device)
         self._tokens_B_L = torch.cat([self._tokens_B_L, newest], dim=1)
         self._mask_B_L = torch.cat([self._mask_B_L, torch.ones_like(newest)], dim=1)
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK]
         if self._path.cached:
-            factors = self._factors.of_blocks(self._blocks(genomes), self._device)
+            factors = self._factors.of_blocks(self._blocks(genomes), self.device)
             inputs = (self._tokens_B_L, self._mask_B_L)
             logits, self._cache = self._run(self._module, factors, *inputs, self._cache)
             return logits[:, -1]
@@ -142,7 +141,7 @@ class OwnForward:
 
     def _rows_at_once(self, length: int) -> int:
         """How many sequences of this length one forward pass runs: blocks, or part of one."""
-        rows = max(2, self._prefill_tokens // length)
+        rows = max(2, self.prefill_tokens // length)
         if rows >= ROWS_PER_BLOCK:
             return rows // ROWS_PER_BLOCK * ROWS_PER_BLOCK
         return 1 << (rows.bit_length() - 1)
@@ -157,14 +156,14 @@ class OwnForward:
     def _run_piece(self, rows: slice, genomes: np.ndarray) -> tuple[torch.Tensor, object]:
         """Logits (rows, vocabulary) of the last tokens of whole sequences, and their cache."""
         blocks = genomes[rows.start // ROWS_PER_BLOCK : -(-rows.stop // ROWS_PER_BLOCK)]
-        factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self._device)
+        factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self.device)
         inputs = (self._tokens_B_L[rows], self._mask_B_L[rows])
         logits, cache = self._run(self._module, factors, *inputs)
         return logits[:, -1], cache
 
     def keep(self, order: np.ndarray) -> None:
         """Move these rows to the front, in this order; no others stay."""
-        there = torch.from_numpy(order).to(self._device)
+        there = torch.from_numpy(order).to(self.device)
         num_rows = len(self._tokens_B_L)
         self._tokens_B_L, self._mask_B_L = self._tokens_B_L[there], self._mask_B_L[there]
         self._cache = _of_rows(_select(there, num_rows), [self._cache])
@@ -184,7 +183,7 @@ class OwnForward:
             for work in cohort:
                 rows, _ = _in_blocks([*batch, work])
                 longest = max(len(row.sequence) for row in rows)
-                if batch and len(rows) * longest > self._prefill_tokens:
+                if batch and len(rows) * longest > self.prefill_tokens:
                     scores |= self._score(batch)
                     batch = []
                 batch.append(work)
@@ -193,9 +192,9 @@ class OwnForward:
 
     def _score(self, works: Sequence[Work]) -> dict[Work, torch.Tensor]:
         rows, height = _in_blocks(works)
-        tokens_B_L, mask_B_L = _left_padded([work.sequence for work in rows], self._device)
+        tokens_B_L, mask_B_L = _left_padded([work.sequence for work in rows], self.device)
         blocks = np.array([work.row for work in rows[::height]])
-        factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self._device)
+        factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self.device)
         continuations = {
             b: len(work.request.continuation_T)
             for b, work in enumerate(rows)

@@ -67,10 +67,10 @@ from es_cookbook.engines.torch.kernels.modules import (
     norm_like,
     rows_of,
     suits_kernels,
+    widen,
 )
 from es_cookbook.engines.torch.kernels.products import PackedWeight
 from es_cookbook.engines.torch.kernels.rows import RankFactors, add_low_rank
-from es_cookbook.engines.torch.kernels.wide import widen
 
 ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""
@@ -95,7 +95,7 @@ class Path:
         mixed: so do different genomes.
         elastic: rows can leave the model's cache and join others; all state of theirs is in it.
         eager: attention is the model's own code, not a faster kernel.
-        wide: all but the products of a 16-bit model is in float32 (see `wide`).
+        wide: all but the products of a 16-bit model is in float32 (see `modules.widen`).
         cached: the model has a cache that is right; without one every token runs all before it.
     """
 

@@ -8,7 +8,7 @@ the genome's weights merged. Paths are tried from the fastest on (`PATHS`), and 
 none agrees is refused by name, with the difference.
 
 A 16-bit model on the CPU is then run once more as it will sample, with float32 around its products,
-and has that if it agrees up to rounding (see `wide`).
+and has that if it agrees up to rounding (see `kernels.modules`).
 
 To be quick the check first runs a part of the model, in float32: its first layers up to one of
 every kind there is, and the first tokens of its vocabulary. Only if that does not show one of the
@@ -32,7 +32,6 @@ from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.attention import attention_of, set_attention
-from es_cookbook.engines.torch.forward.base import Forward
 from es_cookbook.engines.torch.forward.cache_size import (
     CacheSize,
     Unfit,
@@ -48,10 +47,10 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Path,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.slots import SlotTable
+from es_cookbook.engines.torch.forward.slots import Forward, SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.kernels.modules import NARROW
 from es_cookbook.engines.torch.kernels.products import one_thread
-from es_cookbook.engines.torch.kernels.wide import NARROW
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace

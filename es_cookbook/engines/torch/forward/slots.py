@@ -2,16 +2,31 @@
 
 All state is arrays over slots, so that a decode step touches Python only for requests that end.
 Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome (a row of the low-rank tables).
+
+A lane asks of how its batches run no more than `Forward` says.
+
+Tokens are sampled greedily, or with temperature and top-p, each row a function of its own logits
+and uniform number. The uniform number of a token comes from NumPy's Philox generator keyed by
+(sampling seed, purpose), at the token's index, so that a sampled token depends on neither the batch
+nor the device. Tokens are drawn by inverting the cumulative distribution in vocabulary order:
+genomes that share a seed (common random numbers) then make the same choice wherever their
+distributions agree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
+import torch
 
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.population_layers import MIN_ROWS, ROWS_PER_BLOCK
-from es_cookbook.engines.torch.forward.work_queue import Work
-from es_cookbook.engines.torch.token_sampling import token_uniforms
+from es_cookbook.engines.torch.forward.population_layers import (
+    MIN_ROWS,
+    ROWS_PER_BLOCK,
+    PopulationModel,
+)
+from es_cookbook.engines.torch.forward.work_queue import Admission, Work
 
 _NOBODY = -1
 
@@ -161,3 +176,103 @@ class SlotTable:
             array[: len(order)] = array[order]
         for array in self._cleared:
             array[len(order) :] = 0
+
+
+class Forward(Admission, Protocol):
+    """How one lane's batches run: on the `flat` path, or by the model's `own` forward.
+
+    Attributes:
+        device: of the models.
+        prefill_tokens: most of one forward pass.
+        elastic: running requests may be moved together.
+        num_prefilled: prompt tokens run so far, and `num_cached` those taken from what was kept.
+    """
+
+    device: torch.device
+    prefill_tokens: int
+    elastic: bool
+    num_prefilled: int
+    num_cached: int
+
+    def fit(self, num_slots: int, slot_length: int) -> None:
+        """Make room for so many requests of so many tokens each."""
+
+    def turn_to(self, model: PopulationModel) -> None:
+        """Run this model from now on; no request is running."""
+
+    def rest(self) -> None:
+        """Let go of the model."""
+
+    def prefill(
+        self, table: SlotTable, placed: Sequence[tuple[Work, int]]
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Run the prompts of requests in their slots.
+
+        Yields slots, and float32 logits (slots, vocabulary) of their first tokens, until all are
+        done; they may be sampled, and slots released, in between.
+        """
+        ...
+
+    def decode(self, table: SlotTable) -> torch.Tensor:
+        """Run every slot's newest token: logits of at least the slots that are active."""
+        ...
+
+    def keep(self, order: np.ndarray) -> None:
+        """Move these slots to the front, in this order."""
+
+    def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
+        """Requests in these slots have all their tokens: a next turn may begin with them."""
+
+    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
+        """Log-probabilities of the continuations of logprobs requests; slots stay as they are."""
+        ...
+
+
+_PURPOSE_KEY = derive_seed(0, "token uniforms")
+
+
+def token_uniforms(seed: int, num_tokens: int) -> np.ndarray:
+    """One uniform number in [0, 1) for each token index, float64, of a sampling seed."""
+    key = np.array([seed, _PURPOSE_KEY], dtype=np.uint64)
+    words = np.random.Philox(key=key).random_raw(num_tokens)
+    return (np.asarray(words) >> np.uint64(11)) * 2.0**-53
+
+
+def choose_tokens(
+    logits_N_V: torch.Tensor,
+    temperature_N: torch.Tensor,
+    top_p_N: torch.Tensor,
+    uniform_N: torch.Tensor,
+) -> torch.Tensor:
+    """Sample one token a row.
+
+    Args:
+        logits_N_V: float32 logits.
+        temperature_N: 0 is greedy.
+        top_p_N: nucleus mass in (0, 1].
+        uniform_N: float64 in [0, 1), one a row.
+
+    Returns:
+        Token ids (N,), int64.
+    """
+    tokens_N = logits_N_V.argmax(dim=-1)
+    hot = (temperature_N > 0).nonzero().flatten()
+    if len(hot) == 0:
+        return tokens_N
+    scaled = logits_N_V[hot].double() / temperature_N[hot, None]
+    mass = torch.softmax(scaled, dim=-1)
+    top_p = top_p_N[hot, None]
+    if bool((top_p < 1).any()):
+        ordered, order = mass.sort(dim=-1, descending=True, stable=True)
+        outside = (ordered.cumsum(dim=-1) - ordered >= top_p) & (top_p < 1)
+        mass = mass.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
+    cumulative = mass.cumsum(dim=-1)
+    target = uniform_N[hot, None] * cumulative[:, -1:]
+    picked = torch.searchsorted(cumulative, target, right=True).flatten()
+    tokens_N[hot] = picked.clamp(max=logits_N_V.shape[-1] - 1)
+    return tokens_N
+
+
+def token_logprobs(logits_N_V: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
+    """Log-probability (natural log) of one token a row, before temperature and top-p: (N,)."""
+    return torch.log_softmax(logits_N_V, dim=-1).gather(1, tokens_N[:, None]).flatten()

@@ -64,7 +64,7 @@ Columns are the width of values rounded up to `STEP`.
 """
 Where: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 """The slot of each token, negative for one that is nobody's, and its position there."""
-Looks: TypeAlias = tuple[float, float, int]
+Looks: TypeAlias = tuple[Number, Number, int]
 """How a layer looks: factor on scores; the cap that they are squashed to, 0 for none; most
 positions seen, 0 for all."""
 Linear: TypeAlias = tuple[Row, Row, RankFactors, tuple[Row, Row], tuple[Row, Row, float]]

@@ -2,7 +2,7 @@
 
 import torch
 
-from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache, States
+from es_cookbook.engines.torch.forward.flat import PrefixCache, States
 
 
 def _states(num_tokens: int) -> States:
