@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import chz
 
-from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
-from es_cookbook.engines.requests import check_sample
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, check_sample
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.rl.types import Action
 from tests.fakes import FakeEngine

@@ -67,7 +67,7 @@ def test_the_main_job_imports_no_library_that_only_others_need() -> None:
     assert loaded & {"datasets", "wandb", "pyarrow", "pandas"} == set()
 
 
-IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu", "cpu_experts")}
+IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu")}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
 PROGRAMS = {"es_cookbook.commands.prepare.distilabel_pipeline"}
 """Started as programs, and imported by nobody."""
@@ -281,7 +281,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.commands.recipe_configs": {"importlib.import_module"},
     "es_cookbook.commands.play_console": {"importlib.import_module"},
-    "es_cookbook.evolution.optimizers.offsets": {"importlib.import_module"},
+    "es_cookbook.evolution.optimizers.cma": {"importlib.import_module"},
     "es_cookbook.__main__": {"importlib.import_module"},
 }
 """Module -> calls in it that run what they are given."""

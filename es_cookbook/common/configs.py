@@ -93,7 +93,7 @@ def config_from_json(text: str, trust: Collection[str] = ()) -> object:
 
 
 _DROPPED: Mapping[str, Mapping[str, object]] = {
-    "es_cookbook.evolution.optimizers.genetic.genetic:Genetic": {"antithetic": False},
+    "es_cookbook.evolution.optimizers.genetic:Genetic": {"antithetic": False},
 }
 """Fields that a class no longer has, each with the value that is how the class behaves now."""
 

@@ -15,8 +15,7 @@ import torch
 from typing_extensions import override
 
 from es_cookbook.common.errors import EngineError
-from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.devices import on_gpu
+from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -84,7 +83,7 @@ class GenomeTerms(GenomeFactors):
     Args:
         genomes_G: a block of the population.
         space: what they perturb, by `low_rank` terms.
-        device: where their factors are made: the CPU, or one that `devices.noise_device` returns.
+        device: where their factors are made: the CPU, or one that `noise_device` returns.
 
     Raises:
         EngineError: One of them is given by coordinates.

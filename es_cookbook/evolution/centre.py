@@ -6,7 +6,7 @@ give the same bits on any machine and with any number of threads, and `restore` 
 dtype: perturbed weights are derived from the centre, and nothing is ever undone by subtraction.
 
 A step with a rule (`es_cookbook.evolution.rules`) moves it by what the rule makes of the terms, in
-`rule_arithmetic`. A genome with offsets begins at base + offsets in place of the centre.
+`exact`. A genome with offsets begins at base + offsets in place of the centre.
 
 It moves where it is kept: on the CPU with a few threads, on a GPU by Triton programs that make the
 same noise there (`es_cookbook.evolution.noise.triton.kernels`). Those run in Triton's interpreter
@@ -25,24 +25,61 @@ so do two different elements that change places (in tensors of up to 2³¹ eleme
 """
 
 import functools
+import importlib.util
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ModelError
-from es_cookbook.evolution.devices import for_each, on_gpu
 from es_cookbook.evolution.exact import (
     MODULUS,
+    apply_rule_,
     decay_,
     device_decay_,
     device_fingerprint,
     fingerprint,
+    set_to_offsets_,
+    start_of,
 )
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.rule_arithmetic import apply_rule_, set_to_offsets_, start_of
 from es_cookbook.evolution.spaces.base import AddTerms, SearchSpace
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def noise_device(device: torch.device) -> torch.device:
+    """The device that generates noise for a model on `device`: itself if `on_gpu`, or the CPU."""
+    return device if on_gpu(device) else torch.device("cpu")
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether Triton kernels can run on this device: an NVIDIA GPU, where Triton is installed.
+
+    With TRITON_INTERPRET=1 they run on the CPU too, so tests need no GPU.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if device.type == "cuda":
+        return torch.version.hip is None
+    return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def for_each(work: Callable[[_T], _R], items: Iterable[_T], num_threads: int) -> list[_R]:
+    """Apply `work` to each item in several threads; one thread is the caller's own.
+
+    On a GPU `num_threads` must be 1: other threads may queue their work on another stream.
+    """
+    if num_threads == 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(num_threads) as pool:
+        return list(pool.map(work, items))
+
 
 _CPU = torch.device("cpu")
 
@@ -57,7 +94,7 @@ class Centre:
         num_threads: that move it on the CPU; `num_cores()` if None. Bits do not depend on it.
         parts: which part of each selected parameter the base has, for a tensor-parallel rank; all
             of all of them if None.
-        device: where it is kept and moves: the CPU, or one that `devices.noise_device` returns.
+        device: where it is kept and moves: the CPU, or one that `noise_device` returns.
 
     Attributes:
         weights: name -> float32 tensor, the selected parameters only; the same tensors for the

@@ -2,7 +2,7 @@
 
 A rule is a few plain numbers in addition to the step's terms, so it is recorded in the history,
 sent to engines and replayed like the terms themselves; the exact arithmetic is in
-`es_cookbook.evolution.rule_arithmetic`.
+`es_cookbook.evolution.exact`.
 
 The one idea: optimizer state (Adam's moments, Muon's momentum) is never stored as tensors. A step
 repeats the terms of the last generations, `counts` of each, oldest first, and the moments are

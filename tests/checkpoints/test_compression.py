@@ -16,8 +16,7 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.quant_codes import QuantCodes
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 
 CPU = torch.device("cpu")

@@ -175,7 +175,7 @@ def test_a_fork_to_the_genetic_algorithm_keeps_what_led_there_when_it_returns_to
         f"log_path={recorded}",
         "generation=3",
         f"output={tmp_path / 'b'}",
-        "optimizer=es_cookbook.evolution.optimizers.genetic.genetic:Genetic",
+        "optimizer=es_cookbook.evolution.optimizers.genetic:Genetic",
         "optimizer.num_elites=3",
         "num_generations=12",
     )

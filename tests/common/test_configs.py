@@ -30,7 +30,7 @@ from es_cookbook.common.schedules import Cosine, Linear
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
+from es_cookbook.evolution.optimizers.genetic import Genetic
 
 TRUST = ["tests"]
 

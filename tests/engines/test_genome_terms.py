@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms
-from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.devices import on_gpu
+from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.spaces.adapter import Adapter, Perturb

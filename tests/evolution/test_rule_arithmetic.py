@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from es_cookbook.evolution.centre import Centre, merge_steps, moved
-from es_cookbook.evolution.exact import fingerprint_span
+from es_cookbook.evolution.exact import fingerprint_span, orthogonalised
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.rule_arithmetic import orthogonalised
 from es_cookbook.evolution.rules import AdamRule, MuonRule, Offsets, OffsetsRule, Rule
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.full_rank import FullRank

@@ -13,7 +13,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_product
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.evolution.spaces.quantised import QuantScales
 from tests.integration.vllm_models import make_vllm_model
 from tests.quantised_models import How, quantise
 

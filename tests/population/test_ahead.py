@@ -22,7 +22,7 @@ from es_cookbook.engines.ray.member import PoolSettings
 from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
-from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
+from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.data.choosing import Curriculum

@@ -36,7 +36,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
+from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import in_worker

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from es_cookbook import train
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.evolution.spaces.quantised import QuantScales
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Datasets,

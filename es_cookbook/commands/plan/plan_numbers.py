@@ -30,8 +30,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
 from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.memory import CACHE_SHARE, GENOME_SHARE, Memory, weight_bytes
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, Shards
-from es_cookbook.engines.vllm.slots import slots_for
+from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES, Shards, slots_for
 
 
 def read_architecture(model_name: str) -> PreTrainedModel:

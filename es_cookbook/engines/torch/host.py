@@ -27,8 +27,15 @@ from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import is_quantised
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError
-from es_cookbook.engines.base import Engine, EngineTraits, LogprobsRequest, SampleRequest
-from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
+from es_cookbook.engines.base import (
+    Engine,
+    EngineTraits,
+    LogprobsRequest,
+    SampleRequest,
+    Usage,
+    check_logprobs,
+    check_sample,
+)
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.flat import FlatForward, PrefixCache
 from es_cookbook.engines.torch.forward.own import OwnForward

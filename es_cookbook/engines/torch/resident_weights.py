@@ -31,8 +31,7 @@ from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.engines.torch.kernels.products import packing_pays
-from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.devices import for_each, noise_device, on_gpu
+from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
 

@@ -13,11 +13,15 @@ here it is two loops that copy nothing. It also gives a request without an adapt
 They sample a token for a prompt of which only a part is computed, discard it, and set the request's
 random number generator back by an offset, which a generator on the CPU does not have. Here nothing
 is drawn from it for such a token.
+
+The weights of fused experts are packed in the same way, and are kept here as they were loaded too.
+With LoRA slots anywhere in the model, vLLM would also take Triton's kernels for all experts, which
+CPUs have not. No genome has slots of experts (`memory` refuses it), so experts are told of none.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numba
 import numpy as np
@@ -26,6 +30,10 @@ from numpy.typing import NDArray
 from vllm import _custom_ops as ops
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+from es_cookbook.common.errors import ModelError
 
 _PRODUCTS_KEPT = 32
 """Of oneDNN's programs for one weight, each for a number of rows; vLLM's own choice."""
@@ -40,6 +48,9 @@ def prepare() -> None:
     PunicaWrapperCPU.add_lora_logits = _add_lora_logits
     runner = cast(Any, CPUModelRunner)
     runner.sample_tokens = _without_idle_generators(runner.sample_tokens)
+    _experts.process_weights_after_loading = _keep_weights
+    _experts.apply = _pack_and_multiply
+    _methods.select_unquantized_moe_backend = _select_without_lora
 
 
 def weights_changed() -> None:
@@ -221,3 +232,60 @@ def _add_rows(
                 for k in range(rank):
                     total += h[k] * b_slot[o, k]
                 y_t[o] += total
+
+
+_experts = cast(Any, CPUUnquantizedExperts)
+_pack: "Callable[[_Experts, torch.nn.Module], None]" = _experts.process_weights_after_loading
+_multiply: Callable[..., None] = _experts.apply
+_methods = cast(Any, unquantized_fused_moe_method)
+_select_backend: "Callable[[_Config], object]" = _methods.select_unquantized_moe_backend
+
+
+class _Config(Protocol):
+    """What is used of vLLM's `FusedMoEConfig`."""
+
+    is_lora_enabled: bool
+    intermediate_size_per_partition: int
+
+
+class _Experts(Protocol):
+    """What is used of `CPUUnquantizedExperts`."""
+
+    moe_config: _Config
+
+
+def _select_without_lora(moe_config: _Config) -> object:
+    moe_config.is_lora_enabled = False
+    return _select_backend(moe_config)
+
+
+def _keep_weights(self: _Experts, layer: torch.nn.Module) -> None:
+    """In place of packing, which is done at the first use."""
+    size = self.moe_config.intermediate_size_per_partition
+    padded = cast(Any, self)._padded_intermediate_size(self.moe_config)
+    if hasattr(layer, "w13_bias") and padded != size:
+        raise ModelError(
+            f"vLLM pads experts of {size} intermediate features with biases for its CPU kernels, "
+            "in a way that es_cookbook does not know; use engine=torch"
+        )
+
+
+def _pack_and_multiply(
+    self: _Experts,
+    output: torch.Tensor,
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    *others: object,
+    **more: object,
+) -> None:
+    """`CPUUnquantizedExperts.apply` of weights as they were loaded: w1 (E, 2I, H), w2 (E, H, I)."""
+    own = vars(self)
+    if own.get("_packed_at") != num_weight_changes():
+        packed = torch.nn.Module()
+        packed.w13_weight = torch.nn.Parameter(w1.detach(), requires_grad=False)
+        packed.w2_weight = torch.nn.Parameter(w2.detach(), requires_grad=False)
+        _pack(self, packed)
+        own["_packed"] = packed.w13_weight, packed.w2_weight
+        own["_packed_at"] = num_weight_changes()
+    _multiply(self, output, hidden_states, *own["_packed"], *others, **more)

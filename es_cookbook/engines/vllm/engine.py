@@ -132,7 +132,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         )
         from es_cookbook.checkpoints.peft import read_adapter
         from es_cookbook.engines.vllm.host import VLLMEngine
-        from es_cookbook.engines.vllm.slots import slots_for
+        from es_cookbook.engines.vllm.memory import slots_for
 
         self.check_space(search_space)
         tokenizer = load_tokenizer(model_name)
@@ -181,7 +181,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         dtype: str,
     ) -> "AsyncLLM":
         from es_cookbook.checkpoints.model_files import model_directory
-        from es_cookbook.engines.vllm.slots import arguments_for_experts
+        from es_cookbook.engines.vllm.memory import arguments_for_experts
 
         # vLLM forks, and a process with threads must not be forked.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")

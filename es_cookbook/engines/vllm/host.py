@@ -2,7 +2,7 @@
 
 Low-rank genomes are resident LoRA slots, so the whole population is in one batch; a slot is written
 in the worker from seeds (`worker`), and no adapter file is ever made. Dense genomes take the
-place of the model's weights, one at a time (`turnstile`). The last slot stays zero: it is the
+place of the model's weights, one at a time (`Turnstile`). The last slot stays zero: it is the
 centre, and every request names a slot, because some builds of vLLM give a request without an
 adapter somebody else's.
 
@@ -12,14 +12,27 @@ it, so that nothing that other weights left in the cache is ever found.
 A request is a function of (centre, genome, prompt, sampling seed), as far as vLLM's kernels are of
 the batch: a rare near-tie may flip a token where they are not. Where you need every bit,
 VLLM_BATCH_INVARIANT=1 makes them so on recent NVIDIA GPUs, and engine=torch is so on the CPU.
+
+Requests that need other weights take turns: those who need the set that is there go through
+together; the others wait until nobody is inside, and then the set that has been waited for longest
+comes in. Who is inside only ever waits for vLLM, so everybody's turn comes as long as requests end.
 """
 
 import asyncio
 import functools
 import itertools
 import pickle
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,11 +50,12 @@ from es_cookbook.engines.base import (
     LogprobsRequest,
     SampleRequest,
     Target,
+    Usage,
+    check_logprobs,
+    check_sample,
 )
-from es_cookbook.engines.requests import Usage, check_logprobs, check_sample
-from es_cookbook.engines.vllm.answers import merge_fingerprints
 from es_cookbook.engines.vllm.output import Output, informative_line
-from es_cookbook.engines.vllm.turnstile import Turnstile
+from es_cookbook.engines.vllm.rank import merge_fingerprints
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
@@ -360,3 +374,83 @@ class VLLMEngine(Engine):
                 assert issubclass(error_class, ESCookbookError)
                 raise error_class(answer)
         return [answer for _, answer in answers]
+
+
+class Turnstile:
+    """Admits requests by the weights that they need. For the tasks of one event loop.
+
+    Args:
+        switch: brings in a set of weights; called when nobody is inside.
+
+    Attributes:
+        current: the set that is there, None if none is known to be.
+    """
+
+    def __init__(self, switch: Callable[[Hashable], Awaitable[object]]) -> None:
+        self.current: Hashable | None = None
+        self._switch = switch
+        self._num_inside = 0
+        self._switching: asyncio.Task[None] | None = None
+        self._waiting: dict[Hashable, list[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def using(self, weights: Hashable) -> AsyncGenerator[None]:
+        """Inside, these weights are there and stay.
+
+        Raises:
+            Exception: What `switch` raised; nobody went in.
+        """
+        if weights == self.current and self._switching is None:
+            self._num_inside += 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(weights, []).append(turn)
+            self._next()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled() and turn.exception() is None:
+                    self._leave()  # Let in and cancelled in the same turn of the event loop.
+                else:
+                    self._give_up(weights, turn)
+                raise
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._num_inside -= 1
+        self._next()
+
+    def _give_up(self, weights: Hashable, turn: "asyncio.Future[None]") -> None:
+        waiting = self._waiting.get(weights, [])
+        if turn in waiting:
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[weights]
+
+    def _next(self) -> None:
+        """Begin to switch to what has been waited for longest, if nobody is inside."""
+        if self._waiting and self._num_inside == 0 and self._switching is None:
+            self._switching = asyncio.create_task(self._bring_in(next(iter(self._waiting))))
+
+    async def _bring_in(self, weights: Hashable) -> None:
+        error: BaseException | None = None
+        try:
+            if weights != self.current:
+                self.current = None
+                await self._switch(weights)
+                self.current = weights
+        except Exception as raised:
+            error = raised
+        self._switching = None
+        for turn in self._waiting.pop(weights, []):
+            if turn.done():
+                continue
+            if error is None:
+                self._num_inside += 1
+                turn.set_result(None)
+            else:
+                turn.set_exception(error)
+        self._next()

@@ -6,23 +6,26 @@ the centre, and what cannot fit is refused before it starts. On the CPU all is t
 
 Whoever is refused here would surely have failed: embeddings' slots, which few models have, and all
 that depends on vLLM's version are left out. **No GPU has been there to compare with yet.**
+
+What follows from that for vLLM's arguments is here too: a low-rank genome or an adapter is resident
+in a LoRA slot, dense genomes need none, and fused experts have none.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 
-from es_cookbook.checkpoints.linear_weights import split_member
+from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB, plural, show_bytes
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
-from es_cookbook.evolution.devices import on_gpu
+from es_cookbook.evolution.centre import on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -223,3 +226,49 @@ def share_for_vllm(needs: Needs, utilization: float, gpu: int) -> float:
     where = f"each GPU's memory (engine.gpu_memory_utilization={utilization})"
     needs.check(int(utilization * gpu), where, "use more GPUs (engine.tensor_parallel_size)")
     return utilization - needs.centre / gpu
+
+
+def slots_for(space: SearchSpace, max_genomes: int, terms_per_genome: int) -> dict[str, int]:
+    """Arguments for the LoRA slots that genomes need; none for dense genomes.
+
+    Raises:
+        ConfigError: vLLM has no slots of such a rank, or for such weights.
+    """
+    if space.low_rank is not None:
+        rank, more_slots = space.low_rank.rank * terms_per_genome, 1
+    elif space.adapter is not None:
+        rank, more_slots = space.adapter.lora.rank, 2
+    else:
+        return {}
+    _refuse_experts(space.weights)
+    slots = max_genomes + more_slots
+    return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
+
+
+def _refuse_experts(weights: Collection[str]) -> None:
+    for name in weights:
+        parameter, expert = split_member(name)
+        if expert is not None:
+            experts = parameter.split(".")[-2]
+            raise ConfigError(
+                f"engine=vllm has no LoRA slots for fused experts, and the search space perturbs "
+                f"{name}; leave them out (search_space.exclude='*.{experts}.*'), or use "
+                "engine=torch, or search_space=full_rank"
+            )
+
+
+def arguments_for_experts(
+    model: PreTrainedModel, space: SearchSpace, on_cpu: bool
+) -> dict[str, object]:
+    """For a model with fused experts: no slots for them, and weights as they are loaded.
+
+    vLLM makes slots of all that it can, and has kernels for experts' slots not everywhere; some of
+    its kernels for GPUs want experts' weights shuffled.
+    """
+    if not any(split_member(name)[1] is not None for name in linear_weights(model)):
+        return {}
+    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in space.weights}
+    arguments: dict[str, object] = {} if on_cpu else {"moe_backend": "triton"}
+    if not space.is_dense:
+        arguments["lora_target_modules"] = sorted(layers)
+    return arguments

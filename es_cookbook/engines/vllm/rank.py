@@ -6,10 +6,11 @@ low-rank genomes are LoRA slots beside the centre's weights, written here from (
 adapters are slots beside the base's weights, which nobody touches, so these may be quantised.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from typing_extensions import override
@@ -19,15 +20,15 @@ from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms
-from es_cookbook.engines.vllm.answers import FingerprintPiece
 from es_cookbook.engines.vllm.layout import Placement, Slots, find_placements, find_slots
-from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.devices import noise_device
+from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.factors import AdapterFactors
 
+FingerprintPiece: TypeAlias = Sequence[str | int]
+"""Name, first and last row, first and last column, and what that part adds to the fingerprint."""
 _T = TypeVar("_T", Placement, Slots)
 
 
@@ -221,3 +222,31 @@ def _check_room(slots: Mapping[str, Slots], num_genomes: int, reserved: int, ran
             f"{plural(num_slots - reserved, 'slot')} of rank {slot_rank} "
             "(engine.max_genomes, engine.terms_per_genome)"
         )
+
+
+def merge_fingerprints(
+    pieces_of_ranks: Sequence[Sequence[FingerprintPiece]], shapes: Mapping[str, tuple[int, ...]]
+) -> int:
+    """The centre's fingerprint: the sum over its parts, those that several ranks have once.
+
+    Raises:
+        EngineError: Ranks disagree about a part, or have not all of a parameter between them.
+    """
+    values: dict[tuple[str | int, ...], int] = {}
+    for pieces in pieces_of_ranks:
+        for *place, value in pieces:
+            if values.setdefault(tuple(place), int(value)) != value:
+                raise EngineError(
+                    f"vLLM's ranks disagree about {place[0]}: the engine must be restored"
+                )
+    covered: dict[str, int] = {}
+    for name, row, end_row, column, end_column in values:
+        area = (int(end_row) - int(row)) * (int(end_column) - int(column))
+        covered[str(name)] = covered.get(str(name), 0) + area
+    for name, shape in shapes.items():
+        if covered.get(name) != math.prod(shape):
+            raise EngineError(
+                f"vLLM's ranks have {covered.get(name, 0)} elements of {name} between them, and it "
+                f"has {math.prod(shape)}"
+            )
+    return sum(values.values()) % 2**64

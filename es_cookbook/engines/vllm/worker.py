@@ -20,14 +20,12 @@ from vllm.platforms import current_platform
 
 from es_cookbook.checkpoints.models import load_architecture, stored_form
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.engines.vllm import cpu, cpu_experts
-from es_cookbook.engines.vllm.answers import FingerprintPiece
-from es_cookbook.engines.vllm.rank import RankGenomes, host_genomes
+from es_cookbook.engines.vllm import cpu
+from es_cookbook.engines.vllm.rank import FingerprintPiece, RankGenomes, host_genomes
 from es_cookbook.engines.wire import decode_genomes, decode_steps
 
 if current_platform.is_cpu():
     cpu.prepare()
-    cpu_experts.prepare()
 
 Answer: TypeAlias = tuple[str, object]
 """Nothing and what was asked for, or an error's class and its sentence."""

@@ -7,7 +7,7 @@ Nothing is stored and nothing is drawn: the seed is the noise.
 
 - words (`philox`): Philox4x64-10 keyed by (seed, hash of the name), in blocks of 4 x 64 bits;
 - gaussian: a block is 16 lanes of 16 bits, little end first; a lane indexes a table of normal
-  quantiles (`gaussian`);
+  quantiles (`philox`);
 - rademacher: a block is 256 bits, little end first; a set bit is +1, a clear bit is -1.
 
 Left out: exact normal tails. The largest gaussian value is about 4.32, the limit of sixteen bits.

@@ -1,9 +1,17 @@
-"""From words to noise: whole tensors, and any range of their elements.
+"""From words to noise, masks and uniform numbers: whole tensors, and any range of elements.
 
 Gaussian noise is drawn by a compiled loop (`drawing`), in a microsecond or two and half a
 nanosecond an element; signs are unpacked by NumPy, in pieces whose temporaries stay in the cache.
+
+A `Mask` is a fixed random subset of a parameter's elements: element i, in C order, is in it if lane
+i of the 16-bit lanes of (mask seed, name + ".mask") is below density · 65536. So a mask is never
+stored, and a shard, or a kernel on a GPU, generates just its part.
+
+Uniform numbers, for stochastic rounding and for phases, are (lane + ½) / 65536: 0 < u < 1, exact in
+float32, with mean ½ exactly.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -77,7 +85,7 @@ def noise_of_seeds(
     size = math.prod(shape)
     out_S = np.empty((len(seeds_S), size), np.float32)
     if kind == "gaussian":
-        from es_cookbook.evolution.noise.drawing import draw_gaussians
+        from es_cookbook.evolution.loops import draw_gaussians
 
         draw_gaussians(seeds_S, name, 0, out_S)
     else:
@@ -123,7 +131,7 @@ def noise_range(
     if kind not in ("gaussian", "rademacher"):
         raise ValueError(f"noise is 'gaussian' or 'rademacher', found {kind!r}")
     if kind == "gaussian":
-        from es_cookbook.evolution.noise.drawing import draw_gaussians
+        from es_cookbook.evolution.loops import draw_gaussians
 
         draw_gaussians([seed], name, start, out[None])
         return out
@@ -161,3 +169,38 @@ def _write_signs(words: NDArray[np.uint64], skip: int, out: NDArray[np.float32])
         _SIGNS_OF_BYTE.take(eights, axis=0, out=out.reshape(-1, 8), mode="wrap")
     else:
         out[:] = _SIGNS_OF_BYTE[eights].reshape(-1)[skip : skip + out.size]
+
+
+LANE_VALUES = 2**16
+"""Number of values of a lane: densities are multiples of its inverse."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mask:
+    """A random subset of a parameter's elements, given by a seed.
+
+    Attributes:
+        seed: 0 ... 2⁶³ - 1.
+        threshold: about this many of 65,536 elements are in it.
+    """
+
+    seed: int
+    threshold: int
+
+    def range(self, name: str, start: int, stop: int) -> NDArray[np.bool]:
+        """Whether elements `start` ... `stop` - 1 of a parameter are in it."""
+        return lanes_range(self.seed, mask_name(name), start, stop) < self.threshold
+
+
+def mask_name(name: str) -> str:
+    """Key of the words of a parameter's mask."""
+    return f"{name}.mask"
+
+
+def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.float32]:
+    """Elements `start` ... `stop` - 1 of the flattened tensor of uniform numbers.
+
+    If a noise tensor has the same name, the two are not independent.
+    """
+    lanes = lanes_range(seed, name, start, stop).astype(np.float32)
+    return (lanes + np.float32(0.5)) / np.float32(65536)

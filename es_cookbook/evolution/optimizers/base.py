@@ -27,10 +27,10 @@ OPTIMIZER_NAMES = {
     "adam": f"{_HERE}.adam:Adam",
     "rmsprop": f"{_HERE}.adam:RMSProp",
     "clip_up": f"{_HERE}.clip_up:ClipUp",
-    "muon": f"{_HERE}.muon:Muon",
+    "muon": f"{_HERE}.momentum:Muon",
     "genetic": f"{_HERE}.genetic:Genetic",
     "cma": f"{_HERE}.cma:CMA",
-    "sep_cma": f"{_HERE}.sep_cma:SepCMA",
+    "sep_cma": f"{_HERE}.cma:SepCMA",
     "qes": f"{_HERE}.qes:QES",
 }
 """What a user types on the command line."""

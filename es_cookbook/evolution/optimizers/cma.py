@@ -1,37 +1,228 @@
-"""CMA-ES with a full covariance matrix, by pycma (Hansen, arXiv:1604.00772).
+"""CMA-ES, with a full or a diagonal covariance: optimizers that name points by coordinates.
 
-The population is drawn from N(m, σ² C). The better half, weighted by rank, gives the new mean m;
-the covariance C moves towards the steps that were selected (rank-μ) and the path of the mean
-(rank-one), and away from the worst (active CMA); σ grows while the mean's steps point the same way
-and falls while they cancel (cumulative step-size adaptation). So it finds the scale of every
-direction, and with it the step size: there is no learning rate.
+CMA-ES learns in which directions steps pay, so its genomes are no multiples of fixed noise: each
+carries its coordinates (`Genome.offsets`, what is added to the base), and a step puts the centre on
+the new mean of the distribution (`OffsetsRule`). The history thus holds the mean of every
+generation, 5.3 bytes a parameter (float32 in base64), and engines are sent 4 bytes a parameter for
+each genome: this is for spaces of 10² to 10⁶ parameters.
 
-C has n² elements, and each generation needs its eigenvectors, n³ now and then: this is for the
-singular values of an adapter (ESSA, Korotyshova et al. 2025, arXiv:2507.04453), not for weights.
-Measured on one core, population 30, ask and tell: 0.02 s at n = 512, 0.06 s at 1,024, 0.8 s and
-0.5 GB at 4,096. Beyond that, `sep_cma`.
+What is told is ranks, best first, ties in the order of the population. CMA-ES sees no more of the
+fitness anyway. A lost genome (NaN) ranks below all others: its region fails, as far as anybody
+knows, and the libraries want the whole population ranked. Where no two genomes differ, or all are
+lost, there is nothing to rank: nothing is told, and the step is empty.
 
-Trap: the population. CMA-ES averages over half of it and adapts by ranks, so with 8 genomes and
-noisy rewards it follows the noise; 24 to 96 are enough for hundreds of dimensions.
+The state is rebuilt by asking and telling the recorded generations again. The libraries compute
+with NumPy and LAPACK, so the same bits come back where those are the same; elsewhere the recorded
+steps still give the same centre, but going on may be refused, with the advice to fork.
+
+The distribution begins around the base, or in a fork around the mean that the other run's
+CMA-ES came to, with `sigma` and no covariance learned yet.
+
+**CMA** learns a full covariance matrix, by pycma (Hansen, arXiv:1604.00772). The population is
+drawn from N(m, σ² C). The better half, weighted by rank, gives the new mean m; the covariance C
+moves towards the steps that were selected (rank-μ) and the path of the mean (rank-one), and away
+from the worst (active CMA); σ grows while the mean's steps point the same way and falls while they
+cancel (cumulative step-size adaptation). So it finds the scale of every direction, and with it the
+step size: there is no learning rate. C has n² elements, and each generation needs its eigenvectors,
+n³ now and then: this is for the singular values of an adapter (ESSA, Korotyshova et al. 2025,
+arXiv:2507.04453), not for weights. Measured on one core, population 30, ask and tell: 0.02 s at n =
+512, 0.06 s at 1,024, 0.8 s and 0.5 GB at 4,096.
 
 pycma's own stopping criteria, restarts and files are left out: the run decides. Its normals are
 `es_cookbook.evolution.noise`'s, so nothing of NumPy's global randomness is read or moved. Of its
 two step-size rules the cumulative one is used in all dimensions; its default changes at n = 300.
+
+**SepCMA** has a diagonal covariance, by cmaes (Ros and Hansen 2008): the scale of every parameter
+is learned, how they depend on each other is not. In turn the diagonal may be learned about n/3
+times as fast, and everything costs a few passes over n numbers: LoRA adapters of 10⁵ to 10⁶
+parameters work (`search_space=adapter`). Measured likewise: 0.2 s at n = 10⁵, 3 s and 1.5 GB at
+10⁶; the population is held in float64 several times over while it is ranked, up to 50 bytes a
+parameter and genome.
+
+Traps: the population. CMA-ES averages over half of it and adapts by ranks, so with 8 genomes and
+noisy rewards it follows the noise; 24 to 96 are enough for hundreds of dimensions. And σ: the first
+population is spread by `sigma` over *all* parameters, and a step in 10⁶ dimensions is √10⁶ times as
+long: what is right for plain ES on the same space is right here.
 """
 
+import importlib
+import math
 import warnings
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 
 import chz
 import numpy as np
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
+from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder, OffsetsOptimizer, need
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder, check_fitness
+from es_cookbook.evolution.rules import Offsets, OffsetsRule
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+
+_SMALLEST_POPULATION = 4
+
+
+@chz.chz
+class OffsetsBuilder(OptimizerBuilder):
+    """What they share."""
+
+    sigma: float = chz.field(
+        default=0.05,
+        doc="standard deviation of the first generation, in the parameters' own units; it adapts",
+    )
+
+    @classmethod
+    @override
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """Sigma is of a small space, and only the first."""
+        return {name: value for name, value in super().carried(es).items() if name != "sigma"}
+
+    @chz.validate
+    def _shared_fields(self) -> None:
+        if self.population_size < _SMALLEST_POPULATION:
+            raise ConfigError(
+                f"population_size must be at least {_SMALLEST_POPULATION} for CMA-ES to recombine "
+                f"the better half of it, found {self.population_size}; 24 to 96 are usual"
+            )
+        check_range(self, "sigma", above=0)
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What users type for it."""
+
+    @override
+    def check_space(self, search_space: SearchSpaceBuilder | SearchSpace) -> None:
+        if not search_space.hosts_offsets:
+            raise ConfigError(
+                f"optimizer={self.name} gives every genome its own coordinates, which genomes of "
+                f"{type(search_space).__name__} cannot have (low-rank ones share the centre's "
+                "weights, codes are whole numbers): add search_space=singular_values "
+                "search_space.start=... (the directory of a PEFT adapter), search_space=adapter or "
+                "search_space=full_rank"
+            )
+
+    def dimension_of(self, space: SearchSpace) -> int:
+        """Parameters of a space in which genomes have coordinates.
+
+        Raises:
+            ConfigError: They cannot have any.
+        """
+        self.check_space(space)
+        name = self.name
+        uneven = any(factor != 1 for factor in space.shares.factors.values())
+        if uneven or space.shares.num_groups > 1 or space.mask is not None:
+            raise ConfigError(
+                f"optimizer={name} perturbs all parameters at once by the covariance that it "
+                "learns, so search_space's sigma_factors, num_blocks, density and perturb have no "
+                "meaning with it: leave them out"
+            )
+        return sum(math.prod(shape) for shape in space.shapes.values())
+
+
+class OffsetsOptimizer(Optimizer):
+    """Asks and tells a distribution that a subclass keeps."""
+
+    def __init__(self, config: OffsetsBuilder, run_seed: int, dimension: int) -> None:
+        self._config = config
+        self._run_seed = run_seed
+        self._sigma = config.sigma
+        self._asked: int | None = None
+        self._points_G: Sequence[Floats] = ()
+        self._mean = np.zeros(dimension)
+        self.start(self._mean)
+
+    @abstractmethod
+    def start(self, mean: Floats) -> None:
+        """Begin with a round distribution about this mean, which is not to be written."""
+
+    @abstractmethod
+    def sample(self, seed: int) -> Sequence[Floats]:
+        """A population from the present distribution, a pure function of it and the seed."""
+
+    @abstractmethod
+    def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
+        """Move the distribution towards the points of low rank."""
+
+    @abstractmethod
+    def mean(self) -> Floats:
+        """Of the present distribution; a copy."""
+
+    @override
+    def begin_after(self, steps: Sequence[Step]) -> None:
+        """The last step that moves has to name the centre."""
+        moving = [step for step in steps if step.terms or step.decay or step.rule]
+        if not moving:
+            return
+        rule = moving[-1].rule
+        if not isinstance(rule, OffsetsRule):
+            raise ConfigError(
+                "optimizers that name points by coordinates (cma, sep_cma) can go on from steps of "
+                "their own kind only: fork a run of theirs, or begin a new one"
+            )
+        self._mean = rule.offsets.array.astype(np.float64)
+        self.start(self._mean)
+
+    @override
+    def ask(self, generation: int) -> list[Genome]:
+        """A population around the mean, none of it the mean itself."""
+        if self._asked != generation:
+            self._points_G = self.sample(derive_seed(self._run_seed, "population", generation))
+            self._asked = generation
+            squares_G = [float(np.mean((point - self._mean) ** 2)) for point in self._points_G]
+            self._sigma = math.sqrt(math.fsum(squares_G) / len(squares_G))
+        return [Genome(offsets=Offsets.of(point)) for point in self._points_G]
+
+    @override
+    def tell(
+        self,
+        generation: int,
+        genomes_G: Sequence[Genome],
+        scores_P_G: Floats | None,
+        fitness_G: Floats,
+    ) -> Step:
+        """To the new mean; nothing where the fitness ranks nobody."""
+        del scores_P_G
+        check_fitness(fitness_G)
+        self.ask(generation)
+        if len(genomes_G) != len(self._points_G):
+            raise ValueError(f"{len(self._points_G)} genomes were asked, {len(genomes_G)} told")
+        present = fitness_G[~np.isnan(fitness_G)]
+        if not len(present) or present.min() == present.max():
+            return Step()
+        # A stable sort: which of two equals comes first must not depend on the machine.
+        best_first = np.argsort(np.where(np.isnan(fitness_G), np.inf, -fitness_G), kind="stable")
+        self.update(self._points_G, np.argsort(best_first).tolist())
+        before, self._mean = self._mean, self.mean()
+        moved = math.sqrt(float(np.mean((self._mean - before) ** 2)))
+        return Step(rule=OffsetsRule(Offsets.of(self._mean), moved))
+
+    @override
+    def sigma(self, generation: int) -> float:
+        """RMS distance of the population from the mean, per parameter."""
+        del generation
+        return self._sigma
+
+
+def need(package: str, optimizer: str) -> None:
+    """Check that an optional package is there.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            importlib.import_module(package)
+    except ImportError as error:
+        what = f"optimizer={optimizer}"
+        raise not_installed(what, f"the package {package}", "es-cookbook[cma]") from error
+
 
 _MATRICES = 4
 """Of n² float64 that are alive at once: C, its eigenvectors, and what LAPACK works in."""
@@ -114,3 +305,57 @@ class CMAOptimizer(OffsetsOptimizer):
         """Standard-normal numbers, others at each call of a generation."""
         self._draws += 1
         return noise(self._seed, f"cma.{self._draws}", shape).astype(np.float64)
+
+
+@chz.chz
+class SepCMA(OffsetsBuilder):
+    """Separable CMA-ES, for adapters."""
+
+    sigma: float = chz.field(
+        default=0.01,
+        doc="standard deviation of the first generation, in the parameters' own units; it adapts",
+    )
+
+    @property
+    @override
+    def name(self) -> str:
+        return "sep_cma"
+
+    def __call__(
+        self, *, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> "SepCMAOptimizer":
+        """Build it; refuses a space of one parameter, which has nothing to separate."""
+        del num_generations
+        dimension = self.dimension_of(space)
+        if dimension < 2:
+            raise ConfigError(
+                "optimizer=sep_cma needs at least 2 parameters, and this search space has "
+                f"{dimension}: take optimizer=cma"
+            )
+        need("cmaes", "sep_cma")
+        return SepCMAOptimizer(self, run_seed, dimension)
+
+
+class SepCMAOptimizer(OffsetsOptimizer):
+    """Samples and updates with the `cmaes` package."""
+
+    @override
+    def start(self, mean: Floats) -> None:
+        import cmaes
+
+        size = self._config.population_size
+        # A copy, because it is written in place.
+        self._strategy = cmaes.SepCMA(mean.copy(), self._config.sigma, seed=0, population_size=size)
+
+    @override
+    def sample(self, seed: int) -> Sequence[Floats]:
+        self._strategy.reseed_rng(seed % 2**32)
+        return [self._strategy.ask() for _ in range(self._config.population_size)]
+
+    @override
+    def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
+        self._strategy.tell(list(zip(points_G, map(float, ranks_G), strict=True)))
+
+    @override
+    def mean(self) -> Floats:
+        return self._strategy.mean.copy()

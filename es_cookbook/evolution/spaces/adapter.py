@@ -44,7 +44,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.spaces.base import ParameterInfo, linear_shapes, matching
+from es_cookbook.evolution.spaces.base import ParameterInfo, Shares, linear_shapes, matching
 from es_cookbook.evolution.spaces.factors import (
     AdapterFactors,
     LoRA,
@@ -54,7 +54,6 @@ from es_cookbook.evolution.spaces.factors import (
     factor_shapes,
 )
 from es_cookbook.evolution.spaces.full_rank import DenseBuilder, FullRankSpace
-from es_cookbook.evolution.spaces.shares import Shares
 
 if TYPE_CHECKING:
     import torch

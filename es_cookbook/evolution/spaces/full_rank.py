@@ -14,7 +14,7 @@ Two ways of perturbing less of it at once:
   each layer; here chance chooses them, so that nothing but a seed has to be known. There are fewer
   dimensions to search, but it saves nothing: the noise of all elements is made, and the mask costs
   one more pass whenever a weight gains its terms.
-- `num_blocks` above 1: a seed perturbs one block of neighbouring parameters (see `shares`), so a
+- `num_blocks` above 1: a seed perturbs one block of neighbouring parameters (see `Shares`), so a
   genome and a term of a step cost 1 / num_blocks of the noise. Weights and memory stay the same.
 """
 
@@ -29,8 +29,8 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import MAX_SEED, Term
 from es_cookbook.evolution.noise import noise_range
-from es_cookbook.evolution.noise.mask import LANE_VALUES, Mask
 from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import LANE_VALUES, Mask
 from es_cookbook.evolution.spaces.base import (
     PIECE,
     AddTerms,

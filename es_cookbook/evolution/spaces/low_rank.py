@@ -11,7 +11,7 @@ Applied exactly to the centre, a term is r rank-1 updates, k = 0 ... r - 1, s = 
     W <- W + (s * A[:, k])[:, None] * B[:, k][None, :]
 
 where each of the two products and the sum is rounded to float32 by itself. With σ by layer or
-blocks, c is the weight's own share of the term (see `shares`). Blocks save noise: a step makes just
+blocks, c is the weight's own share of the term (see `Shares`). Blocks save noise: a step makes just
 the factors of a seed's own block, and so do a population's on the CPU. Their tables and slots keep
 their size, with zeros where a genome has no part.
 """
@@ -116,7 +116,7 @@ class LowRankSpace(SearchSpace):
         seeds_S: Sequence[int],
         part: Part,
     ) -> None:
-        from es_cookbook.evolution.spaces.rank_one import add_outer_products_
+        from es_cookbook.evolution.loops import add_outer_products_
 
         a_S, b_S = self.low_rank.factors_S(name, self.shapes[name], seeds_S)
         # One rank-1 update after the other: (updates, rows) and (updates, columns).

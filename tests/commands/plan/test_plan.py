@@ -42,8 +42,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quant_codes import QuantCodes
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.types import Observation, SamplingParams

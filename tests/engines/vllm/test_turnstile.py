@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from es_cookbook.engines.vllm.turnstile import Turnstile
+from es_cookbook.engines.vllm.host import Turnstile
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.evolution.noise.mask import Mask
+from es_cookbook.evolution.noise.tensors import Mask
 
 WHOLE = Mask(seed=5, threshold=20_000).range("w", 0, 4000)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from es_cookbook.evolution.noise import (
     NoiseKind,
-    gaussian,
     noise,
     noise_of_seeds,
     noise_range,
@@ -33,7 +32,7 @@ PINNED_FAR = [-2.1695244312286377, -0.1885090470314026, -0.38677075505256653]
 
 def test_a_gaussian_element_is_the_quantile_of_its_lane() -> None:
     found = noise(3, "w", (5, 10))
-    table = gaussian.table()
+    table = philox.normal_table()
     words = [int(word) for word in philox.words(3, "w", 0, 4)]
     for i, value in enumerate(found.reshape(-1)):
         block, lane = divmod(i, 16)
@@ -137,7 +136,7 @@ def test_gaussian_moments() -> None:
 
 def test_gaussian_fills_every_part_of_the_distribution() -> None:
     # 256 equally likely bins: chi-squared has mean 255 and standard deviation √510.
-    bins = np.searchsorted(gaussian.table()[256::256], noise(18, "w", (N,)), side="right")
+    bins = np.searchsorted(philox.normal_table()[256::256], noise(18, "w", (N,)), side="right")
     counts = np.bincount(bins, minlength=256)
     chi_squared = ((counts - N / 256) ** 2 / (N / 256)).sum()
     assert abs(chi_squared - 255) < 4 * np.sqrt(510)

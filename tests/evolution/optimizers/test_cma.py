@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.evolution.optimizers.cma import CMA
-from es_cookbook.evolution.optimizers.offsets import OffsetsBuilder
-from es_cookbook.evolution.optimizers.sep_cma import SepCMA
+from es_cookbook.evolution.optimizers.cma import CMA, OffsetsBuilder, SepCMA
 from es_cookbook.evolution.rules import OffsetsRule
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace

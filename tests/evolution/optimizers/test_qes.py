@@ -16,7 +16,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.qes import QES
 from es_cookbook.evolution.rules import ErrorFeedbackRule, rule_from_plain, rule_to_plain
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
-from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
+from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
 
 NAME = "w.codes"
 SPACE = QuantCodesSpace({NAME: (16, 16)}, highest_code=15)

@@ -20,8 +20,7 @@ from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.optimizers.clip_up import ClipUp
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.momentum import Momentum
-from es_cookbook.evolution.optimizers.muon import Muon
+from es_cookbook.evolution.optimizers.momentum import Momentum, Muon
 from es_cookbook.evolution.optimizers.window import WindowedES, average_weights, scaled
 from es_cookbook.evolution.rules import AdamRule, MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace

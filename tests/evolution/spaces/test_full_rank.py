@@ -8,8 +8,8 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.noise import NoiseKind, noise
-from es_cookbook.evolution.noise.mask import Mask
-from es_cookbook.evolution.optimizers.muon import Muon
+from es_cookbook.evolution.noise.tensors import Mask
+from es_cookbook.evolution.optimizers.momentum import Muon
 from es_cookbook.evolution.rules import AdamRule
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank

@@ -12,12 +12,11 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.uniform import uniform_range
+from es_cookbook.evolution.noise.tensors import uniform_range
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quant_codes import QuantCodes, QuantCodesSpace
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantCodesSpace, QuantScales
 
 INFOS = [
     ParameterInfo("a.weight", (4, 8), "linear", 4),

@@ -18,10 +18,15 @@ from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.base import (
+    SEARCH_SPACE_NAMES,
+    ParameterInfo,
+    SearchSpaceBuilder,
+    Shares,
+    balanced_blocks,
+)
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.shares import Shares, balanced_blocks
 
 PARAMETERS = [
     ParameterInfo("0.q.weight", (60, 40), "linear"),

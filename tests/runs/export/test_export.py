@@ -26,8 +26,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quant_codes import QuantCodes
-from es_cookbook.evolution.spaces.quant_scales import QuantScales
+from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.history import store
 from tests.limits import largest_file

@@ -20,18 +20,18 @@ from es_cookbook import train
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.exact import orthogonalised
 from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.evolution.noise import gaussian, noise, philox
-from es_cookbook.evolution.noise.mask import Mask
+from es_cookbook.evolution.noise import noise, philox
+from es_cookbook.evolution.noise.tensors import Mask
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic.genetic import Genetic
-from es_cookbook.evolution.rule_arithmetic import orthogonalised
+from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.rules import AdamRule, ErrorFeedbackRule, MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
-from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
+from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
@@ -193,7 +193,7 @@ def as_text(value: object) -> str:
 
 
 def test_the_examples_of_noise_are_the_noise() -> None:
-    table = gaussian.table()
+    table = philox.normal_table()
     signs = noise(1, "model.weight", (8,), "rademacher")
     for found in (
         f"k1 is `{philox.name_key('model.weight'):016x}`",
@@ -201,8 +201,8 @@ def test_the_examples_of_noise_are_the_noise() -> None:
         f"`{hexadecimal(noise(1, 'model.weight', (4,)))}`",
         " ".join("+" if sign > 0 else "−" for sign in signs),
         *(f"`{hexadecimal(table[[k]])}`" for k in (0, 2**15, 2**16 - 1)),
-        f"`{gaussian.CHECKSUM}`",
-        f"{gaussian.SCALE} · Q",
+        f"`{philox.CHECKSUM}`",
+        f"{philox.SCALE} · Q",
     ):
         assert found in PAGE
 

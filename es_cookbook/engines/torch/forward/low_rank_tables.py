@@ -22,8 +22,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     PopulationModel,
     padded,
 )
-from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.devices import for_each, noise_device
+from es_cookbook.evolution.centre import Centre, for_each, noise_device
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace
 

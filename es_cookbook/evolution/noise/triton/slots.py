@@ -20,11 +20,10 @@ import numpy as np
 import torch
 
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise.mask import Mask, mask_name
 from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import NoiseKind
+from es_cookbook.evolution.noise.tensors import Mask, NoiseKind, mask_name
 from es_cookbook.evolution.noise.triton import programs
-from es_cookbook.evolution.noise.triton.launch import (
+from es_cookbook.evolution.noise.triton.kernels import (
     MAX_GRID,
     check_tensors,
     key_of,

@@ -11,8 +11,8 @@ import torch
 
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.noise.mask import Mask
 from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Mask
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 from tests.evolution.spaces.test_low_rank import factors_of
@@ -20,7 +20,7 @@ from tests.evolution.spaces.test_low_rank import factors_of
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
 
-from es_cookbook.evolution.noise.triton import launch, slots
+from es_cookbook.evolution.noise.triton import kernels, slots
 from tests.evolution.noise.triton.test_kernels import DEVICE, RUNS_HERE, same_bits, start_of
 
 pytestmark = pytest.mark.skipif(not RUNS_HERE, reason="needs a GPU, or Triton's interpreter")
@@ -39,7 +39,7 @@ NOTHING = Term(0, 0.0)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The programs that were started."""
     started: list[object] = []
-    real = launch.launch
+    real = kernels.launch
 
     def counted(program: object, *arguments: object, **settings: object) -> None:
         started.append(program)

@@ -16,31 +16,29 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic.genealogy import (
+from es_cookbook.evolution.optimizers.breeding import (
     BASE,
     Gene,
     Individual,
-    difference,
-    distance,
-    in_order,
-    step_between,
-    uniform,
-)
-from es_cookbook.evolution.optimizers.genetic.genetic import Genetic, GeneticOptimizer
-from es_cookbook.evolution.optimizers.genetic.selection import (
     Parent,
     behaviour_apart,
+    difference,
+    distance,
     elites,
     genes_apart,
+    in_order,
     migrated,
     quotas,
     species_of,
+    step_between,
     tournament,
+    uniform,
 )
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.genetic import Genetic, GeneticOptimizer
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
-from es_cookbook.evolution.spaces.quant_codes import QuantCodesSpace
+from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (6,)})

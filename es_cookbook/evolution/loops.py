@@ -1,8 +1,15 @@
-"""Gaussian noise in a loop that numba compiles for the CPU: many seeds, or a long range of one.
+"""Loops that numba compiles for the CPU: gaussian noise, and rank-1 updates of a weight.
 
-A population's factors are thousands of tensors of a few hundred numbers, and setting NumPy's
-generator to a seed takes ten times as long as drawing them. The words are the same, the published
-Philox4x64-10 (Salmon et al. 2011; see `philox`), and index the same table.
+**Noise** of many seeds, or a long range of one. A population's factors are thousands of tensors of
+a few hundred numbers, and setting NumPy's generator to a seed takes ten times as long as drawing
+them. The words are the same, the published Philox4x64-10 (Salmon et al. 2011; see `noise.philox`),
+and index the same table.
+
+**Rank-1 updates**: a step of the centre adds thousands of outer products to every weight, W <- W +
+column · rowᵀ. An array library reads and writes W once or twice for each of them. Here all of them
+are added to one tile of W while it is in the first cache, four in a pass, so what is left is
+arithmetic. It is exact: every product and every sum is rounded to float32 by itself, in the order
+of the updates (`compiled` says why). LLVM works on several elements at once, which changes no bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +22,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from es_cookbook.common.compiled import compiled
-from es_cookbook.evolution.noise import gaussian, philox
+from es_cookbook.evolution.noise import philox
 
 _Word: TypeAlias = np.uint64
 
@@ -82,4 +89,47 @@ def draw_gaussians(
     Seeds are 0 ... 2^63 - 1, and so is `start`.
     """
     words_S = np.array(seeds_S, np.uint64)
-    _draw(words_S, _Word(philox.name_key(name)), start, gaussian.table(), out_S)
+    _draw(words_S, _Word(philox.name_key(name)), start, philox.normal_table(), out_S)
+
+
+Numbers: TypeAlias = NDArray[np.float32]
+
+_TILE = 4096
+"""Elements of a tile at most: 16 KiB, which leaves room for the rows that are added to it."""
+_WIDTH = 1024
+"""Columns of a tile at most."""
+
+
+@compiled("void(float32[:,::1], float32[:,:], float32[:,::1])")
+def add_outer_products_(weight: Numbers, columns: Numbers, rows: Numbers) -> None:
+    """W <- W + columns[n][:, None] * rows[n][None, :], for each n in order, in place.
+
+    Args:
+        weight: (rows of W, columns of W).
+        columns: (updates, rows of W).
+        rows: (updates, columns of W).
+    """
+    height, width = weight.shape
+    fours = len(rows) // 4 * 4
+    across = max(1, min(width, _WIDTH))
+    down = max(1, _TILE // across)
+    for left in range(0, width, across):
+        right = min(left + across, width)
+        for top in range(0, height, down):
+            bottom = min(top + down, height)
+            for n in range(0, fours, 4):
+                row0, row1 = rows[n, left:right], rows[n + 1, left:right]
+                row2, row3 = rows[n + 2, left:right], rows[n + 3, left:right]
+                for i in range(top, bottom):
+                    w = weight[i, left:right]
+                    c0, c1 = columns[n, i], columns[n + 1, i]
+                    c2, c3 = columns[n + 2, i], columns[n + 3, i]
+                    for j in range(right - left):
+                        two = (w[j] + c0 * row0[j]) + c1 * row1[j]
+                        w[j] = (two + c2 * row2[j]) + c3 * row3[j]
+            for n in range(fours, len(rows)):
+                row = rows[n, left:right]
+                for i in range(top, bottom):
+                    w = weight[i, left:right]
+                    for j in range(right - left):
+                        w[j] += columns[n, i] * row[j]

@@ -7,7 +7,7 @@ and islands. A child has the genes of a parent, or of two crossed, and one new m
 
 The centre is the champion, the fittest of the last generation whose fitness was not all equal:
 exactly the base plus its genes' terms, in the order of birth. A genome is how another individual
-differs from it (`genealogy.difference`), so shared genes cost nothing, and long genealogies fit
+differs from it (`breeding.difference`), so shared genes cost nothing, and long genealogies fit
 into an engine that hosts few terms a genome. An individual that differs from the champion by
 `max_terms` genes or more does not breed, and of a cross that would the first parent breeds alone.
 An island on which nobody may breed begins again from the champion.
@@ -64,28 +64,26 @@ from es_cookbook.evolution.optimizers.base import (
     check_fitness,
     refuse_zero_sigma,
 )
-from es_cookbook.evolution.optimizers.es import merged, weighted_sum
-from es_cookbook.evolution.optimizers.genetic.genealogy import (
+from es_cookbook.evolution.optimizers.breeding import (
     BASE,
+    DISTANCES,
     Gene,
     Individual,
-    difference,
-    distance,
-    in_order,
-    step_between,
-    terms,
-    uniform,
-)
-from es_cookbook.evolution.optimizers.genetic.selection import (
-    DISTANCES,
     Parent,
     best_first,
+    difference,
+    distance,
     elites,
+    in_order,
     migrated,
     parents_of,
     species_of,
+    step_between,
+    terms,
     tournament,
+    uniform,
 )
+from es_cookbook.evolution.optimizers.es import merged, weighted_sum
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _CHANCE = 2.0**63

@@ -1,1 +1,0 @@
-"""The genetic algorithm."""
