@@ -17,32 +17,6 @@ steps still give the same centre, but going on may be refused, with the advice t
 
 The distribution begins around the base, or in a fork around the mean that the other run's
 CMA-ES came to, with `sigma` and no covariance learned yet.
-
-**CMA** learns a full covariance matrix, by pycma (Hansen, arXiv:1604.00772). The population is
-drawn from N(m, σ² C). The better half, weighted by rank, gives the new mean m; the covariance C
-moves towards the steps that were selected (rank-μ) and the path of the mean (rank-one), and away
-from the worst (active CMA); σ grows while the mean's steps point the same way and falls while they
-cancel (cumulative step-size adaptation). So it finds the scale of every direction, and with it the
-step size: there is no learning rate. C has n² elements, and each generation needs its eigenvectors,
-n³ now and then: this is for the singular values of an adapter (ESSA, Korotyshova et al. 2025,
-arXiv:2507.04453), not for weights. Measured on one core, population 30, ask and tell: 0.02 s at n =
-512, 0.06 s at 1,024, 0.8 s and 0.5 GB at 4,096.
-
-pycma's own stopping criteria, restarts and files are left out: the run decides. Its normals are
-`es_cookbook.evolution.noise`'s, so nothing of NumPy's global randomness is read or moved. Of its
-two step-size rules the cumulative one is used in all dimensions; its default changes at n = 300.
-
-**SepCMA** has a diagonal covariance, by cmaes (Ros and Hansen 2008): the scale of every parameter
-is learned, how they depend on each other is not. In turn the diagonal may be learned about n/3
-times as fast, and everything costs a few passes over n numbers: LoRA adapters of 10⁵ to 10⁶
-parameters work (`search_space=adapter`). Measured likewise: 0.2 s at n = 10⁵, 3 s and 1.5 GB at
-10⁶; the population is held in float64 several times over while it is ranked, up to 50 bytes a
-parameter and genome.
-
-Traps: the population. CMA-ES averages over half of it and adapts by ranks, so with 8 genomes and
-noisy rewards it follows the noise; 24 to 96 are enough for hundreds of dimensions. And σ: the first
-population is spread by `sigma` over *all* parameters, and a step in 10⁶ dimensions is √10⁶ times as
-long: what is right for plain ES on the same space is right here.
 """
 
 import importlib
@@ -230,7 +204,28 @@ _MATRICES = 4
 
 @chz.chz
 class CMA(OffsetsBuilder):
-    """CMA-ES with full covariance, for small search spaces (singular_values)."""
+    """CMA-ES with full covariance, for small search spaces (singular_values).
+
+    By pycma (Hansen, arXiv:1604.00772). The population is drawn from N(m, σ² C). The better half,
+    weighted by rank, gives the new mean m; the covariance C moves towards the steps that were
+    selected (rank-μ) and the path of the mean (rank-one), and away from the worst (active CMA); σ
+    grows while the mean's steps point the same way and falls while they cancel (cumulative
+    step-size adaptation). So it finds the scale of every direction, and with it the step size:
+    there is no learning rate.
+
+    C has n² elements, and each generation needs its eigenvectors, n³ now and then: this is for the
+    singular values of an adapter (ESSA, Korotyshova et al. 2025, arXiv:2507.04453), not for
+    weights. Measured on one core, population 30, ask and tell: 0.02 s at n = 512, 0.06 s at 1,024,
+    0.8 s and 0.5 GB at 4,096. Beyond that, `sep_cma`.
+
+    Trap: the population. CMA-ES averages over half of it and adapts by ranks, so with 8 genomes and
+    noisy rewards it follows the noise; 24 to 96 are enough for hundreds of dimensions.
+
+    pycma's own stopping criteria, restarts and files are left out: the run decides. Its normals are
+    `es_cookbook.evolution.noise`'s, so nothing of NumPy's global randomness is read or moved. Of
+    its two step-size rules the cumulative one is used in all dimensions; its default changes at n =
+    300.
+    """
 
     max_dimension: int = chz.field(
         default=4096, doc="most parameters that the covariance matrix, of their square, is made for"
@@ -309,7 +304,20 @@ class CMAOptimizer(OffsetsOptimizer):
 
 @chz.chz
 class SepCMA(OffsetsBuilder):
-    """Separable CMA-ES, for adapters."""
+    """Separable CMA-ES, one scale a parameter, for adapters.
+
+    By cmaes (Ros and Hansen 2008). As `cma`, but C is a diagonal: the scale of every parameter is
+    learned, how they depend on each other is not. In turn the diagonal may be learned about n/3
+    times as fast, and everything costs a few passes over n numbers: LoRA adapters of 10⁵ to 10⁶
+    parameters work (`search_space=adapter`).
+
+    Measured on one core, population 30, ask and tell: 0.2 s at n = 10⁵, 3 s and 1.5 GB at 10⁶; the
+    population is held in float64 several times over while it is ranked, up to 50 bytes a parameter
+    and genome. The history takes 5.3 bytes a parameter and generation.
+
+    Trap: σ. The first population is spread by `sigma` over *all* parameters, and a step in 10⁶
+    dimensions is √10⁶ times as long: what is right for plain ES on the same space is right here.
+    """
 
     sigma: float = chz.field(
         default=0.01,

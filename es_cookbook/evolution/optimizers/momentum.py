@@ -10,23 +10,6 @@ generations instead of one; over the whole run a seed moves the centre as far as
 spread over the window. Trap: the sum in place of the average, see `window`.
 
 Cost: the noise of `window` generations a step in place of one; no memory.
-
-**Muon** (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) is momentum whose update
-has all singular values made equal, matrix by matrix: the averaged gradient v = U S Vᵀ of a weight
-matrix is replaced by about U Vᵀ, by five rounds of a Newton-Schulz iteration. Directions that few
-genomes spoke for count as much as those that many did.
-
-    centre <- centre + α · RMS(v) · √max(rows, columns) · U Vᵀ
-
-The factor gives the update the RMS that momentum's has, so α keeps its meaning. (Muon proper has no
-such factor: its gradients' lengths say nothing. Here a generation with little signal makes a small
-step.) Parameters that are no matrices gain plain momentum's update.
-
-Trap: the iteration is matrix products, which round as each library likes; here they are exact (see
-`evolution.exact`), so the centre is the same on every machine. And with few terms the update has no
-more directions than terms: equal singular values then only mean equal weights for all seeds, which
-is what ranks nearly do. Cost: of each matrix one float32 and about five float64 copies while it
-moves; 15 products of its shorter side squared times its longer side.
 """
 
 from collections.abc import Sequence
@@ -67,7 +50,27 @@ class Momentum(AverageES):
 
 @chz.chz
 class Muon(Momentum):
-    """Evolution strategies with orthogonalised momentum."""
+    """Evolution strategies with orthogonalised momentum: all singular values made equal.
+
+    Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/): the averaged gradient G = U S
+    Vᵀ of a weight matrix is replaced by about U Vᵀ, by five rounds of a Newton-Schulz iteration.
+    Directions that few genomes spoke for count as much as those that many did.
+
+        centre <- centre + α · RMS(v) · √max(rows, columns) · U Vᵀ
+
+    with v the average of `momentum`. The factor gives the update the RMS that momentum's has, so α
+    keeps its meaning. (Muon proper has no such factor: its gradients' lengths say nothing. Here a
+    generation with little signal makes a small step.) Parameters that are no matrices gain plain
+    momentum's update.
+
+    Trap: the iteration is matrix products, which round as each library likes; here they are exact
+    (`evolution.exact`), so the centre is the same on every machine. And with few terms the update
+    has no more directions than terms: equal singular values then only mean equal weights for all
+    seeds, which is what ranks nearly do.
+
+    Cost: momentum's noise, and of each matrix one float32 and about five float64 copies while it
+    moves; 15 products of its shorter side squared times its longer side.
+    """
 
     iterations: int = chz.field(default=5, doc="rounds of the Newton-Schulz iteration")
 

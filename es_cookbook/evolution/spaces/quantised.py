@@ -1,53 +1,4 @@
-"""What a quantised checkpoint stores, as the parameters: its scales and zero points, or its codes.
-
-**`QuantScales`**: native ES on what is not rounded to a grid. The codes never change; a scale says
-how large a step of its group's grid is. ES at a quantised model's scales moves one number in a
-group (a 32nd to a 128th of the weights) and leaves a checkpoint of the same format, which whatever
-ran the base runs as it is.
-
-Relative: a layer's scales differ by orders of magnitude, so what is perturbed is a factor on each,
-
-    scale = float32(base scale * r),    r = 1 at the start,    r <- r + c * ε
-
-with each product and sum rounded to float32, then rounded to the dtype that the checkpoint stores.
-σ is thus the relative change of a whole group of weights, the same for all layers; r is linear in
-the noise, not compounded, so the order of steps hardly matters and decay goes back to the base.
-
-Zero points are whole numbers in every format. Their parameter is an offset δ in units of half the
-codes' range, so that one σ fits both: at the codes' ends, σ of either moves a weight alike.
-
-    zero = base zero + rint(δ * 2^(bits - 1)),    δ <- δ + c * ε
-
-δ starts not at 0 but at a uniform phase of at most half a whole number, a function of the layer's
-name, which changes nothing of the base: then a perturbation smaller than the grid moves that share
-of the zero points by one, instead of none of them (Xu et al. 2026, arXiv:2602.03120, whose code
-starts its residuals so).
-
-The trap: a checkpoint's 16-bit scales have a grid too. A bfloat16 one moves by 2⁻⁸ of itself or
-not at all, a float16 one by 2⁻¹¹; with a σ much below that, most genomes are the centre again.
-
-**`QuantCodes`**: native quantised training, in which the codes are what evolves. A code is a whole
-number 0 ... 2^bits - 1, kept exactly in float32. A term c · ε(seed) changes it by a whole number,
-rounded at random as in QES (Quantized Evolution Strategies, Xu, Miikkulainen and Qiu 2026,
-arXiv:2602.03120):
-
-    code <- code + u,    u = sign(c) * floor(float32(|c|) * ε + v)
-
-where v is uniform in (0, 1), a function of (seed, name, element) as ε is. So the mean of u is c · ε
-however small c is, where the nearest whole number would be 0 at any c below about 0.1; σ = 0.005
-moves 0.4 % of the codes by one. Antithetic twins share v, and move each code by opposite amounts.
-
-Each term is rounded by itself, so a sum of steps is what they are one after the other. A code
-beyond its range is taken to the end of it where it is used (`QuantisedWeight.moved`).
-
-What an optimizer would add to weights is a thousandth of a code in a step. Plain ES here leaves
-every such step to chance, with a noise of its own that no fitness asked for; the optimizer `qes`
-adds up what was tried and rounds the sum (`es_cookbook.evolution.optimizers.qes`). It is what this
-space is for.
-
-Left out: QES leaves a code as it is where a change would lead out of its range; clipping differs
-from that only for changes by more than one.
-"""
+"""What a quantised checkpoint stores, as the parameters: scales and zero points, or codes."""
 
 import dataclasses
 import math
@@ -85,7 +36,35 @@ _KINDS: Mapping[str, tuple[ParameterKind, ...]] = {
 
 @chz.chz
 class QuantScales(SearchSpaceBuilder):
-    """Scales and zero points of a quantised checkpoint; its codes stay as they are."""
+    """Scales and zero points of a quantised checkpoint; its codes stay as they are.
+
+    The codes never change; a scale says how large a step of its group's grid is. ES at a quantised
+    model's scales moves one number in a group (a 32nd to a 128th of the weights) and leaves a
+    checkpoint of the same format, which whatever ran the base runs as it is.
+
+    Relative: a layer's scales differ by orders of magnitude, so what is perturbed is a factor on
+    each,
+
+        scale = float32(base scale * r),    r = 1 at the start,    r <- r + c * ε
+
+    with each product and sum rounded to float32, then rounded to the dtype that the checkpoint
+    stores. σ is thus the relative change of a whole group of weights, the same for all layers; r is
+    linear in the noise, not compounded, so the order of steps hardly matters and decay goes back to
+    the base.
+
+    Zero points are whole numbers in every format. Their parameter is an offset δ in units of half
+    the codes' range, so that one σ fits both: at the codes' ends, σ of either moves a weight alike.
+
+        zero = base zero + rint(δ * 2^(bits - 1)),    δ <- δ + c * ε
+
+    δ starts not at 0 but at a uniform phase of at most half a whole number, a function of the
+    layer's name, which changes nothing of the base: then a perturbation smaller than the grid moves
+    that share of the zero points by one, instead of none of them (Xu et al. 2026, arXiv:2602.03120,
+    whose code starts its residuals so).
+
+    The trap: a checkpoint's 16-bit scales have a grid too. A bfloat16 one moves by 2⁻⁸ of itself or
+    not at all, a float16 one by 2⁻¹¹; with a σ much below that, most genomes are the centre again.
+    """
 
     which: Literal["scales", "zeros", "both"] = chz.field(
         default="scales", doc="what is perturbed: scales, zeros (zero points), or both"
@@ -145,7 +124,30 @@ class QuantScalesSpace(FullRankSpace):
 
 @chz.chz
 class QuantCodes(SearchSpaceBuilder):
-    """The whole numbers of a quantised checkpoint; its scales stay as they are (QES)."""
+    """The whole numbers of a quantised checkpoint; its scales stay as they are (QES).
+
+    This is native quantised training. A code is a whole number 0 ... 2^bits - 1, kept exactly in
+    float32. A term c · ε(seed) changes it by a whole number, rounded at random as in QES (Quantized
+    Evolution Strategies, Xu, Miikkulainen and Qiu 2026, arXiv:2602.03120):
+
+        code <- code + u,    u = sign(c) * floor(float32(|c|) * ε + v)
+
+    where v is uniform in (0, 1), a function of (seed, name, element) as ε is. So the mean of u is c
+    · ε however small c is, where the nearest whole number would be 0 at any c below about 0.1; σ =
+    0.005 moves 0.4 % of the codes by one. Antithetic twins share v, and move each code by opposite
+    amounts.
+
+    Each term is rounded by itself, so a sum of steps is what they are one after the other. A code
+    beyond its range is taken to the end of it where it is used (`QuantisedWeight.moved`).
+
+    What an optimizer would add to weights is a thousandth of a code in a step. Plain ES here leaves
+    every such step to chance, with a noise of its own that no fitness asked for; the optimizer
+    `qes` adds up what was tried and rounds the sum (`es_cookbook.evolution.optimizers.qes`). It is
+    what this space is for.
+
+    Left out: QES leaves a code as it is where a change would lead out of its range; clipping
+    differs from that only for changes by more than one.
+    """
 
     @property
     @override
