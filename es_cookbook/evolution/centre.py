@@ -37,6 +37,7 @@ from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.exact import (
     MODULUS,
+    Moving,
     apply_rule_,
     decay_,
     device_decay_,
@@ -243,8 +244,8 @@ def _mover(
             if step.decay:
                 decay_here_(weight, base, step.decay)
             if step.rule is not None:
-                shape, start = space.shapes[name], starts[name]
-                apply_rule_(step.rule, adders, name, weight, base, shape, start, part)
+                moving = Moving(name, space.shapes[name], weight, base, part, starts[name])
+                apply_rule_(step.rule, adders, moving)
             elif adders:
                 adders[0](name, weight, part)
 

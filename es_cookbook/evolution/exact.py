@@ -22,6 +22,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -163,38 +164,44 @@ def set_to_offsets_(
     weight.add_(own.view(weight.shape).to(weight.device))
 
 
-def apply_rule_(
-    rule: Rule,
-    adders: Sequence[AddTerms],
-    name: str,
-    weight: torch.Tensor,
-    base: torch.Tensor,
-    shape: tuple[int, ...],
-    start: int,
-    part: Part,
-) -> None:
+class Moving(NamedTuple):
+    """A part of a parameter that a step moves.
+
+    Attributes:
+        name: of the parameter, and its `shape`.
+        weight: contiguous float32, written.
+        base: the same part of the base.
+        start: number of the parameter's first element among the offsets.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    weight: torch.Tensor
+    base: torch.Tensor
+    part: Part
+    start: int
+
+
+def apply_rule_(rule: Rule, adders: Sequence[AddTerms], moving: Moving) -> None:
     """Change a weight by the rule of a step whose decay is already applied.
 
-    The weight, contiguous float32 where the adders of the rule's groups work, is a `part` of a
-    parameter of this shape, whose first element is number `start` among the offsets; the base is
-    the same part of the base.
+    The adders are of the rule's groups, and work where the weight is.
     """
     match rule:
         case AdamRule():
-            _adam_(rule, adders, name, weight, part)
+            _adam_(rule, adders, moving)
         case MuonRule():
-            _muon_(rule, adders[0], name, weight, shape, part)
+            _muon_(rule, adders[0], moving)
         case OffsetsRule():
-            set_to_offsets_(weight, base, rule.offsets, start, part)
+            set_to_offsets_(moving.weight, moving.base, rule.offsets, moving.start, moving.part)
         case ErrorFeedbackRule():
-            _error_feedback_(rule, adders, name, weight, part)
+            _error_feedback_(rule, adders, moving)
         case _:
             raise ValueError(f"there is no arithmetic for {rule}")
 
 
-def _adam_(
-    rule: AdamRule, adders: Sequence[AddTerms], name: str, weight: torch.Tensor, part: Part
-) -> None:
+def _adam_(rule: AdamRule, adders: Sequence[AddTerms], moving: Moving) -> None:
+    name, _, weight, _, part, _ = moving
     m, v = torch.zeros_like(weight), torch.zeros_like(weight)
     gradient = torch.empty_like(weight)
     for add_terms_, first, second in zip(adders, rule.first, rule.second, strict=True):
@@ -203,14 +210,14 @@ def _adam_(
         if first:
             m.add_(gradient * first)
         v.add_(gradient.square_().mul_(second))
-    # Not addcdiv_, nor add_(..., alpha=...): those may round once for two operations.
+    # W + rate · m / (√v + epsilon); neither addcdiv_ nor add_(..., alpha=...), which may round once
+    # for two operations.
     root = v.double().sqrt_().to(v.dtype)
     weight.add_(m.div_(root.add_(rule.epsilon)).mul_(rule.rate))
 
 
-def _error_feedback_(
-    rule: ErrorFeedbackRule, adders: Sequence[AddTerms], name: str, weight: torch.Tensor, part: Part
-) -> None:
+def _error_feedback_(rule: ErrorFeedbackRule, adders: Sequence[AddTerms], moving: Moving) -> None:
+    name, _, weight, _, part, _ = moving
     residual, rounded = torch.zeros_like(weight), torch.zeros_like(weight)
     change = torch.empty_like(weight)
     terms = iter(zip(adders, rule.weights, strict=True))
@@ -225,14 +232,8 @@ def _error_feedback_(
     weight.add_(rounded).clamp_(0, rule.highest)
 
 
-def _muon_(
-    rule: MuonRule,
-    add_terms_: AddTerms,
-    name: str,
-    weight: torch.Tensor,
-    shape: tuple[int, ...],
-    part: Part,
-) -> None:
+def _muon_(rule: MuonRule, add_terms_: AddTerms, moving: Moving) -> None:
+    name, shape, weight, _, part, _ = moving
     if len(shape) != 2:
         add_terms_(name, weight, part)
         return

@@ -131,7 +131,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             parameter_infos,
         )
         from es_cookbook.checkpoints.peft import read_adapter
-        from es_cookbook.engines.vllm.host import VLLMEngine
+        from es_cookbook.engines.vllm.host import Hosted, VLLMEngine
         from es_cookbook.engines.vllm.memory import slots_for
 
         self.check_space(search_space)
@@ -155,22 +155,14 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                     raise
                 raise output.failure(f"vLLM could not start with {model_name!r}", error) from error
         output.started()
-        return VLLMEngine(
-            llm,
-            output,
-            tokenizer,
-            model_name=model_name,
-            space=space,
-            infos=infos,
-            traits=EngineTraits(
-                self.max_genomes if slots else 1,
-                context_length,
-                str(llm.model_config.dtype).removeprefix("torch."),
-                slots["max_lora_rank"] // space.low_rank.rank if space.low_rank else None,
-            ),
-            num_slots=slots.get("max_loras", 0),
-            eos_token_ids=end_of_sequence_ids(model, tokenizer),
+        traits = EngineTraits(
+            self.max_genomes if slots else 1,
+            context_length,
+            str(llm.model_config.dtype).removeprefix("torch."),
+            slots["max_lora_rank"] // space.low_rank.rank if space.low_rank else None,
         )
+        hosted = Hosted(model_name, infos, space, end_of_sequence_ids(model, tokenizer))
+        return VLLMEngine(llm, output, tokenizer, hosted, traits, slots.get("max_loras", 0))
 
     def _start(
         self,
@@ -246,21 +238,25 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         """
         import torch
 
-        from es_cookbook.engines.vllm.memory import cpu_cache_gib, needs_of, share_for_vllm
+        from es_cookbook.engines.vllm.memory import (
+            Shards,
+            cpu_cache_gib,
+            needs_of,
+            share_for_vllm,
+        )
 
         available_memory = psutil.virtual_memory().available
         kv_cache_gib = self.kv_cache_gib
         if kv_cache_gib is None and device_memory is None:
             kv_cache_gib = cpu_cache_gib(model, self.context_length(model), available_memory)
+        quantized = self.quantization or getattr(model.config, "quantization_config", None)
         needs = needs_of(
-            model,
+            Shards(model, self.tensor_parallel_size),
             space,
             slots,
-            self.max_genomes,
             dtype=dtype,
-            quantization=self.quantization,
+            is_quantized=bool(quantized),
             kv_cache_gib=kv_cache_gib or 0,
-            tp=self.tensor_parallel_size,
             on_cpu=device_memory is None,
         )
         share, available = self.gpu_memory_utilization, torch.cuda.device_count()

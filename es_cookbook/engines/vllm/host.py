@@ -34,7 +34,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -69,13 +69,22 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
+class Hosted(NamedTuple):
+    """A Hugging Face model, its parameters, what genomes perturb of them, and which tokens end."""
+
+    model_name: str
+    infos: Sequence[ParameterInfo]
+    space: SearchSpace
+    eos_token_ids: Sequence[int]
+
+
 class VLLMEngine(Engine):
     """An engine on `AsyncLLM`; call `open` before anything else.
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
         output: what its processes print; closed with the engine.
-        infos: the Hugging Face model's parameters.
+        hosted: the model that runs there.
         num_slots: LoRA slots, more than its capacity; 0 for dense genomes.
     """
 
@@ -84,27 +93,20 @@ class VLLMEngine(Engine):
         llm: "AsyncLLM",
         output: Output,
         tokenizer: PreTrainedTokenizerBase,
-        *,
-        model_name: str,
-        space: SearchSpace,
-        infos: Sequence[ParameterInfo],
+        hosted: Hosted,
         traits: EngineTraits,
         num_slots: int,
-        eos_token_ids: Sequence[int],
     ) -> None:
         self._llm: AsyncLLM | None = llm
         self._output = output
         self.tokenizer = tokenizer
         self.traits = traits
-        self._model_name = model_name
-        self._infos = infos
+        self._model_name, self._infos, self.space, eos_token_ids = hosted
         self._num_slots = num_slots
-        self._vocabulary_size = next(i.shape[0] for i in infos if i.kind == "embedding")
+        self._vocabulary_size = next(i.shape[0] for i in self._infos if i.kind == "embedding")
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
         self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
-        self.space = space
-        perturbed = space.shapes if space.adapter is None else space.adapter.targets
-        self._perturbs_logits = "lm_head.weight" in perturbed
+        self._perturbs_logits = "lm_head.weight" in self.space.weights
         self._params = functools.lru_cache(maxsize=64)(self._new_params)
         self._usage = Usage()
         self._turnstile = Turnstile(

@@ -13,7 +13,7 @@ in a LoRA slot, dense genomes need none, and fused experts have none.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import torch
@@ -168,31 +168,28 @@ class Needs:
 
 
 def needs_of(
-    model: PreTrainedModel,
+    shards: Shards,
     space: SearchSpace,
     slots: Mapping[str, int],
-    max_genomes: int,
     *,
     dtype: str,
-    quantization: str | None,
+    is_quantized: bool,
     kv_cache_gib: float,
-    tp: int,
     on_cpu: bool,
 ) -> Needs:
-    """What each of `tp` GPUs, or a machine without any for all ranks, has to hold at the least."""
+    """What each GPU, or a machine without any for all ranks, has to hold at the least."""
     size = 2 if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
-    shards = Shards(model, tp)
-    ranks = tp if on_cpu else 1
+    ranks = shards.tp if on_cpu else 1
     has_centre = on_cpu or on_gpu(torch.device("cuda"))
-    quantized = quantization or getattr(model.config, "quantization_config", None)
     parameters = sum(math.prod(info.shape) for info in shards.infos)
+    more_slots = _more_slots(space) if slots else 0
     return Needs(
-        weights=0 if quantized else ranks * (size * parameters // shards.tp),
+        weights=0 if is_quantized else ranks * (size * parameters // shards.tp),
         cache=ranks * int(kv_cache_gib * GIB),
         centre=ranks * 4 * shards.centre_elements(space) if has_centre else 0,
         slot=ranks * size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0,
-        max_genomes=max_genomes,
-        more_slots=slots["max_loras"] - max_genomes if slots else 0,
+        max_genomes=slots["max_loras"] - more_slots if slots else 1,
+        more_slots=more_slots,
     )
 
 
@@ -235,18 +232,13 @@ def slots_for(space: SearchSpace, max_genomes: int, terms_per_genome: int) -> di
         ConfigError: vLLM has no slots of such a rank, or for such weights.
     """
     if space.low_rank is not None:
-        rank, more_slots = space.low_rank.rank * terms_per_genome, 1
+        rank = space.low_rank.rank * terms_per_genome
     elif space.adapter is not None:
-        rank, more_slots = space.adapter.lora.rank, 2
+        rank = space.adapter.lora.rank
     else:
         return {}
-    _refuse_experts(space.weights)
-    slots = max_genomes + more_slots
-    return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
-
-
-def _refuse_experts(weights: Collection[str]) -> None:
-    for name in weights:
+    slots = max_genomes + _more_slots(space)
+    for name in space.weights:
         parameter, expert = split_member(name)
         if expert is not None:
             experts = parameter.split(".")[-2]
@@ -255,6 +247,12 @@ def _refuse_experts(weights: Collection[str]) -> None:
                 f"{name}; leave them out (search_space.exclude='*.{experts}.*'), or use "
                 "engine=torch, or search_space=full_rank"
             )
+    return {"max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": slot_rank(rank)}
+
+
+def _more_slots(space: SearchSpace) -> int:
+    """Those of the centre, and of an adapter's base."""
+    return 1 if space.adapter is None else 2
 
 
 def arguments_for_experts(

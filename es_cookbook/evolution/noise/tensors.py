@@ -85,7 +85,7 @@ def noise_of_seeds(
     size = math.prod(shape)
     out_S = np.empty((len(seeds_S), size), np.float32)
     if kind == "gaussian":
-        from es_cookbook.evolution.loops import draw_gaussians
+        from es_cookbook.evolution.noise.loops import draw_gaussians
 
         draw_gaussians(seeds_S, name, 0, out_S)
     else:
@@ -131,7 +131,7 @@ def noise_range(
     if kind not in ("gaussian", "rademacher"):
         raise ValueError(f"noise is 'gaussian' or 'rademacher', found {kind!r}")
     if kind == "gaussian":
-        from es_cookbook.evolution.loops import draw_gaussians
+        from es_cookbook.evolution.noise.loops import draw_gaussians
 
         draw_gaussians([seed], name, start, out[None])
         return out

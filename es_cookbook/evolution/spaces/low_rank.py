@@ -116,7 +116,7 @@ class LowRankSpace(SearchSpace):
         seeds_S: Sequence[int],
         part: Part,
     ) -> None:
-        from es_cookbook.evolution.loops import add_outer_products_
+        from es_cookbook.evolution.noise.loops import add_outer_products_
 
         a_S, b_S = self.low_rank.factors_S(name, self.shapes[name], seeds_S)
         # One rank-1 update after the other: (updates, rows) and (updates, columns).

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.evolution.loops import draw_gaussians
 from es_cookbook.evolution.noise import philox
+from es_cookbook.evolution.noise.loops import draw_gaussians
 from es_cookbook.evolution.noise.tensors import lanes_range
 
 SEEDS = st.lists(st.integers(0, 2**63 - 1), max_size=5)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from es_cookbook.evolution.loops import add_outer_products_
 from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.noise.loops import add_outer_products_
 
 
 # More columns than a tile has, more rows than a tile has, and one element.

@@ -135,14 +135,13 @@ def tiles_of(
     return tiles_across * runs.num_runs, tiling, settings
 
 
-def launch_noise(
+def _launch_noise(
     out: torch.Tensor,
     strides: tuple[int, int, int, int],
     runs: Runs,
     name: str,
     kind: NoiseKind,
-    seeds_S: torch.Tensor,
-    scales_S: torch.Tensor | None = None,
+    terms_S: tuple[torch.Tensor, torch.Tensor | None],
     width: int = 0,
 ) -> None:
     """Start `noise_program`: every seed's noise, times its scale if there are any.
@@ -153,11 +152,10 @@ def launch_noise(
     num_programs, tiling, settings = tiles_of(runs, kind)
     launch(
         programs.noise_program,
-        (num_programs, len(seeds_S)),
+        (num_programs, len(terms_S[0])),
         out,
         table(out.device),
-        seeds_S,
-        scales_S,
+        *terms_S,
         key_of(name),
         *tiling,
         *strides,
@@ -265,7 +263,7 @@ def noise_into(
     if out.numel() > 0:
         seeds_S = torch.full((1,), seed, dtype=torch.int64, device=out.device)
         strides = (0, rows.stride(0), rows.stride(1), 0)
-        launch_noise(rows, strides, runs, name, kind, seeds_S)
+        _launch_noise(rows, strides, runs, name, kind, (seeds_S, None))
 
 
 def perturbed_into(
@@ -397,7 +395,7 @@ def _factor_into(
     if num_rows > 0 and len(seeds_S) > 0:
         runs = Runs(start=first * rank, pitch=0, num_runs=1, length=num_rows * rank)
         strides = (out.stride(0), 0, out.stride(1), out.stride(2))
-        launch_noise(out, strides, runs, name, kind, seeds_S, scales_S, width=rank)
+        _launch_noise(out, strides, runs, name, kind, (seeds_S, scales_S), width=rank)
 
 
 def _on_device(terms: Sequence[Term], rank: int | None, device: torch.device) -> DeviceTerms:
