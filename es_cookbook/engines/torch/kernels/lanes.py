@@ -74,8 +74,14 @@ _Emit = Callable[[Any, Any, Any, Sequence[Any]], Any]
 """Adds an operation's code: (context, builder, signature, arguments) -> its value."""
 
 
-def _operation(arguments: int, emit: _Emit) -> Any:
+def _emit(build: Callable[..., Any]) -> _Emit:
+    """An operation that takes no more than values: (builder, *values) -> its value."""
+    return lambda _context, builder, _signature, values: build(builder, *values)
+
+
+def _operation(arguments: int, build: Callable[..., Any]) -> Any:
     """An operation on lanes alone."""
+    emit = _emit(build)
 
     def of_three(_: Any, a: Any, b: Any, c: Any) -> tuple[Any, _Emit]:
         return _lanes(a, b, c), emit
@@ -92,12 +98,11 @@ def _operation(arguments: int, emit: _Emit) -> Any:
 def _llvm(name: str, arguments: int) -> Any:
     """One of LLVM's own operations on vectors."""
 
-    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        del context, signature
+    def build(builder: Any, *values: Any) -> Any:
         kind = ir.FunctionType(_FLOATS, [_FLOATS] * arguments)
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
-    return _operation(arguments, emit)
+    return _operation(arguments, build)
 
 
 def _is_narrow(array: Any) -> bool:
@@ -190,75 +195,52 @@ def _in_all(builder: Any, number: Any, kind: Any) -> Any:
 
 def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
     """One number in all lanes."""
-
-    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        del context, signature
-        return _in_all(builder, values[0], _FLOATS)
-
-    return _lanes(types.float32), emit
+    return _lanes(types.float32), _emit(lambda builder, value: _in_all(builder, value, _FLOATS))
 
 
 def _among(_: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> tuple[Any, _Emit]:
     """Lanes from `first` to `end`, the others of one number."""
 
-    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        del context, signature
-        lanes, first, end, otherwise = values
+    def build(builder: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> Any:
         index = ir.Constant(_INTS, list(range(LANES)))
         low, high = (
             _in_all(builder, builder.trunc(n, ir.IntType(32)), _INTS) for n in (first, end)
         )
-        inside = builder.and_(
-            builder.icmp_signed(">=", index, low), builder.icmp_signed("<", index, high)
-        )
+        above = builder.icmp_signed(">=", index, low)
+        inside = builder.and_(above, builder.icmp_signed("<", index, high))
         return builder.select(inside, lanes, _in_all(builder, otherwise, _FLOATS))
 
-    return _lanes(lanes, types.intp, types.intp, types.float32), emit
+    return _lanes(lanes, types.intp, types.intp, types.float32), _emit(build)
 
 
 def _halved(combine: Callable[[Any, Any, Any], Any]) -> Any:
     """An operation that makes one number of all lanes: of halves, of halves of these, and so on."""
 
-    def reduce(_: Any, lanes: Any) -> tuple[Any, _Emit]:
-        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-            del context, signature
-            index, left, width = ir.IntType(32), values[0], LANES
-            while width > 1:
-                width //= 2
-                nothing, kind = ir.Constant(left.type, ir.Undefined), ir.VectorType(index, width)
-                halves = [
-                    builder.shuffle_vector(
-                        left, nothing, ir.Constant(kind, list(range(first, first + width)))
-                    )
-                    for first in (0, width)
-                ]
-                left = combine(builder, *halves)
-            return builder.extract_element(left, ir.Constant(index, 0))
+    def build(builder: Any, left: Any) -> Any:
+        index, width = ir.IntType(32), LANES
+        while width > 1:
+            width //= 2
+            nothing, kind = ir.Constant(left.type, ir.Undefined), ir.VectorType(index, width)
+            places = (ir.Constant(kind, list(range(at, at + width))) for at in (0, width))
+            halves = [builder.shuffle_vector(left, nothing, place) for place in places]
+            left = combine(builder, *halves)
+        return builder.extract_element(left, ir.Constant(index, 0))
 
-        return types.float32(lanes), emit
+    def reduce(_: Any, lanes: Any) -> tuple[Any, _Emit]:
+        return types.float32(lanes), _emit(build)
 
     return intrinsic(reduce)
 
 
-def _larger(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
-def _power_of_two(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+def _power_of_two(builder: Any, exponent: Any) -> Any:
     """2 to whole numbers from -126 to 127."""
-    del context, signature
-    whole = builder.fptosi(values[0], _INTS)
-    biased = builder.add(whole, ir.Constant(_INTS, [_EXPONENT_BIAS] * LANES))
-    shifted = builder.shl(biased, ir.Constant(_INTS, [_MANTISSA_BITS] * LANES))
-    return builder.bitcast(shifted, _FLOATS)
+    biased = builder.add(builder.fptosi(exponent, _INTS), _constant(_INTS, _EXPONENT_BIAS))
+    return builder.bitcast(builder.shl(biased, _constant(_INTS, _MANTISSA_BITS)), _FLOATS)
 
 
-def _choose(relation: str) -> _Emit:
-    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        del context, signature
-        return builder.select(builder.fcmp_ordered(relation, *values), *values)
-
-    return emit
+def _choice(relation: str) -> Callable[[Any, Any, Any], Any]:
+    """The first of two where the relation holds, or else the second."""
+    return lambda builder, a, b: builder.select(builder.fcmp_ordered(relation, a, b), a, b)
 
 
 Row: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
@@ -278,12 +260,12 @@ prefetch = cast("Callable[[Row, int], None]", intrinsic(_prefetch))
 spread = cast("Callable[[Number], Lanes]", intrinsic(_spread))
 among = cast("Callable[[Lanes, int, int, Number], Lanes]", intrinsic(_among))
 sum_of = cast("Callable[[Lanes], Number]", _halved(lambda builder, a, b: builder.fadd(a, b)))
-largest_of = cast("Callable[[Lanes], Number]", _halved(_larger))
-add: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fadd(*both))
-multiply: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fmul(*both))
-divide: _OfTwo = _operation(2, lambda _context, builder, _signature, both: builder.fdiv(*both))
-larger: _OfTwo = _operation(2, _choose(">"))
-smaller: _OfTwo = _operation(2, _choose("<"))
+largest_of = cast("Callable[[Lanes], Number]", _halved(_choice(">")))
+add: _OfTwo = _operation(2, lambda builder, a, b: builder.fadd(a, b))
+multiply: _OfTwo = _operation(2, lambda builder, a, b: builder.fmul(a, b))
+divide: _OfTwo = _operation(2, lambda builder, a, b: builder.fdiv(a, b))
+larger: _OfTwo = _operation(2, _choice(">"))
+smaller: _OfTwo = _operation(2, _choice("<"))
 floor: _OfOne = _llvm(f"llvm.floor.v{LANES}f32", 1)
 fma: Callable[[Lanes, Lanes, Lanes], Lanes] = _llvm(f"llvm.fma.v{LANES}f32", 3)
 """a · b + c, rounded once."""
@@ -310,11 +292,12 @@ def exponential(x: Lanes) -> Lanes:
     """
     x = smaller(larger(x, spread(_LOWEST)), spread(_HIGHEST))
     whole = floor(fma(x, spread(_LOG2_E), spread(_HALF)))
+    # y = x - whole · ln 2
     y = fma(whole, spread(-_LN2_LOW), fma(whole, spread(-_LN2_HIGH), x))
-    e = fma(spread(_C0), y, spread(_C1))
-    e = fma(e, y, spread(_C2))
-    e = fma(e, y, spread(_C3))
-    e = fma(e, y, spread(_C4))
-    e = fma(e, y, spread(_C5))
-    e = fma(multiply(e, y), y, add(y, spread(ONE)))
-    return multiply(e, _two_to(whole))
+    series = fma(spread(_C0), y, spread(_C1))  # ((c0 y + c1) y + c2) …
+    series = fma(series, y, spread(_C2))
+    series = fma(series, y, spread(_C3))
+    series = fma(series, y, spread(_C4))
+    series = fma(series, y, spread(_C5))
+    series = fma(multiply(series, y), y, add(y, spread(ONE)))  # eʸ = 1 + y + y² · series
+    return multiply(series, _two_to(whole))  # eˣ = 2ʷ eʸ
