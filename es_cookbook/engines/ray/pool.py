@@ -28,7 +28,6 @@ from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Coroutine,
     Iterable,
     Mapping,
     Sequence,
@@ -229,15 +228,13 @@ class RayPool(_AskingHost, Engine):
         self._ledger = Ledger()
         self._strategy = strategy
         self._most = most
-        self._joining: set[Member] = set()
         self._num_started = 0
         self._free: asyncio.Queue[Member | None] = asyncio.Queue()
         self._vacant: list[Place] = []
         self._last_loss: EngineError | None = None
         self._is_closed = False
         self._moving = asyncio.Lock()
-        self._reserving: asyncio.Task[object] | None = None
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     @override
@@ -393,7 +390,7 @@ class RayPool(_AskingHost, Engine):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        members, self.members = [*self.members, *self._joining], []
+        members, self.members = self.members, []
         await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
         self._free.put_nowait(None)
         await self._settings.cluster.close()
@@ -430,7 +427,6 @@ class RayPool(_AskingHost, Engine):
             for number, place in enumerate(places, self._num_started)
         ]
         self._num_started += len(places)
-        self._joining |= set(members)
         try:
             await _each(Member.start, members)
             async with self._moving:
@@ -442,42 +438,34 @@ class RayPool(_AskingHost, Engine):
         except BaseException:
             await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
             raise
-        finally:
-            self._joining -= set(members)
         self.members += members
         for member in members:
             self._free.put_nowait(member)
 
     def _fill_up(self) -> None:
-        """Begin to start engines where some are missing, and to wait for room where more may be."""
-        places, self._vacant = self._vacant, []
+        """Begin to start engines where some are missing, and one more if there may be more."""
+        places: list[Place | None] = [*self._vacant]
+        self._vacant.clear()
+        if len(self.members) + len(self._tasks) + len(places) < self._most:
+            places.append(None)
         for place in places:
-            self._spawn(self._join_later(place))
-        if self._reserving is None or self._reserving.done():
-            self._reserving = self._spawn(self._reserve_later())
+            task = asyncio.create_task(self._start_one(place))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _reserve_later(self) -> None:
-        """One after the other, while there may be more and they are able to join."""
+    async def _start_one(self, place: Place | None) -> None:
+        """In a place that is reserved, or when there is room for another."""
         settings = self._settings
-        able = True
-        while able and len(self.members) + len(self._joining) < self._most:
+        if place is None:
             (place,) = await settings.cluster.reserve(1, settings.needs, self._strategy)
-            able = await self._join_later(place)
-
-    async def _join_later(self, place: Place) -> bool:
         try:
             await self._join([place])
         except ESCookbookError as error:
             _logger.warning("an engine could not join the pool: %s", error)
             self._vacant.append(place)  # Tried again after the next step.
-            return False
-        return True
-
-    def _spawn(self, work: Coroutine[None, None, object]) -> "asyncio.Task[object]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+            return
+        self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        self._fill_up()
 
     async def _move(
         self, move: Callable[[Member], Awaitable[int]], members: Sequence[Member]
