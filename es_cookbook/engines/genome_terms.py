@@ -17,7 +17,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import EngineError
 from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.factors import AdapterFactors
 

@@ -47,7 +47,7 @@ from es_cookbook.evolution.exact import (
     start_of,
 )
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.base import AddTerms, SearchSpace
 
 _T = TypeVar("_T")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.rules import (
     AdamRule,
     ErrorFeedbackRule,

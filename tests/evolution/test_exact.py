@@ -3,14 +3,22 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.evolution import exact
+from es_cookbook.evolution.centre import Centre, merge_steps, moved
+from es_cookbook.evolution.exact import fingerprint_span, orthogonalised
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.rules import AdamRule, MuonRule, Offsets, OffsetsRule, Rule
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
 
 
 def values(shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
@@ -88,3 +96,182 @@ def test_sums_wrap_in_both() -> None:
     part = Part((10**9, 10**9 + 300), (0, 70_000), 70_000)
     assert math.prod(part.shape) * (2**32 - 1) * 10**9 * 70_000 > 2**90
     assert exact.device_fingerprint("w", weight, part) == exact.fingerprint("w", weight, part)
+
+
+SHAPES = {"a.weight": (40, 30), "b.weight": (25, 60)}
+INFOS = [ParameterInfo(name, shape, "linear") for name, shape in SHAPES.items()]
+BASE = {name: torch.from_numpy(noise(7, name, shape)) for name, shape in SHAPES.items()}
+SPACES = (FullRank()(INFOS), LowRank()(INFOS), LowRank(rank=2)(INFOS))
+NUM_PARAMETERS = 40 * 30 + 25 * 60
+
+TERMS = tuple(Term(seed, 0.01 * (seed - 3)) for seed in range(1, 6))
+ADAM = AdamRule((2, 0, 3), (0.2, 0.3, 0.5), (0.1, 0.2, 0.7), rate=0.01, epsilon=1e-8)
+OFFSETS = Offsets.of(np.linspace(-1, 1, NUM_PARAMETERS))
+STEPS = (
+    Step((Term(9, 0.5),)),
+    Step(TERMS, rule=ADAM),
+    Step((Term(8, 0.5),), decay=0.25),
+    Step(TERMS, decay=0.5, rule=MuonRule(0.03, 5)),
+    Step((Term(9, -0.5),)),
+)
+PINNED = (8800909789344126720, 6656954977116372392, 12768300051221045409)
+"""Fingerprints of STEPS from the base, for each of SPACES."""
+
+
+def gradient(space: SearchSpace, name: str, terms: tuple[Term, ...]) -> torch.Tensor:
+    total = torch.zeros(SHAPES[name])
+    space.add_terms_(name, total, terms)
+    return total
+
+
+def applied(space: SearchSpace, *steps: Step) -> dict[str, torch.Tensor]:
+    centre = Centre(BASE, space)
+    for step in steps:
+        centre.apply(step)
+    return centre.weights
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_adam_is_its_formula(space: SearchSpace) -> None:
+    weights = applied(space, Step(TERMS, rule=ADAM))
+    for name in SHAPES:
+        old, new = gradient(space, name, TERMS[:2]), gradient(space, name, TERMS[2:])
+        m = 0.2 * old + 0.5 * new
+        v = 0.1 * old**2 + 0.7 * new**2
+        expected = BASE[name] + 0.01 * m / (v.sqrt() + 1e-8)
+        torch.testing.assert_close(weights[name], expected)
+
+
+def test_the_first_step_of_adam_is_the_rate_times_the_sign() -> None:
+    rule = AdamRule((5,), (1.0,), (1.0,), rate=0.01, epsilon=1e-12)
+    weights = applied(SPACES[0], Step(TERMS, rule=rule))
+    for name in SHAPES:
+        step = weights[name] - BASE[name]
+        signs = gradient(SPACES[0], name, TERMS).sign()
+        torch.testing.assert_close(step, 0.01 * signs, atol=1e-5, rtol=0)
+
+
+def test_muon_keeps_the_directions_and_makes_singular_values_equal() -> None:
+    matrix = torch.from_numpy(noise(3, "m", (20, 50))).double()
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    found = orthogonalised(matrix, 5)
+    # Muon's polynomial does not converge: it leaves singular values between about 0.7 and 1.2.
+    along = torch.diag(u.T @ found @ vt.T)
+    assert s.max() / s.min() > 3
+    assert along.min() > 0.65 and along.max() < 1.25
+    torch.testing.assert_close(u @ torch.diag(along) @ vt, found, atol=1e-5, rtol=0)
+    torch.testing.assert_close(orthogonalised(matrix.T, 5), found.T, atol=0, rtol=0)
+
+
+def test_a_muon_step_has_the_rms_of_the_plain_sum() -> None:
+    scale = Step(TERMS).rms
+    weights = applied(SPACES[0], Step(TERMS, rule=MuonRule(scale, 5)))
+    for name in SHAPES:
+        rms = (weights[name] - BASE[name]).square().mean().sqrt().item()
+        assert rms == pytest.approx(scale, rel=0.25)
+
+
+def test_muon_of_nothing_is_nothing_and_what_is_no_matrix_gains_the_plain_sum() -> None:
+    assert not orthogonalised(torch.zeros(3, 4), 5).any()
+    space = FullRank()([ParameterInfo("norm", (7,), "other")])
+    centre = Centre({"norm": torch.ones(7)}, space)
+    centre.apply(Step(TERMS, rule=MuonRule(0.5, 5)))
+    plain = Centre({"norm": torch.ones(7)}, space)
+    plain.apply(Step(TERMS))
+    assert torch.equal(centre.weights["norm"], plain.weights["norm"])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_products_of_muon_are_exact_in_any_order(rows: int) -> None:
+    # Rows multiplied a few at a time add up in other orders, and give the same bits.
+    matrix = orthogonalised(torch.from_numpy(noise(3, "m", (20, 300))), 2) * 2.0**24
+    matrix = matrix.round()
+    whole = matrix @ matrix.T
+    pieces = sum(
+        (part.flip(1) @ part.flip(1).T for part in matrix.split(rows, dim=1)),
+        torch.zeros_like(whole),
+    )
+    assert torch.equal(whole, pieces)
+
+
+def test_offsets_set_the_centre_and_a_genome() -> None:
+    space = SPACES[0]
+    expected = {
+        "a.weight": BASE["a.weight"] + torch.from_numpy(OFFSETS.array[:1200].copy()).view(40, 30),
+        "b.weight": BASE["b.weight"] + torch.from_numpy(OFFSETS.array[1200:].copy()).view(25, 60),
+    }
+    weights = applied(space, STEPS[0], Step(rule=OffsetsRule(OFFSETS, 0.5)))
+    centre = Centre(BASE, space)
+    centre.apply(STEPS[0])
+    for name in SHAPES:
+        assert torch.equal(weights[name], expected[name])
+        assert torch.equal(centre.perturbed(Genome(offsets=OFFSETS), name), expected[name])
+    with pytest.raises(ValueError, match="1 offsets do not reach element 1199"):
+        centre.perturbed(Genome(offsets=Offsets.of(np.zeros(1))), "a.weight")
+
+
+def test_a_decay_of_one_is_back_to_the_base_to_the_bit() -> None:
+    weights = applied(SPACES[1], *STEPS, Step(TERMS, decay=1.0))
+    straight = applied(SPACES[1], Step(TERMS))
+    assert all(torch.equal(weights[name], straight[name]) for name in SHAPES)
+
+
+def test_known_steps() -> None:
+    # Pinned: a recorded history must give these bits on every machine and in every version.
+    assert tuple(Centre(BASE, space).restore(STEPS) for space in SPACES) == PINNED
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_adam_has_the_bits_that_ieee_754_wants(space: SearchSpace) -> None:
+    # MKL's square root of float32, which torch takes on Intel's and AMD's CPUs, is off by a bit now
+    # and then, on each of them elsewhere: the same history gave other weights.
+    weights = applied(space, Step(TERMS, rule=ADAM))
+    for name in SHAPES:
+        old, new = (gradient(space, name, terms).numpy() for terms in (TERMS[:2], TERMS[2:]))
+        f = np.float32
+        m = f(0.2) * old + f(0.5) * new
+        v = f(0.1) * np.square(old) + f(0.7) * np.square(new)
+        change = m / (np.sqrt(v) + f(1e-8)) * f(0.01)
+        assert np.array_equal(weights[name].numpy(), BASE[name].numpy() + change)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("last", [Step(), Step(rule=OffsetsRule(OFFSETS, 0.5))])
+def test_replays_threads_and_parts_give_the_same_bits(space: SearchSpace, last: Step) -> None:
+    steps = (*STEPS, last)
+    one = Centre(BASE, space, num_threads=1)
+    fingerprints = [one.apply(step) for step in steps]
+    assert Centre(BASE, space, num_threads=2).restore(steps) == fingerprints[-1]
+    merged = merge_steps(steps)
+    for name in SHAPES:
+        alone = moved(name, BASE[name], space, merged)
+        assert torch.equal(alone, one.weights[name])
+    parts = {
+        "a.weight": [Part((0, 11), (0, 30), 30), Part((11, 40), (0, 30), 30)],
+        "b.weight": [Part((0, 25), (0, 13), 60), Part((0, 25), (13, 60), 60)],
+    }
+    total = 0
+    for rank in range(2):
+        own = {name: parts[name][rank] for name in SHAPES}
+        base = {
+            name: BASE[name][slice(*part.rows), slice(*part.columns)].contiguous()
+            for name, part in own.items()
+        }
+        total += Centre(base, space, 1, own).restore(steps)
+    assert total % 2**64 == fingerprints[-1]
+
+
+def test_merging_steps_keeps_rules_in_their_places() -> None:
+    merged = merge_steps([Step(TERMS[:1]), Step(TERMS[1:2]), *STEPS[1:]])
+    assert merged == [Step(TERMS[:2]), *STEPS[1:]]
+    assert merge_steps([Step(), Step()]) == []
+    assert merge_steps([Step(decay=0.5), Step(TERMS)]) == [Step(TERMS, decay=0.5)]
+
+
+def test_the_fingerprint_is_of_what_the_rule_made() -> None:
+    rule: Rule = MuonRule(0.1, 5)
+    centre = Centre(BASE, SPACES[1])
+    found = centre.apply(Step(TERMS, rule=rule))
+    assert (
+        found == sum(fingerprint_span(n, w.view(-1), 0) for n, w in centre.weights.items()) % 2**64
+    )

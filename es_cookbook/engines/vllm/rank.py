@@ -23,7 +23,7 @@ from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms
 from es_cookbook.engines.vllm.layout import Placement, Slots, find_placements, find_slots
 from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.factors import AdapterFactors
 

@@ -48,8 +48,7 @@ from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import Mask
+from es_cookbook.evolution.noise.tensors import Mask, Part
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LowRankTerms, ReadAdapter
 
 if TYPE_CHECKING:

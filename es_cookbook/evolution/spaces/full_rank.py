@@ -29,8 +29,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import MAX_SEED, Term
 from es_cookbook.evolution.noise import noise_range
-from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import LANE_VALUES, Mask
+from es_cookbook.evolution.noise.tensors import LANE_VALUES, Mask, Part
 from es_cookbook.evolution.spaces.base import (
     PIECE,
     AddTerms,

@@ -16,7 +16,7 @@ from es_cookbook.common.configs import Names, config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
     SEARCH_SPACE_NAMES,

@@ -37,12 +37,12 @@ import torch
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import philox
-from es_cookbook.evolution.noise.part import Part
 from es_cookbook.evolution.noise.tensors import (
     GAUSSIANS_PER_BLOCK,
     SIGNS_PER_BLOCK,
     Mask,
     NoiseKind,
+    Part,
     check_seed,
     mask_name,
 )

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import Mask, NoiseKind, mask_name
+from es_cookbook.evolution.noise.tensors import Mask, NoiseKind, Part, mask_name
 from es_cookbook.evolution.noise.triton import programs
 from es_cookbook.evolution.noise.triton.kernels import (
     MAX_GRID,

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise, noise_range
-from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import Mask
+from es_cookbook.evolution.noise.tensors import Mask, Part
 from es_cookbook.evolution.noise.triton import kernels as twin
 from es_cookbook.evolution.noise.triton import programs
 from es_cookbook.evolution.spaces.adapter import Adapter

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from es_cookbook.evolution.noise import NoiseKind, noise_range
-from es_cookbook.evolution.noise.part import Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 

@@ -11,8 +11,7 @@ import torch
 
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.noise.part import Part
-from es_cookbook.evolution.noise.tensors import Mask
+from es_cookbook.evolution.noise.tensors import Mask, Part
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 from tests.evolution.spaces.test_low_rank import factors_of
