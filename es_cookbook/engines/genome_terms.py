@@ -8,7 +8,7 @@ places.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
@@ -22,10 +22,34 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.factors import AdapterFactors
 
 if TYPE_CHECKING:
-    from es_cookbook.evolution.noise.triton.slots import Job
+    from es_cookbook.evolution.noise.triton.slots import Entries, Job
 
+Places: TypeAlias = slice | torch.Tensor
+"""Rows or columns of a weight: neighbours, or whole numbers, in the order in which they stand."""
 _ALL = slice(None)
-_Places: TypeAlias = slice | torch.Tensor
+
+
+class Slots(NamedTuple):
+    """Where the factors of one linear weight go: LoRA slots, or rows of a table.
+
+    Attributes:
+        name: the weight's Hugging Face name.
+        a: (slots, rank, columns), any strides: what multiplies the input.
+        b: (slots, rows, rank), any strides: what gives the output, scale included.
+        rows: which of the weight's rows `b` has.
+        columns: which of its columns `a` has.
+    """
+
+    name: str
+    a: torch.Tensor
+    b: torch.Tensor
+    rows: Places = _ALL
+    columns: Places = _ALL
+
+    @property
+    def mT(self) -> "Slots":
+        """Of a weight that is stored (in, out), whose rows are inputs."""
+        return Slots(self.name, self.b.mT, self.a.mT, self.columns, self.rows)
 
 
 class GenomeFactors(ABC):
@@ -39,31 +63,44 @@ class GenomeFactors(ABC):
     num_genomes: int
     num_ranks: int
 
-    def __init__(self) -> None:
+    def __init__(self, space: SearchSpace, device: torch.device) -> None:
+        self._space, self._device = space, device
+        self._in_one_launch = on_gpu(device)
+        self._kinds = space.shares.kinds(list(space.shapes))
         self._jobs: list[Job] = []
 
-    @abstractmethod
-    def write(
-        self,
-        name: str,
-        lora_a: torch.Tensor,
-        lora_b: torch.Tensor,
-        rows: _Places = _ALL,
-        columns: _Places = _ALL,
-    ) -> None:
-        """Write one weight's factors of all genomes, `finish` at the latest; all else stays.
+    def write(self, slots: Slots) -> None:
+        """Write one weight's factors of all genomes, `finish` at the latest; all else stays."""
+        rows, columns = slots.rows, slots.columns
+        if not self.num_ranks:
+            return
+        if self._in_one_launch and isinstance(rows, slice) and isinstance(columns, slice):
+            self._jobs += self._collected(slots, rows, columns)
+        else:
+            self._write(slots)
 
-        Args:
-            name: the weight's.
-            lora_a: (places, ranks, columns), any strides: what reads the inputs.
-            lora_b: (places, rows, ranks), any strides: what makes the outputs, scale included.
-            rows: of the weight, those that `lora_b` has.
-            columns: those that `lora_a` has.
-        """
-
-    @abstractmethod
     def finish(self) -> None:
         """Make what is not written yet; the tensors must not have moved since."""
+        if self._jobs:
+            from es_cookbook.evolution.noise.triton.slots import fill
+
+            fill(self._jobs, self._entries(), self._space.noise, self._space.mask)
+            self._jobs = []
+
+    def _kind(self, name: str) -> int:
+        return list(self._kinds).index(self._space.shares.kind(name))
+
+    @abstractmethod
+    def _write(self, slots: Slots) -> None:
+        """Write them now."""
+
+    @abstractmethod
+    def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
+        """What is to be written in one launch."""
+
+    @abstractmethod
+    def _entries(self) -> "Entries":
+        """Who is written in it."""
 
 
 class _Terms(NamedTuple):
@@ -92,21 +129,18 @@ class GenomeTerms(GenomeFactors):
     def __init__(
         self, genomes_G: Sequence[Genome], space: SearchSpace, device: torch.device
     ) -> None:
-        super().__init__()
+        super().__init__(space, device)
         if any(genome.offsets is not None for genome in genomes_G):
             raise EngineError(
                 "genomes given by coordinates (CMA-ES) have no low-rank form; use search_space="
                 "adapter or singular_values"
             )
         assert space.low_rank is not None
-        self._space, self._low_rank, self._device = space, space.low_rank, device
+        self._low_rank = space.low_rank
         self.num_genomes = len(genomes_G)
         self._num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
         self.num_ranks = self._num_terms * self._low_rank.rank
-        self._of_kind = {
-            kind: self._shared(name, genomes_G)
-            for kind, name in space.shares.kinds(list(space.shapes)).items()
-        }
+        self._of_kind = [self._shared(name, genomes_G) for name in self._kinds.values()]
 
     def _shared(self, name: str, genomes_G: Sequence[Genome]) -> _Terms:
         shares, low_rank = self._space.shares, self._low_rank
@@ -133,45 +167,32 @@ class GenomeTerms(GenomeFactors):
         )
 
     @override
-    def write(
-        self,
-        name: str,
-        lora_a: torch.Tensor,
-        lora_b: torch.Tensor,
-        rows: _Places = _ALL,
-        columns: _Places = _ALL,
-    ) -> None:
-        if not self._num_terms:
-            return
-        kind = self._space.shares.kind(name)
-        rank = self._low_rank.rank
-        height, width = self._space.shapes[name]
-        if on_gpu(self._device) and isinstance(rows, slice) and isinstance(columns, slice):
-            from es_cookbook.evolution.noise.triton.slots import low_rank_jobs
-
-            part = Part(rows.indices(height)[:2], columns.indices(width)[:2], width)
-            number = list(self._of_kind).index(kind)
-            self._jobs += low_rank_jobs(name, lora_a, lora_b, rank, part, number)
-            return
-        own = self._of_kind[kind]
-        factors_S = self._low_rank.factors_S(name, (height, width), own.seeds)
+    def _write(self, slots: Slots) -> None:
+        rank, own = self._low_rank.rank, self._of_kind[self._kind(slots.name)]
+        height, width = self._space.shapes[slots.name]
+        factors_S = self._low_rank.factors_S(slots.name, (height, width), own.seeds)
         a_S, b_S = map(torch.from_numpy, factors_S)
-        a_S, b_S = a_S[:, rows], b_S[:, columns]
+        a_S, b_S = a_S[:, slots.rows], b_S[:, slots.columns]
         for t, (place_G, scale_G) in enumerate(zip(own.place_t_G, own.scale_t_G, strict=True)):
             ranks = slice(t * rank, (t + 1) * rank)
-            lora_a[: self.num_genomes, ranks] = b_S[place_G].mT.to(lora_a)
+            slots.a[: self.num_genomes, ranks] = b_S[place_G].mT.to(slots.a)
             scaled_G = a_S[place_G] * scale_G[:, None, None]
-            lora_b[: self.num_genomes, :, ranks] = scaled_G.to(lora_b)
+            slots.b[: self.num_genomes, :, ranks] = scaled_G.to(slots.b)
 
     @override
-    def finish(self) -> None:
-        if self._jobs:
-            from es_cookbook.evolution.noise.triton.slots import fill, low_rank_entries
+    def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
+        from es_cookbook.evolution.noise.triton.slots import low_rank_jobs
 
-            terms_K_G = [own.terms_G for own in self._of_kind.values()]
-            entries = low_rank_entries(terms_K_G, self._low_rank.rank, self._device)
-            fill(self._jobs, entries, self._low_rank.noise)
-            self._jobs = []
+        part = Part.within(self._space.shapes[slots.name], rows, columns)
+        kind = self._kind(slots.name)
+        return low_rank_jobs(slots.name, slots.a, slots.b, self._low_rank.rank, part, kind)
+
+    @override
+    def _entries(self) -> "Entries":
+        from es_cookbook.evolution.noise.triton.slots import low_rank_entries
+
+        terms_K_G = [own.terms_G for own in self._of_kind]
+        return low_rank_entries(terms_K_G, self._low_rank.rank, self._device)
 
 
 class GenomeAdapters(GenomeFactors):
@@ -194,56 +215,42 @@ class GenomeAdapters(GenomeFactors):
         centre: Centre,
         device: torch.device,
     ) -> None:
-        super().__init__()
+        super().__init__(space, device)
         self._genomes_G, self._places_G = genomes_G, places_G
-        self._space, self._adapter, self._centre = space, adapter, centre
-        self._device = device
+        self._adapter, self._centre = adapter, centre
         self.num_genomes, self.num_ranks = len(genomes_G), adapter.lora.rank
-        self._kinds = space.shares.kinds(list(space.shapes))
         at_centre = all(genome.offsets is None for genome in genomes_G)
-        self._in_one_launch = on_gpu(device) and adapter.are_parameters and at_centre
+        self._in_one_launch &= adapter.are_parameters and at_centre
 
     @override
-    def write(
-        self,
-        name: str,
-        lora_a: torch.Tensor,
-        lora_b: torch.Tensor,
-        rows: _Places = _ALL,
-        columns: _Places = _ALL,
-    ) -> None:
+    def _write(self, slots: Slots) -> None:
         ranks, scale = slice(0, self.num_ranks), self._adapter.lora.scale
-        if self._in_one_launch and isinstance(rows, slice) and isinstance(columns, slice):
-            a, b = self._adapter.targets[name]
-            self._collect(a, lora_a[:, ranks], _ALL, columns, 1.0)
-            self._collect(b, lora_b[:, :, ranks], rows, _ALL, scale)
-            return
         values_G = [functools.partial(self._centre.perturbed, g) for g in self._genomes_G]
-        factors_G = self._adapter.factors(name, values_G)
-        for place, (of_a, of_b) in zip(self._places_G, factors_G, strict=True):
-            lora_a[place, ranks] = of_a[:, columns].to(lora_a)
-            lora_b[place, :, ranks] = (of_b[rows] * scale).to(lora_b)
+        factors_G = self._adapter.factors(slots.name, values_G)
+        for place, (a, b) in zip(self._places_G, factors_G, strict=True):
+            slots.a[place, ranks] = a[:, slots.columns].to(slots.a)
+            slots.b[place, :, ranks] = (b[slots.rows] * scale).to(slots.b)
 
-    def _collect(
-        self, factor: str, out: torch.Tensor, rows: slice, columns: slice, scale: float
-    ) -> None:
+    @override
+    def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
         from es_cookbook.evolution.noise.triton.slots import Job
 
-        height, width = self._space.shapes[factor]
-        part = Part(rows.indices(height)[:2], columns.indices(width)[:2], width)
-        centre = self._centre.weights[factor][rows, columns]
-        kind = list(self._kinds).index(self._space.shares.kind(factor))
-        self._jobs.append(Job(out, factor, part, centre=centre, factor=scale, kind=kind))
+        a, b = self._adapter.targets[slots.name]
+        ranks, scale = slice(0, self.num_ranks), self._adapter.lora.scale
+        for factor, out, of_factor, by in (
+            (a, slots.a[:, ranks], (_ALL, columns), 1.0),
+            (b, slots.b[:, :, ranks], (rows, _ALL), scale),
+        ):
+            part = Part.within(self._space.shapes[factor], *of_factor)
+            centre = self._centre.weights[factor][of_factor]
+            yield Job(out, factor, part, centre=centre, factor=by, kind=self._kind(factor))
 
     @override
-    def finish(self) -> None:
-        if self._jobs:
-            from es_cookbook.evolution.noise.triton.slots import dense_entries, fill
+    def _entries(self) -> "Entries":
+        from es_cookbook.evolution.noise.triton.slots import dense_entries
 
-            terms_K_G = [
-                [self._space.shares.of(name, genome.terms) for genome in self._genomes_G]
-                for name in self._kinds.values()
-            ]
-            entries = dense_entries(terms_K_G, self._places_G, self._device)
-            fill(self._jobs, entries, self._space.noise, self._space.mask)
-            self._jobs = []
+        terms_K_G = [
+            [self._space.shares.of(name, genome.terms) for genome in self._genomes_G]
+            for name in self._kinds.values()
+        ]
+        return dense_entries(terms_K_G, self._places_G, self._device)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms, Slots
 from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import NoiseKind
@@ -58,13 +58,13 @@ def test_factors_are_written_scaled_and_cast(
     places = torch.arange(OUT)[rows], torch.arange(IN)[columns]
     for which in ((rows, columns), places):
         found = slots(rank, dtype, 25, 59)
-        terms.write("w", *found, *which)
+        terms.write(Slots("w", *found, *which))
         terms.finish()
         for tensor, expected in zip(found, (expected_a, expected_b), strict=True):
             bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
             assert torch.equal(tensor.cpu().view(bits), expected.view(bits))
     backwards = slots(rank, dtype, 25, 59)
-    terms.write("w", *backwards, places[0].flip(0), places[1].flip(0))
+    terms.write(Slots("w", *backwards, places[0].flip(0), places[1].flip(0)))
     assert torch.equal(backwards[0].cpu(), expected_a.flip(2))
     assert torch.equal(backwards[1].cpu()[:4], expected_b.flip(1)[:4])
 
@@ -83,7 +83,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
     terms = GenomeTerms(genomes_G, space, DEVICE)
     for i, factor in enumerate((1.0, 0.1, 3.0, 1.0)):
         name, (a_slots, b_slots) = f"{i}.weight", slots(rank, torch.float32, OUT, IN)
-        terms.write(name, a_slots, b_slots)
+        terms.write(Slots(name, a_slots, b_slots))
         terms.finish()
         for g, genome in enumerate(genomes_G):
             for t in range(2):
@@ -106,7 +106,7 @@ def test_genomes_without_terms_write_nothing() -> None:
         terms = GenomeTerms(genomes_G, LowRankSpace({"w": (OUT, IN)}, rank=1), DEVICE)
         assert terms.num_ranks == 0
         found = slots(1, torch.float32, OUT, IN)
-        terms.write("w", *found)
+        terms.write(Slots("w", *found))
         terms.finish()
         assert all((tensor == 9.0).all() for tensor in found)
 
@@ -126,7 +126,7 @@ def test_adapters_are_the_centre_and_the_genomes_terms(perturb: Perturb, density
     found = {name: slots(2, torch.bfloat16, 25, 59) for name in space.adapter.targets}
     expected = {name: [t.cpu() for t in tensors] for name, tensors in found.items()}
     for name, (a, b) in found.items():
-        adapters.write(name, a, b, rows, columns)
+        adapters.write(Slots(name, a, b, rows, columns))
     adapters.finish()
     for name, (expected_a, expected_b) in expected.items():
         of_a, of_b = space.adapter.targets[name]

@@ -22,6 +22,7 @@ from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.checkpoints.models import AsStored
 from es_cookbook.checkpoints.tensors import first_line
 from es_cookbook.common.errors import ModelError
+from es_cookbook.engines.genome_terms import Places, Slots
 from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo
 
@@ -31,7 +32,7 @@ _BACKENDS_AS_LOADED = ("CPU", "TRITON", "BATCHED_TRITON")
 _BASE = 256
 """Places are told digit by digit: bfloat16 is exact for whole numbers up to 256."""
 
-Places: TypeAlias = torch.Tensor
+_Numbers: TypeAlias = torch.Tensor
 """Whole numbers, one axis: which places of a parameter's axis stand there, in this order."""
 
 
@@ -51,8 +52,8 @@ class Placement:
     name: str
     part: Part
     parameter: torch.Tensor
-    rows: slice | Places
-    columns: slice | Places
+    rows: Places
+    columns: Places
 
     def read(self) -> torch.Tensor:
         """The part's elements as a new tensor (rows, columns) on the CPU, in their own dtype."""
@@ -72,25 +73,6 @@ class Placement:
             self.parameter[self.rows][:, self.columns] = values
         else:
             self.parameter[self.rows[:, None], self.columns] = values
-
-
-@dataclasses.dataclass(frozen=True)
-class Slots:
-    """Where the LoRA slots of one linear weight are.
-
-    Attributes:
-        name: the weight's Hugging Face name.
-        a: (slots, rank, columns): what multiplies the input.
-        b: (slots, rows, rank): what gives the output.
-        rows: which of the weight's rows `b` has.
-        columns: which of its columns `a` has.
-    """
-
-    name: str
-    a: torch.Tensor
-    b: torch.Tensor
-    rows: slice | Places
-    columns: slice | Places
 
 
 def find_placements(
@@ -129,18 +111,21 @@ def find_placements(
                 parameter.copy_(values)
     found: dict[int, Placement] = {}
     for p, parameter in enumerate(probe.parameters):
-        here_R, here_C = probe.here_R[p].nonzero().flatten(), probe.here_C[p].nonzero().flatten()
-        for i in cast(list[int], names[p][here_R].unique().tolist()):
+        rows_here, columns_here = (
+            probe.rows_here[p].nonzero().flatten(),
+            probe.columns_here[p].nonzero().flatten(),
+        )
+        for i in cast(list[int], names[p][rows_here].unique().tolist()):
             if infos[i].name not in wanted:
                 continue
             if i in found or p in probe.not_a_grid or p in probe.not_computed_with:
                 raise _unknown(infos[i])
-            own_R = here_R[names[p][here_R] == i]
-            own_R, row_range = _in_order(infos[i], own_R, rows[p][own_R])
-            own_C, column_range = _in_order(infos[i], here_C, columns[p][here_C])
-            own = own_R, own_C
+            own_rows = rows_here[names[p][rows_here] == i]
+            own_rows, row_range = _in_order(infos[i], own_rows, rows[p][own_rows])
+            own_columns, column_range = _in_order(infos[i], columns_here, columns[p][columns_here])
+            own = own_rows, own_columns
             if is_t[i]:
-                row_range, column_range, own = column_range, row_range, (own_C, own_R)
+                row_range, column_range, own = column_range, row_range, (own_columns, own_rows)
             part = Part(row_range, column_range, Part.whole(infos[i].shape).width)
             here = parameter.T if is_t[i] else parameter
             found[i] = Placement(infos[i].name, part, here, *map(_as_slice, own))
@@ -181,7 +166,7 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
     return found
 
 
-def _slices_of(module: torch.nn.Module, count: int) -> tuple[list[Places], list[Places]]:
+def _slices_of(module: torch.nn.Module, count: int) -> tuple[list[_Numbers], list[_Numbers]]:
     """Which rows and columns of each of a LoRA layer's weights this rank has."""
     layer = cast(Any, module)
     sizes_a = [a.shape[-1] for a in layer.lora_a_stacked]
@@ -205,8 +190,8 @@ class _Probe:
 
     Attributes:
         parameters: the model's, with two axes each; they share its memory.
-        here_R: for each, rows that the loader fills.
-        here_C: for each, columns that it fills.
+        rows_here: for each, rows that the loader fills.
+        columns_here: for each, columns that it fills.
         not_a_grid: those in which it fills anything but all these rows and columns, or not in the
             same order all along.
         not_computed_with: those that the model has made something else of.
@@ -216,8 +201,8 @@ class _Probe:
         self, model: torch.nn.Module, infos: Sequence[ParameterInfo], as_stored: AsStored
     ) -> None:
         self.parameters = [_matrix(parameter) for parameter in model.parameters()]
-        self.here_R: list[torch.Tensor] = []
-        self.here_C: list[torch.Tensor] = []
+        self.rows_here: list[torch.Tensor] = []
+        self.columns_here: list[torch.Tensor] = []
         self.not_a_grid: set[int] = set()
         unused = _not_computed_with(model)
         self.not_computed_with = {i for i, p in enumerate(model.parameters()) if id(p) in unused}
@@ -231,14 +216,14 @@ class _Probe:
         self._load(lambda i, rows, columns: torch.ones_like(rows))
         for p, parameter in enumerate(self.parameters):
             there = parameter > 0
-            self.here_R.append(there.any(1))
-            self.here_C.append(there.any(0))
-            if not torch.equal(there, self.here_R[p][:, None] & self.here_C[p]):
+            self.rows_here.append(there.any(1))
+            self.columns_here.append(there.any(0))
+            if not torch.equal(there, self.rows_here[p][:, None] & self.columns_here[p]):
                 self.not_a_grid.add(p)
 
     def ask(
         self, axis: int, value_of: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> list[Places]:
+    ) -> list[_Numbers]:
         """What `value_of` (parameter, rows, columns) is along an axis, for each of `parameters`."""
         answers = [torch.zeros(p.shape[axis], dtype=torch.int64) for p in self.parameters]
         scale = 1
@@ -246,7 +231,7 @@ class _Probe:
             self._load(lambda i, r, c, scale=scale: value_of(i, r, c) // scale % _BASE)
             for p, parameter in enumerate(self.parameters):
                 line = parameter.amax(1 - axis)
-                there = self.here_R[p][:, None] & self.here_C[p]
+                there = self.rows_here[p][:, None] & self.columns_here[p]
                 if not torch.equal(there * line.unsqueeze(1 - axis), parameter):
                     self.not_a_grid.add(p)
                 answers[p] += line.cpu().to(torch.int64) * scale
@@ -304,8 +289,8 @@ def _matrix(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(
-    info: ParameterInfo, places: Places, of_whole: Places
-) -> tuple[Places, tuple[int, int]]:
+    info: ParameterInfo, places: _Numbers, of_whole: _Numbers
+) -> tuple[_Numbers, tuple[int, int]]:
     """Sort places by what they hold, which has to be neighbours."""
     of_whole, order = of_whole.sort()
     first = int(of_whole[0])
@@ -314,7 +299,7 @@ def _in_order(
     return places[order], (first, first + len(of_whole))
 
 
-def _as_slice(places: Places) -> slice | Places:
+def _as_slice(places: _Numbers) -> Places:
     first = int(places[0])
     neighbours = torch.equal(places, torch.arange(first, first + len(places)))
     return slice(first, first + len(places)) if neighbours else places

@@ -19,8 +19,8 @@ from es_cookbook.checkpoints.models import AsStored
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms
-from es_cookbook.engines.vllm.layout import Placement, Slots, find_placements, find_slots
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms, Slots
+from es_cookbook.engines.vllm.layout import Placement, find_placements, find_slots
 from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.noise.tensors import Part
@@ -138,10 +138,7 @@ class LowRankGenomes(DenseGenomes):
         for name, slots in self._slots.items():
             slots.a.zero_()
             slots.b.zero_()
-            if name in self._transposed:
-                terms.write(name, slots.b.mT, slots.a.mT, slots.columns, slots.rows)
-            else:
-                terms.write(name, slots.a, slots.b, slots.rows, slots.columns)
+            terms.write(slots.mT if name in self._transposed else slots)
         terms.finish()
 
 
@@ -168,8 +165,8 @@ class AdapterGenomes(RankGenomes):
             self.centre,
             self._device,
         )
-        for name, slots in self._slots.items():
-            factors.write(name, slots.a, slots.b, slots.rows, slots.columns)
+        for slots in self._slots.values():
+            factors.write(slots)
         factors.finish()
 
     @override

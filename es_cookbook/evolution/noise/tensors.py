@@ -241,6 +241,12 @@ class Part:
         width = math.prod(shape[1:])
         return cls((0, math.prod(shape[:1])), (0, width), width)
 
+    @classmethod
+    def within(cls, shape: tuple[int, ...], rows: slice, columns: slice) -> Self:
+        """These rows and columns of a parameter of this shape."""
+        height, width = shape
+        return cls(rows.indices(height)[:2], columns.indices(width)[:2], width)
+
     @property
     def shape(self) -> tuple[int, int]:
         """Its number of rows and columns."""

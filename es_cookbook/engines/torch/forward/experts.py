@@ -23,12 +23,12 @@ class ExpertFactors(NamedTuple):
 
     Attributes:
         a_G_E_R_N: scaled A factors, transposed.
-        b_G_E_K_R: B factors.
+        b_G_E_N_R: B factors.
         genome_of_block: blocks have the same number of tokens.
     """
 
     a_G_E_R_N: torch.Tensor
-    b_G_E_K_R: torch.Tensor
+    b_G_E_N_R: torch.Tensor
     genome_of_block: torch.Tensor
 
 

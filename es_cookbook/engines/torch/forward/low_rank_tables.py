@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms, Slots
 from es_cookbook.engines.torch.forward.experts import ExpertGroup
 from es_cookbook.engines.torch.forward.population_layers import (
     Factors,
@@ -83,13 +83,11 @@ class GenomeTables:
         num_rows, rank = factors.num_genomes + 1, factors.num_ranks
 
         def write(
-            name: str, transposed: bool, a_G_R_N: torch.Tensor, b_G_K_R: torch.Tensor
+            name: str, transposed: bool, a_G_R_N: torch.Tensor, b_G_N_R: torch.Tensor
         ) -> None:
+            slots = Slots(name, b_G_N_R.mT, a_G_R_N.mT)
             # A stored (in, out) weight's rows are inputs; an adapter's A reads them in any case.
-            if transposed and self._space.adapter is None:
-                factors.write(name, a_G_R_N, b_G_K_R)
-            else:
-                factors.write(name, b_G_K_R.mT, a_G_R_N.mT)
+            factors.write(slots.mT if transposed and self._space.adapter is None else slots)
 
         def fill(perturbed: tuple[LinearGroup | ExpertGroup, list[tuple[str, int]]]) -> None:
             group, members = perturbed

@@ -9,6 +9,7 @@ for kernels alone: nobody else can call them.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -93,6 +94,10 @@ def _operation(arguments: int, build: Callable[..., Any]) -> Any:
         return _lanes(a), emit
 
     return intrinsic([of_one, of_two, of_three][arguments - 1])
+
+
+def _of_two(build: Callable[[Any, Any, Any], Any]) -> Any:
+    return _operation(2, build)
 
 
 def _llvm(name: str, arguments: int) -> Any:
@@ -195,7 +200,7 @@ def _in_all(builder: Any, number: Any, kind: Any) -> Any:
 
 def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
     """One number in all lanes."""
-    return _lanes(types.float32), _emit(lambda builder, value: _in_all(builder, value, _FLOATS))
+    return _lanes(types.float32), _emit(partial(_in_all, kind=_FLOATS))
 
 
 def _among(_: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> tuple[Any, _Emit]:
@@ -245,8 +250,8 @@ def _choice(relation: str) -> Callable[[Any, Any, Any], Any]:
 
 Row: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
 Number: TypeAlias = float | np.floating[Any]
-_OfOne: TypeAlias = Callable[[Lanes], Lanes]
-_OfTwo: TypeAlias = Callable[[Lanes, Lanes], Lanes]
+_Unary: TypeAlias = Callable[[Lanes], Lanes]
+_Binary: TypeAlias = Callable[[Lanes, Lanes], Lanes]
 
 _VECTORS = _FLOATS, _INTS, _SHORTS
 _SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
@@ -261,15 +266,15 @@ spread = cast("Callable[[Number], Lanes]", intrinsic(_spread))
 among = cast("Callable[[Lanes, int, int, Number], Lanes]", intrinsic(_among))
 sum_of = cast("Callable[[Lanes], Number]", _halved(lambda builder, a, b: builder.fadd(a, b)))
 largest_of = cast("Callable[[Lanes], Number]", _halved(_choice(">")))
-add: _OfTwo = _operation(2, lambda builder, a, b: builder.fadd(a, b))
-multiply: _OfTwo = _operation(2, lambda builder, a, b: builder.fmul(a, b))
-divide: _OfTwo = _operation(2, lambda builder, a, b: builder.fdiv(a, b))
-larger: _OfTwo = _operation(2, _choice(">"))
-smaller: _OfTwo = _operation(2, _choice("<"))
-floor: _OfOne = _llvm(f"llvm.floor.v{LANES}f32", 1)
+add: _Binary = _of_two(lambda builder, a, b: builder.fadd(a, b))
+multiply: _Binary = _of_two(lambda builder, a, b: builder.fmul(a, b))
+divide: _Binary = _of_two(lambda builder, a, b: builder.fdiv(a, b))
+larger: _Binary = _of_two(_choice(">"))
+smaller: _Binary = _of_two(_choice("<"))
+floor: _Unary = _llvm(f"llvm.floor.v{LANES}f32", 1)
 fma: Callable[[Lanes, Lanes, Lanes], Lanes] = _llvm(f"llvm.fma.v{LANES}f32", 3)
 """a · b + c, rounded once."""
-_two_to: _OfOne = _operation(1, _power_of_two)
+_two_to: _Unary = _operation(1, _power_of_two)
 
 ZERO, _HALF, ONE, TWO = np.float32(0), np.float32(0.5), np.float32(1), np.float32(2)
 _LOWEST, _HIGHEST = np.float32(-87), np.float32(88)
