@@ -312,7 +312,7 @@ def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
     weights.memory_bytes = GIB
     weights.load([Genome((Term(g, 0.1),)) for g in range(4)])
     tables = [table for table in weights.model.tables or [] if table is not None]
-    pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_K_R)]
+    pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_N_R)]
     assert bytes_of(pairs) == plan.resident_bytes()
     of_a_batch = weights.model.gather(torch.zeros(3, dtype=torch.int64))
     rows = [each for each in of_a_batch or [] if isinstance(each, population_layers.LowRankRows)]
