@@ -191,8 +191,8 @@ class GenomeTerms(GenomeFactors):
     def _entries(self) -> "Entries":
         from es_cookbook.evolution.noise.triton.slots import low_rank_entries
 
-        terms_K_G = [own.terms_G for own in self._of_kind]
-        return low_rank_entries(terms_K_G, self._low_rank.rank, self._device)
+        terms_of = [own.terms_G for own in self._of_kind]
+        return low_rank_entries(terms_of, self._low_rank.rank, self._device)
 
 
 class GenomeAdapters(GenomeFactors):
@@ -249,8 +249,8 @@ class GenomeAdapters(GenomeFactors):
     def _entries(self) -> "Entries":
         from es_cookbook.evolution.noise.triton.slots import dense_entries
 
-        terms_K_G = [
+        terms_of = [
             [self._space.shares.of(name, genome.terms) for genome in self._genomes_G]
             for name in self._kinds.values()
         ]
-        return dense_entries(terms_K_G, self._places_G, self._device)
+        return dense_entries(terms_of, self._places_G, self._device)

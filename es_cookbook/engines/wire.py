@@ -182,18 +182,18 @@ def _by_question(
     return samples, list(scores.items())
 
 
-def _rectangles(asked_Q: Sequence[_Asked]) -> tuple[list[_Rectangle], list[int]]:
+def _rectangles(of_questions: Sequence[_Asked]) -> tuple[list[_Rectangle], list[int]]:
     """Group neighbouring questions that are asked of the same targets; also the order by group."""
     rectangles: list[_Rectangle] = []
     order: list[int] = []
     first = 0
-    runs_Q = [_runs([target for target, _ in asked]) for asked in asked_Q]
-    for runs, alike in itertools.groupby(runs_Q):
+    runs_of_questions = [_runs([target for target, _ in asked]) for asked in of_questions]
+    for runs, alike in itertools.groupby(runs_of_questions):
         num_questions = len(list(alike))
         start = 0
         for target, length in runs:
             rectangles.append((first, num_questions, target, length))
-            for asked in asked_Q[first : first + num_questions]:
+            for asked in of_questions[first : first + num_questions]:
                 order += [i for _, i in asked[start : start + length]]
             start += length
         first += num_questions

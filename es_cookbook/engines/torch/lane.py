@@ -184,17 +184,17 @@ class Lane:
             logits = logits[torch.from_numpy(slots).to(logits.device)]
         self._sample(slots, logits.float())
 
-    def _sample(self, slots: np.ndarray, logits_N_V: torch.Tensor) -> None:
+    def _sample(self, slots: np.ndarray, logits_B_V: torch.Tensor) -> None:
         """Sample a token for each slot from its row of logits, and let go of requests that end."""
         table = self._table
         uniform = table.uniforms[slots, table.count[slots]]
         options = (table.temperature[slots], table.top_p[slots], uniform)
-        there = (torch.from_numpy(option).to(logits_N_V.device) for option in options)
-        tokens_N = choose_tokens(logits_N_V, *there)
+        there = (torch.from_numpy(option).to(logits_B_V.device) for option in options)
+        tokens_B = choose_tokens(logits_B_V, *there)
         logprobs = None
         if table.wants_logprobs[slots].any():
-            logprobs = token_logprobs(logits_N_V, tokens_N).cpu().numpy()
-        tokens = tokens_N.cpu().numpy()
+            logprobs = token_logprobs(logits_B_V, tokens_B).cpu().numpy()
+        tokens = tokens_B.cpu().numpy()
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
         stopped = np.isin(tokens, self._texts.eos)

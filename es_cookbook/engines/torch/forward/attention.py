@@ -312,20 +312,20 @@ class DecodeRows(AttentionRows):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PromptGroup:
-    """Prompts whose new parts, and wholes, have one padded length: N of them, M new rows each.
+    """Prompts whose new parts, and wholes, have one padded length: B of them, L new rows each.
 
     Attributes:
-        rows_N_M: flat row of each new token, beyond a prompt's end that of its last one.
-        positions_N_M: and its position.
-        slots_N: of the prompts, where there is a cache.
-        tokens_T: which of these N · M are tokens.
+        rows_B_L: flat row of each new token, beyond a prompt's end that of its last one.
+        positions_B_L: and its position.
+        slots_B: of the prompts, where there is a cache.
+        tokens_T: which of these B · L are tokens.
         rows_T, positions_T, slots_T: of those alone, the same for all layers.
         length: of a view that holds the whole prompts.
     """
 
-    rows_N_M: torch.Tensor
-    positions_N_M: torch.Tensor
-    slots_N: torch.Tensor
+    rows_B_L: torch.Tensor
+    positions_B_L: torch.Tensor
+    slots_B: torch.Tensor
     tokens_T: torch.Tensor
     rows_T: torch.Tensor
     positions_T: torch.Tensor
@@ -369,16 +369,16 @@ class PrefillRows(AttentionRows):
             )
             at = torch.minimum(torch.arange(padded), length - 1)
             tokens_T = (torch.arange(padded) < length).flatten().nonzero().flatten()
-            rows_N_M, positions_N_M = start + at, first + at
-            slots_N_M = slot.expand(-1, padded)
+            rows_B_L, positions_B_L = start + at, first + at
+            slots_B_L = slot.expand(-1, padded)
             group = _PromptGroup(
-                rows_N_M.to(device),
-                positions_N_M.to(device),
+                rows_B_L.to(device),
+                positions_B_L.to(device),
                 slot[:, 0].to(device),
                 tokens_T.to(device),
-                rows_N_M.flatten()[tokens_T].to(device),
-                positions_N_M.flatten()[tokens_T].to(device),
-                slots_N_M.flatten()[tokens_T].to(device),
+                rows_B_L.flatten()[tokens_T].to(device),
+                positions_B_L.flatten()[tokens_T].to(device),
+                slots_B_L.flatten()[tokens_T].to(device),
                 whole,
             )
             self._groups.append(group)
@@ -390,7 +390,7 @@ class PrefillRows(AttentionRows):
         (heads, width), (kv_heads, value_width) = q_T.shape[1:], v_T.shape[1:]
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
         for group in self._groups:
-            num, queries = group.rows_N_M.shape
+            num, queries = group.rows_B_L.shape
             if self._cache is not None:
                 new = group.slots_T, group.positions_T, k_T[group.rows_T], v_T[group.rows_T]
                 self._cache.write(layer.index, *new)
@@ -413,17 +413,17 @@ class PrefillRows(AttentionRows):
         k_T: torch.Tensor,
         v_T: torch.Tensor,
     ) -> torch.Tensor:
-        """(part, M, heads, d) of some prompts of a group."""
-        rows = group.rows_N_M[part]
+        """(part, L, heads, d) of some prompts of a group."""
+        rows = group.rows_B_L[part]
         if self._cache is not None:
-            keys, values = self._cache.of_slots(layer.index, group.slots_N[part], group.length)
+            keys, values = self._cache.of_slots(layer.index, group.slots_B[part], group.length)
         else:
             padding = rows[:, -1:].expand(-1, group.length - rows.shape[1])
             whole = torch.cat([rows, padding], dim=1)
             keys = k_T[whole].transpose(1, 2)
             values = torch.nan_to_num(v_T[whole].transpose(1, 2))
         q = q_T[rows].unflatten(2, (k_T.shape[1], -1)).permute(0, 2, 3, 1, 4)
-        hidden = _hidden(group.positions_N_M[part], group.length, layer.window)
+        hidden = _hidden(group.positions_B_L[part], group.length, layer.window)
         out = _attend(layer, q, keys, values, hidden)
         return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 

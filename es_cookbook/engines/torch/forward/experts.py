@@ -69,11 +69,11 @@ class ExpertGroup:
         self._rows_per_step = rows_per_step
 
     def __call__(
-        self, x_M_K: torch.Tensor, routing: Routing, factors: ExpertFactors | None
+        self, x_B_N: torch.Tensor, routing: Routing, factors: ExpertFactors | None
     ) -> torch.Tensor:
         """(rows, in) -> (rows, out)."""
         parts: list[torch.Tensor] = []
-        rows_of_expert = enumerate(x_M_K.split(routing.rows_of_expert))
+        rows_of_expert = enumerate(x_B_N.split(routing.rows_of_expert))
         for expert, rows in rows_of_expert:
             if len(rows):
                 # Rows beyond a whole number of blocks would get another kernel, and other bits.
@@ -82,25 +82,25 @@ class ExpertGroup:
                 padded = F.pad(rows, (0, 0, 0, missing)).to(self.weight.dtype)
                 y = F.linear(padded, self.weight[expert], bias)
                 parts.append(y[: len(rows)].to(rows.dtype))
-        y_M_N = torch.cat(parts) if parts else x_M_K.new_zeros(0, self.weight.shape[1])
-        if factors is not None and len(y_M_N):
-            self._add_low_rank(y_M_N, x_M_K, routing, factors)
-        return y_M_N
+        y_B_N = torch.cat(parts) if parts else x_B_N.new_zeros(0, self.weight.shape[1])
+        if factors is not None and len(y_B_N):
+            self._add_low_rank(y_B_N, x_B_N, routing, factors)
+        return y_B_N
 
     @staticmethod
     def _add_low_rank(
-        y_M_N: torch.Tensor, x_M_K: torch.Tensor, routing: Routing, factors: ExpertFactors
+        y_B_N: torch.Tensor, x_B_N: torch.Tensor, routing: Routing, factors: ExpertFactors
     ) -> None:
         a, b, genome_of_block = factors
         height = routing.num_tokens // len(genome_of_block)
         genome_of_row = genome_of_block[routing.token_of_row // height]
         step = max(2, ELEMENTS_AT_ONCE // (a[0, 0].numel() + b[0, 0].numel()))
-        for first in range(0, len(x_M_K), step):
+        for first in range(0, len(x_B_N), step):
             rows = slice(first, first + step)
             which = genome_of_row[rows], routing.expert_of_row[rows]
             # Summed by hand: a batched matmul's bits would depend on how many rows there are.
-            reduced_M_R = (x_M_K[rows, :, None] * b[which]).sum(1)
-            y_M_N[rows] += (reduced_M_R[:, :, None] * a[which]).sum(1)
+            reduced_B_R = (x_B_N[rows, :, None] * b[which]).sum(1)
+            y_B_N[rows] += (reduced_B_R[:, :, None] * a[which]).sum(1)
 
 
 class PopulationExperts(nn.Module):
@@ -131,19 +131,19 @@ class PopulationExperts(nn.Module):
     ) -> torch.Tensor:
         """As transformers' experts: tokens, the experts of each, and their shares -> tokens."""
         up, down = self.groups
-        x_T_K = hidden_states.reshape(-1, hidden_states.shape[-1])
-        num_tokens, num_chosen = len(x_T_K), top_k_index.shape[-1]
+        x_T_N = hidden_states.reshape(-1, hidden_states.shape[-1])
+        num_tokens, num_chosen = len(x_T_N), top_k_index.shape[-1]
         expert_of_pair = top_k_index.reshape(-1)
         order = expert_of_pair.argsort(stable=True)
         # Some models number experts that do nothing from the number of the real ones on.
         counts = torch.bincount(expert_of_pair, minlength=len(up.weight))[: len(up.weight)].tolist()
         order = order[: sum(counts)]
         routing = Routing(order // num_chosen, expert_of_pair[order], counts, num_tokens)
-        x_M = up(x_T_K[routing.token_of_row], routing, self._factors(up))
-        y_M = down(self._apply_gate(x_M), routing, self._factors(down))
-        share_M = top_k_weights.reshape(-1)[order]
-        of_pairs = y_M.new_zeros(len(expert_of_pair), y_M.shape[-1])
-        of_pairs[order] = (y_M * share_M[:, None]).to(y_M.dtype)
+        x_B = up(x_T_N[routing.token_of_row], routing, self._factors(up))
+        y_B = down(self._apply_gate(x_B), routing, self._factors(down))
+        share_B = top_k_weights.reshape(-1)[order]
+        of_pairs = y_B.new_zeros(len(expert_of_pair), y_B.shape[-1])
+        of_pairs[order] = (y_B * share_B[:, None]).to(y_B.dtype)
         summed = of_pairs.view(num_tokens, num_chosen, -1).sum(1)
         return summed.view(hidden_states.shape).to(hidden_states.dtype)
 

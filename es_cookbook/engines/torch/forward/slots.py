@@ -239,40 +239,40 @@ def token_uniforms(seed: int, num_tokens: int) -> np.ndarray:
 
 
 def choose_tokens(
-    logits_N_V: torch.Tensor,
-    temperature_N: torch.Tensor,
-    top_p_N: torch.Tensor,
-    uniform_N: torch.Tensor,
+    logits_B_V: torch.Tensor,
+    temperature_B: torch.Tensor,
+    top_p_B: torch.Tensor,
+    uniform_B: torch.Tensor,
 ) -> torch.Tensor:
     """Sample one token a row.
 
     Args:
-        logits_N_V: float32 logits.
-        temperature_N: 0 is greedy.
-        top_p_N: nucleus mass in (0, 1].
-        uniform_N: float64 in [0, 1), one a row.
+        logits_B_V: float32 logits.
+        temperature_B: 0 is greedy.
+        top_p_B: nucleus mass in (0, 1].
+        uniform_B: float64 in [0, 1), one a row.
 
     Returns:
-        Token ids (N,), int64.
+        Token ids (B,), int64.
     """
-    tokens_N = logits_N_V.argmax(dim=-1)
-    hot = (temperature_N > 0).nonzero().flatten()
+    tokens_B = logits_B_V.argmax(dim=-1)
+    hot = (temperature_B > 0).nonzero().flatten()
     if len(hot) == 0:
-        return tokens_N
-    scaled = logits_N_V[hot].double() / temperature_N[hot, None]
+        return tokens_B
+    scaled = logits_B_V[hot].double() / temperature_B[hot, None]
     mass = torch.softmax(scaled, dim=-1)
-    top_p = top_p_N[hot, None]
+    top_p = top_p_B[hot, None]
     if bool((top_p < 1).any()):
         ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         outside = (ordered.cumsum(dim=-1) - ordered >= top_p) & (top_p < 1)
         mass = mass.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
     cumulative = mass.cumsum(dim=-1)
-    target = uniform_N[hot, None] * cumulative[:, -1:]
+    target = uniform_B[hot, None] * cumulative[:, -1:]
     picked = torch.searchsorted(cumulative, target, right=True).flatten()
-    tokens_N[hot] = picked.clamp(max=logits_N_V.shape[-1] - 1)
-    return tokens_N
+    tokens_B[hot] = picked.clamp(max=logits_B_V.shape[-1] - 1)
+    return tokens_B
 
 
-def token_logprobs(logits_N_V: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
-    """Log-probability (natural log) of one token a row, before temperature and top-p: (N,)."""
-    return torch.log_softmax(logits_N_V, dim=-1).gather(1, tokens_N[:, None]).flatten()
+def token_logprobs(logits_B_V: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:
+    """Log-probability (natural log) of one token a row, before temperature and top-p: (B,)."""
+    return torch.log_softmax(logits_B_V, dim=-1).gather(1, tokens_B[:, None]).flatten()

@@ -39,9 +39,9 @@ class PackedWeight:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self._bias = None if bias is None else bias.detach()
 
-    def __call__(self, x_T_K: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_T_N: torch.Tensor) -> torch.Tensor:
         """X Wᵀ + bias: (rows, in) -> (rows, out)."""
-        return torch.ops.mkldnn._linear_pointwise(x_T_K, self._weight, self._bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x_T_N, self._weight, self._bias, "none", [], "")
 
 
 @functools.cache

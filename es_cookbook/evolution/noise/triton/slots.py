@@ -37,19 +37,20 @@ class Entries(NamedTuple):
     """Who is written, on a device: each entry is a genome, or one term of a low-rank one.
 
     Attributes:
-        places_E: int64, where in the tensors.
-        shifts_E: int64, by how many columns it is shifted.
-        seeds_K_E_S: int64, of parameters of each kind (those with the same share of all terms).
-        scales_K_E_S: float32; a scale of 0 stands where there is no term.
+        places: int64, where in the tensors.
+        shifts: int64, by how many columns it is shifted.
+        seeds: int64, (kinds of parameters, entries, terms); parameters of one kind have the same
+            share of all terms.
+        scales: float32, of these; a scale of 0 stands where there is no term.
         rank: of low-rank terms; None where the noise is dense.
         num_places: one more than the last place.
         most_shifted: columns before those of the last term.
     """
 
-    places_E: torch.Tensor
-    shifts_E: torch.Tensor
-    seeds_K_E_S: torch.Tensor
-    scales_K_E_S: torch.Tensor
+    places: torch.Tensor
+    shifts: torch.Tensor
+    seeds: torch.Tensor
+    scales: torch.Tensor
     rank: int | None
     num_places: int
     most_shifted: int
@@ -130,31 +131,33 @@ def low_rank_jobs(
 
 
 def low_rank_entries(
-    terms_K_G: Sequence[Sequence[Sequence[Term]]], rank: int, device: torch.device
+    terms_of: Sequence[Sequence[Sequence[Term]]], rank: int, device: torch.device
 ) -> Entries:
     """Low-rank genomes at places 0, 1, ...; term t of each is shifted by t · rank columns.
 
     Args:
-        terms_K_G: of each kind of parameter, each genome's; genomes with fewer terms than others
+        terms_of: of each kind of parameter, each genome's; genomes with fewer terms than others
             have zeros there.
         rank: of a term.
         device: where to.
     """
-    num_terms = max((len(terms) for terms_G in terms_K_G for terms in terms_G), default=0)
-    num_genomes = len(terms_K_G[0])
-    places_E = [g for g in range(num_genomes) for _ in range(num_terms)]
-    shifts_E = [t * rank for _ in range(num_genomes) for t in range(num_terms)]
-    terms_K_E = [
-        [terms[t : t + 1] for terms in terms_G for t in range(num_terms)] for terms_G in terms_K_G
+    num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
+    num_genomes = len(terms_of[0])
+    places = [g for g in range(num_genomes) for _ in range(num_terms)]
+    shifts = [t * rank for _ in range(num_genomes) for t in range(num_terms)]
+    one_by_one = [
+        [terms[t : t + 1] for terms in of_kind for t in range(num_terms)] for of_kind in terms_of
     ]
-    return _entries(terms_K_E, places_E, shifts_E, rank, device)
+    return _entries(one_by_one, places, shifts, rank, device)
 
 
 def dense_entries(
-    terms_K_G: Sequence[Sequence[Sequence[Term]]], places_G: Sequence[int], device: torch.device
+    terms_of: Sequence[Sequence[Sequence[Term]]],
+    places_G: Sequence[int],
+    device: torch.device,
 ) -> Entries:
     """Genomes whose parameters are the centre's + Σ coefficient · ε(seed), at these places."""
-    return _entries(terms_K_G, places_G, [0] * len(places_G), None, device)
+    return _entries(terms_of, places_G, [0] * len(places_G), None, device)
 
 
 def fill(
@@ -167,7 +170,7 @@ def fill(
     Raises:
         ValueError: A job has no room for the entries, or is on another device.
     """
-    num_entries = len(entries.places_E)
+    num_entries = len(entries.places)
     if not num_entries:
         return
     if num_entries > MAX_GRID:
@@ -179,20 +182,20 @@ def fill(
 
 
 def _fill(jobs: Sequence[Job], entries: Entries, noise: NoiseKind, mask: Mask | None) -> None:
-    device = entries.places_E.device
-    runs_J = [part_runs(job.part) for job in jobs]
+    device = entries.places.device
+    runs_of_jobs = [part_runs(job.part) for job in jobs]
     # All tiles are of one size, that of the job with the largest.
-    blocks = max(cast("int", tiles_of(runs, noise)[2]["BLOCKS"]) for runs in runs_J)
-    tiles_J: list[int] = []
-    numbers_J: list[list[int]] = []
+    blocks = max(cast("int", tiles_of(runs, noise)[2]["BLOCKS"]) for runs in runs_of_jobs)
+    tiles: list[int] = []
+    numbers: list[list[int]] = []
     settings: dict[str, object] = {}
     first_tile = 0
-    for job, runs in zip(jobs, runs_J, strict=True):
-        check_tensors(job.out, entries.places_E)
+    for job, runs in zip(jobs, runs_of_jobs, strict=True):
+        check_tensors(job.out, entries.places)
         job.check_room(entries)
         num_tiles, tiling, settings = tiles_of(runs, noise, blocks)
         centre = job.centre
-        numbers_J.append(
+        numbers.append(
             [
                 *(job.out.data_ptr(), *job.out.stride()),
                 *((0, 0, 0) if centre is None else (centre.data_ptr(), *centre.stride())),
@@ -200,21 +203,21 @@ def _fill(jobs: Sequence[Job], entries: Entries, noise: NoiseKind, mask: Mask | 
                 *(job.part.shape[1], job.kind, key_of(mask_name(job.name)) if mask else 0),
             ]
         )
-        tiles_J.append(num_tiles)
+        tiles.append(num_tiles)
         first_tile += num_tiles
-    _, num_entries, num_terms = entries.seeds_K_E_S.shape
+    _, num_entries, num_terms = entries.seeds.shape
     launch(
         programs.slots_program,
         (first_tile, num_entries),
-        torch.tensor(numbers_J, dtype=torch.int64).to(device),
-        torch.from_numpy(np.repeat(np.arange(len(jobs)), tiles_J)).to(device),
+        torch.tensor(numbers, dtype=torch.int64).to(device),
+        torch.from_numpy(np.repeat(np.arange(len(jobs)), tiles)).to(device),
         torch.tensor([job.factor for job in jobs], dtype=torch.float32).to(device),
         table(device),
         *entries[:4],
         num_entries,
         num_terms,
         *((mask.seed, mask.threshold) if mask else (0, 0)),
-        SIZE=len(numbers_J[0]),
+        SIZE=len(numbers[0]),
         DTYPE=programs.type_named(str(jobs[0].out.dtype).removeprefix("torch.")),
         DENSE=entries.rank is None,
         MASKED=mask is not None,
@@ -223,29 +226,31 @@ def _fill(jobs: Sequence[Job], entries: Entries, noise: NoiseKind, mask: Mask | 
 
 
 def _entries(
-    terms_K_E: Sequence[Sequence[Sequence[Term]]],
-    places_E: Sequence[int],
-    shifts_E: Sequence[int],
+    terms_of: Sequence[Sequence[Sequence[Term]]],
+    places: Sequence[int],
+    shifts: Sequence[int],
     rank: int | None,
     device: torch.device,
 ) -> Entries:
-    num_terms = max((len(terms) for terms_E in terms_K_E for terms in terms_E), default=0)
+    """Of each kind of parameter, and of each entry, the terms; fewer than others' are filled up."""
+    num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
     num_terms = max(1, num_terms)
-    divisor = 1.0 if rank is None else math.sqrt(rank)
+    shape = (len(terms_of), len(places), num_terms)
     nothing = Term(0, 0.0)
-    padded_K_E_S = [
-        [[*terms, *[nothing] * (num_terms - len(terms))] for terms in terms_E]
-        for terms_E in terms_K_E
+    flat = [
+        term
+        for of_kind in terms_of
+        for terms in of_kind
+        for term in (*terms, *[nothing] * (num_terms - len(terms)))
     ]
-    shape = (len(terms_K_E), len(places_E), num_terms)
-    flat = [term for padded_E_S in padded_K_E_S for padded_S in padded_E_S for term in padded_S]
+    divisor = 1.0 if rank is None else math.sqrt(rank)
     scales = np.array([term.coefficient for term in flat], np.float64) / divisor
     return Entries(
-        torch.tensor(list(places_E), dtype=torch.int64, device=device),
-        torch.tensor(list(shifts_E), dtype=torch.int64, device=device),
+        torch.tensor(list(places), dtype=torch.int64, device=device),
+        torch.tensor(list(shifts), dtype=torch.int64, device=device),
         torch.tensor([term.seed for term in flat], dtype=torch.int64).view(shape).to(device),
         torch.from_numpy(scales.astype(np.float32)).view(shape).to(device),
         rank,
-        max(places_E, default=-1) + 1,
-        max(shifts_E, default=0),
+        max(places, default=-1) + 1,
+        max(shifts, default=0),
     )

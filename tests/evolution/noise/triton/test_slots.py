@@ -140,14 +140,14 @@ def test_adapters_of_all_genomes(
 def test_parameters_of_different_kinds_have_their_own_share_of_terms() -> None:
     shapes = {"w": (5, 4), "v": (3, 6)}
     centres = {name: start_of(shape) for name, shape in shapes.items()}
-    terms_K_G = [[[Term(1, 0.5)], []], [[], [Term(1, -0.1), Term(2, 3.0)]]]
+    terms_of = [[[Term(1, 0.5)], []], [[], [Term(1, -0.1), Term(2, 3.0)]]]
     outs = {name: torch.zeros(2, *shape, device=DEVICE) for name, shape in shapes.items()}
     jobs = [
         slots.Job(out, name, Part.whole(shapes[name]), centre=centres[name].to(DEVICE), kind=kind)
         for kind, (name, out) in enumerate(outs.items())
     ]
-    slots.fill(jobs, slots.dense_entries(terms_K_G, [0, 1], DEVICE))
-    for (name, out), terms_G in zip(outs.items(), terms_K_G, strict=True):
+    slots.fill(jobs, slots.dense_entries(terms_of, [0, 1], DEVICE))
+    for (name, out), terms_G in zip(outs.items(), terms_of, strict=True):
         for g, terms in enumerate(terms_G):
             weight = centres[name].clone()
             FullRankSpace(shapes).add_terms_(name, weight, terms)
