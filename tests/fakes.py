@@ -181,7 +181,7 @@ class FakePool(FakeEngine):
 
     @asynccontextmanager
     async def lend(self, centre: int | None = None) -> AsyncGenerator[Host]:
-        assert centre is None, "its engines have no steps"
+        assert not centre, "its engines have no steps"
         host = await self._free.get()
         try:
             yield host

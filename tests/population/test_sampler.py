@@ -15,7 +15,7 @@ import pytest
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.sampler import Overlap, PopulationSampler
 from es_cookbook.rl.data.pairs import Row
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
@@ -545,6 +545,36 @@ async def test_group_rewards_see_the_whole_group_over_engines() -> None:
     assert [who for who, _ in pool.requests] == ["centre"] * 2, "any engine may answer for it"
     with pytest.raises(RequestError, match="need a population that fits on one engine"):
         await sampler(pool).rollout(0, [Duel(9)], GENOMES)
+
+
+async def test_what_stops_the_run_stops_every_other_attempt() -> None:
+    cancelled: list[int] = []
+
+    async def misbehave(env: DigitEnv, action: Action) -> None:
+        if env.index == 0:
+            raise RequestError("a prompt that never fits")
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.append(env.index)
+
+    with anyio.fail_after(5), pytest.raises(RequestError, match="never fits"):
+        await sampler(FakeEngine()).rollout(0, [Problem(0, misbehave=misbehave)], GENOMES)
+    assert len(cancelled) <= 5
+
+
+async def test_where_generations_overlap_the_genomes_own_engine_answers_for_the_centre() -> None:
+    async def ask(env: DigitEnv, action: Action) -> None:
+        await env.policy.centre.sample(Observation((9,)))
+
+    hosts_E = [FakeEngine(capacity=2) for _ in range(3)]
+    pool, overlap = FakePool(hosts_E), Overlap(centre=0)
+    await sampler(pool).rollout(0, [Problem(0, misbehave=ask)], GENOMES, overlap)
+    assert "centre" not in [who for who, _ in pool.requests], "it may have taken another step"
+    for host in hosts_E:
+        asked = [who for who, _ in host.requests if who == "centre"]
+        assert len(asked) == sum(map(len, host.loads))
+    assert overlap.all_taken.is_set()
 
 
 async def test_an_engine_that_fails_stops_the_run_and_every_engine_is_given_back() -> None:

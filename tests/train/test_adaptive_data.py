@@ -25,8 +25,7 @@ from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.recorded import RecordedRun, rebuild
-from tests.fakes import FakeEngineBuilder
-from tests.tiny_run import TinyConfig, untimed, write_tiny_model
+from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -56,8 +55,6 @@ def config(log_path: Path, rows: Path, **fields: Any) -> TinyConfig:
 
     settings: dict[str, Any] = {
         "model_name": str(rows / "model"),
-        "log_path": str(log_path),
-        "engine": FakeEngineBuilder(capacity=3),
         "dataset": Mixture(
             parts=(part("easy"), part("hard")),
             problems_per_generation=8,
@@ -72,9 +69,8 @@ def config(log_path: Path, rows: Path, **fields: Any) -> TinyConfig:
         "batch_per_pair": True,
         "num_generations": 6,
         "trackers": JsonlTrackerBuilder(rollouts_per_generation=8),
-        "behavior_if_log_dir_exists": "raise",
     }
-    return TinyConfig(**settings | fields)
+    return tiny(log_path, **settings | fields)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +102,7 @@ async def test_a_run_that_stopped_goes_on_as_an_unbroken_one(
     recorded: Path, rows: Path, tmp_path: Path
 ) -> None:
     await train.main(config(tmp_path / "run", rows, num_generations=3))
-    going_on = config(tmp_path / "run", rows, behavior_if_log_dir_exists="resume")
-    await train.main(going_on)
+    await train.main(config(tmp_path / "run", rows))
     for name in ("history.jsonl", "rollouts.jsonl"):
         assert untimed(tmp_path / "run" / name) == untimed(recorded / name)
 
@@ -135,7 +130,7 @@ async def test_other_data_are_noticed(rows: Path, tmp_path: Path) -> None:
     await train.main(config(tmp_path / "run", own, num_generations=2))
     (own / "hard.jsonl").write_text((own / "hard.jsonl").read_text().lower())
     with pytest.raises(DataError, match="the recorded problems are others than"):
-        await train.main(config(tmp_path / "run", own, behavior_if_log_dir_exists="resume"))
+        await train.main(config(tmp_path / "run", own))
 
 
 async def test_a_longer_run_of_a_schedule_that_depends_on_it_is_refused(
@@ -144,13 +139,7 @@ async def test_a_longer_run_of_a_schedule_that_depends_on_it_is_refused(
     schedule = Linear(final=0.5)
     short = config(tmp_path / "run", rows, temperature_schedule=schedule, num_generations=2)
     await train.main(short)
-    longer = config(
-        tmp_path / "run",
-        rows,
-        temperature_schedule=schedule,
-        num_generations=3,
-        behavior_if_log_dir_exists="resume",
-    )
+    longer = config(tmp_path / "run", rows, temperature_schedule=schedule, num_generations=3)
     with pytest.raises(RunDirectoryError, match="temperature_schedule=Linear depends on it"):
         await train.main(longer)
 
@@ -200,7 +189,7 @@ async def test_a_fork_goes_on_as_the_run_did(
     options = f"log_path={recorded} generation=3 output={tmp_path / 'fork'} trust=tests"
     monkeypatch.setattr("sys.argv", ["fork", *options.split()])
     await anyio.to_thread.run_sync(fork.cli)
-    await train.main(config(tmp_path / "fork", rows, behavior_if_log_dir_exists="resume"))
+    await train.main(config(tmp_path / "fork", rows))
     ours, theirs = (
         (path / "history.jsonl").read_text().splitlines() for path in (tmp_path / "fork", recorded)
     )

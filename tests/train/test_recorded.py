@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from es_cookbook import train
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.quantised import QuantScales
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -32,7 +33,7 @@ from es_cookbook.train.recorded import RebuiltRun, RecordedRun, rebuild
 from tests.blocking import BlockingConfig, DatasetBuilder
 from tests.fakes import FakeEngineBuilder, SmallDataset, SmallDatasetBuilder
 from tests.quantised_models import quantise
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import TinyConfig, tiny, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -226,11 +227,11 @@ def test_genomes_come_back_where_the_base_has_moved(log_path: Path, tmp_path: Pa
 async def test_genomes_over_quantised_parameters_come_back(tmp_path: Path) -> None:
     quantise(write_tiny_model(tmp_path / "plain"), tmp_path / "model", tmp_path / "numbers")
     await train.main(
-        TinyConfig(
+        tiny(
+            tmp_path / "run",
             model_name=str(tmp_path / "model"),
-            log_path=str(tmp_path / "run"),
+            engine=TorchEngineBuilder(),
             search_space=QuantScales(),
-            trackers=JsonlTrackerBuilder(),
             num_generations=2,
         )
     )
@@ -303,12 +304,10 @@ class TournamentBuilder(RLDatasetBuilder):
 
 async def test_rewards_that_compare_are_left_out_and_lost_rollouts_say_why(tmp_path: Path) -> None:
     await train.main(
-        TinyConfig(
+        tiny(
+            tmp_path / "run",
             model_name=str(write_tiny_model(tmp_path / "model")),
-            log_path=str(tmp_path / "run"),
-            engine=FakeEngineBuilder(),
             num_generations=2,
-            trackers=JsonlTrackerBuilder(),
         )
     )
     recorded = RecordedRun(tmp_path / "run", trust=["tests"])
