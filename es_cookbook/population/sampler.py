@@ -84,10 +84,11 @@ class Overlap:
     all_taken: anyio.Event = dataclasses.field(default_factory=anyio.Event)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class PopulationSampler:
     """Runs genomes against problems.
 
-    Args:
+    Attributes:
         engine: one, or a pool of them; this sampler decides which genomes are resident.
         sampling: how every policy samples, unless its Env asks otherwise.
         sampling_at: how genomes of a generation sample, where that changes over a run.
@@ -99,38 +100,26 @@ class PopulationSampler:
         max_failed_fraction: stop when more than this fraction of a generation's rollouts is lost.
         run_seed: the run's seed, from which sampling seeds are derived.
         log_path: run directory, whose log takes tracebacks of lost rollouts; None for no log.
-
-    Attributes:
+        seconds: where the last call's time went.
         spans: takes when engines load and sample, and when Envs have control.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        sampling: SamplingParams,
-        sampling_at: Callable[[int], SamplingParams] | None = None,
-        attempts: int = 1,
-        rollout_timeout: float = 600.0,
-        turn_timeout: float | None = None,
-        max_failed_fraction: float = 0.1,
-        run_seed: int = 0,
-        log_path: Path | None = None,
-    ) -> None:
-        self.engine = engine
-        self.sampling = sampling
-        self._sampling_at = sampling_at
-        self.attempts = attempts
-        self.rollout_timeout = rollout_timeout
-        self.turn_timeout = turn_timeout
-        self.max_failed_fraction = max_failed_fraction
-        self.run_seed = run_seed
-        self.seconds = Seconds()
-        self.spans: Spans = NO_SPANS
-        self._warned: set[str] = set()
-        self._log_path = log_path
-        self._kinds_told: set[tuple[str, str]] = set()
-        self._shares = Shares()
+    engine: Engine = dataclasses.field(kw_only=False)
+    sampling: SamplingParams
+    sampling_at: Callable[[int], SamplingParams] | None = None
+    attempts: int = 1
+    rollout_timeout: float = 600.0
+    turn_timeout: float | None = None
+    max_failed_fraction: float = 0.1
+    run_seed: int = 0
+    log_path: Path | None = None
+    seconds: Seconds = dataclasses.field(default=Seconds(), init=False)
+    spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
+    _warned: set[str] = dataclasses.field(default_factory=set[str], init=False)
+    _kinds_told: set[tuple[str, str]] = dataclasses.field(
+        default_factory=set[tuple[str, str]], init=False
+    )
+    _shares: Shares = dataclasses.field(default_factory=Shares, init=False)
 
     async def rollout(
         self,
@@ -154,7 +143,7 @@ class PopulationSampler:
             EngineError: The engine failed.
         """
         together = self._check_asking(env_group_builders_P, len(genomes_G))
-        sampling = self.sampling if self._sampling_at is None else self._sampling_at(generation)
+        sampling = self.sampling if self.sampling_at is None else self.sampling_at(generation)
         size = len(genomes_G), self.attempts
         async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
             self._shares.begin(len(genomes_G), overlapping=overlap is not None)
@@ -298,7 +287,7 @@ class PopulationSampler:
                 f"{one_line(first.problem)} by genome {first.genome}: "
                 f"{printable(first.lost.reason):.500}"
             )
-            log_path, trace = self._log_path, first.lost.traceback[-_MOST_CHARS:]
+            log_path, trace = self.log_path, first.lost.traceback[-_MOST_CHARS:]
             if log_path and trace and add_to_log(log_path, f"{sentence}\n{trace}"):
                 sentence += f"; its traceback is in {log_path / LOG}"
             _logger.warning("%s", sentence)
