@@ -19,6 +19,7 @@ waits for a tool of its own block is not free; blocks of other engines do not wa
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
@@ -33,10 +34,11 @@ _T = TypeVar("_T")
 _UnderWay: TypeAlias = tuple[asyncio.Task[_T | BaseException], Overlap | None]
 
 
+@dataclasses.dataclass(eq=False)
 class InOrder(Generic[_T]):
     """Attempts generations in order, the next one ahead of time where it may begin.
 
-    Args:
+    Attributes:
         attempt: attempts one, which may overlap with the next one.
         engine: takes the steps, when nobody needs the centre before them any more.
         num_generations: of the run.
@@ -46,20 +48,14 @@ class InOrder(Generic[_T]):
             first to come begins around the centre before it; None: the engine has it.
     """
 
-    def __init__(
-        self,
-        attempt: Callable[[int, Overlap | None], Awaitable[_T]],
-        engine: Engine,
-        num_generations: int,
-        centre_of: Callable[[int], int] | None = None,
-        take_held_back: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._attempt = attempt
-        self._engine = engine
-        self._num_generations = num_generations
-        self._centre_of = centre_of
-        self._take_held_back = take_held_back
-        self._under_way: dict[int, _UnderWay[_T]] = {}
+    attempt: Callable[[int, Overlap | None], Awaitable[_T]]
+    engine: Engine
+    num_generations: int
+    centre_of: Callable[[int], int] | None = None
+    take_held_back: Callable[[], Awaitable[None]] | None = None
+    _under_way: "dict[int, _UnderWay[_T]]" = dataclasses.field(
+        default_factory=dict[int, "_UnderWay[_T]"], init=False
+    )
 
     async def __aenter__(self) -> "InOrder[_T]":
         return self
@@ -84,10 +80,10 @@ class InOrder(Generic[_T]):
             ESCookbookError: As the attempt.
         """
         task, _ = self._under_way.get(generation) or self._begin(generation)
-        if self._take_held_back is not None:
+        if self.take_held_back is not None:
             async with self._centre_may_move():
-                await self._take_held_back()
-            self._take_held_back = None
+                await self.take_held_back()
+            self.take_held_back = None
         if self._begins_ahead(generation + 1):
             await self._all_taken()
             self._begin(generation + 1)
@@ -100,19 +96,19 @@ class InOrder(Generic[_T]):
     async def apply(self, step: Step) -> int:
         """Move the centre, once nobody needs it as it was. Returns its fingerprint."""
         async with self._centre_may_move():
-            return await self._engine.apply(step)
+            return await self.engine.apply(step)
 
     def _begins_ahead(self, generation: int) -> bool:
-        if self._centre_of is None or generation >= self._num_generations:
+        if self.centre_of is None or generation >= self.num_generations:
             return False
-        return self._centre_of(generation) < generation
+        return self.centre_of(generation) < generation
 
     def _begin(self, generation: int) -> _UnderWay[_T]:
-        overlap = None if self._centre_of is None else Overlap(self._centre_of(generation))
+        overlap = None if self.centre_of is None else Overlap(self.centre_of(generation))
 
         async def outcome() -> _T | BaseException:
             try:
-                return await self._attempt(generation, overlap)
+                return await self.attempt(generation, overlap)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # A task that ends with Ctrl-C would break the loop.
@@ -134,5 +130,5 @@ class InOrder(Generic[_T]):
     async def _centre_may_move(self) -> AsyncGenerator[None]:
         """Inside, genomes that are still to be taken stand around the next centre."""
         await self._all_taken()
-        async with self._engine.free():
+        async with self.engine.free():
             yield

@@ -5,6 +5,7 @@ disk, and only then do trackers show it, take a snapshot of it or push it. Whate
 that line is written again after a crash.
 """
 
+import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -34,6 +35,7 @@ LOOP = "loop"
 """The track of what is timed, in a profile."""
 
 
+@dataclasses.dataclass(eq=False)
 class Recorder:
     """Measures and records the generations of a run, and its centre on held-out problems.
 
@@ -41,30 +43,22 @@ class Recorder:
     profiles a run sets another.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        directory: RunDirectory,
-        engine: Engine,
-        dataset: RLDataset,
-        optimizer: Optimizer,
-        tracker: Tracker,
-        evaluate: Callable[[], Awaitable[Mapping[str, float]]],
-    ) -> None:
-        self._config = config
-        self._history = directory.history
-        self._engine = engine
-        self._dataset = dataset
-        self._optimizer = optimizer
-        self._tracker = tracker
-        self._evaluate = evaluate
-        self._decode = cast(Decode, engine.tokenizer.decode)
-        self._progress = Progress(directory.path / METRICS)
-        for step in self._history.steps():
+    config: Config
+    directory: RunDirectory
+    engine: Engine
+    dataset: RLDataset
+    optimizer: Optimizer
+    tracker: Tracker
+    evaluate: Callable[[], Awaitable[Mapping[str, float]]]
+    spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
+
+    def __post_init__(self) -> None:
+        self._decode = cast(Decode, self.engine.tokenizer.decode)
+        self._progress = Progress(self.directory.path / METRICS)
+        for step in self.directory.history.steps():
             self._progress.moved(step)
         self._evaluated: Mapping[str, float] = {}
         self._restarted = 0.0
-        self.spans: Spans = NO_SPANS
         self._began = 0.0
         self._seconds = defaultdict[int, dict[str, float]](dict)
 
@@ -90,14 +84,14 @@ class Recorder:
 
         Its metrics are written with that generation's. After the last one they are written at once.
         """
-        last = self._config.num_generations
+        last = self.config.num_generations
         self._evaluated = {}
-        if self._config.evaluates(generation):
+        if self.config.evaluates(generation):
             with self.timed(generation, "evaluate"):
-                self._evaluated = await self._evaluate()
+                self._evaluated = await self.evaluate()
         if generation == last:
-            self._tracker.log(last, {**self._evaluated, **self._progress.metrics()})
-            self._tracker.recorded(last)
+            self.tracker.log(last, {**self._evaluated, **self._progress.metrics()})
+            self.tracker.recorded(last)
         self._began = time.perf_counter()
 
     async def record(
@@ -116,16 +110,16 @@ class Recorder:
         Raises:
             RunDirectoryError: The disk refuses; the generation does not count.
         """
-        optimizer, groups_P = self._optimizer, scored.groups_P
-        centre = self._config.centre_of(generation)
+        optimizer, groups_P = self.optimizer, scored.groups_P
+        centre = self.config.centre_of(generation)
         self._progress.rolled_out(groups_P)
         self._progress.moved(step)
-        restarted = self._engine.stats().get("restarted", 0.0)
+        restarted = self.engine.stats().get("restarted", 0.0)
         metrics = {
             **self._evaluated,
             **self._progress.metrics(),
             **scored.metrics,
-            **self._dataset.metrics(),
+            **self.dataset.metrics(),
             **optimizer.metrics(),
             **self._in_force(generation),
             "genomes/tied_fraction": tied_fraction(genomes_G, scored.fitness_G),
@@ -134,7 +128,7 @@ class Recorder:
             "engines/restarted": restarted - self._restarted,
             "time/unix": time.time(),
             **self._times(generation, count_tokens(groups_P)),
-            **self._tracker.metrics(),
+            **self.tracker.metrics(),
         }
         self._restarted = restarted
         scores_P_G = map(tuple, scored.scores_P_G.tolist()) if optimizer.records_scores else None
@@ -148,23 +142,23 @@ class Recorder:
             centre=None if centre == generation else centre,
         )
         with self.timed(generation, "record"):
-            self._tracker.log_rollouts(generation, groups_P, self._decode)
-            self._tracker.log(generation, metrics)
-            self._history.append(record)
-            self._tracker.recorded(generation + 1)
+            self.tracker.log_rollouts(generation, groups_P, self._decode)
+            self.tracker.log(generation, metrics)
+            self.directory.history.append(record)
+            self.tracker.recorded(generation + 1)
         del self._seconds[generation]
         done_saying()
         await self.begin(generation + 1)
 
     async def finish(self) -> None:
         """Wait for what trackers still have under way after the last generation."""
-        await anyio.to_thread.run_sync(self._tracker.finish, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(self.tracker.finish, abandon_on_cancel=True)
 
     def _in_force(self, generation: int) -> Mapping[str, float]:
         """What schedules and adaptation made of the optimizer's settings in this generation."""
-        rate = self._optimizer.learning_rate(generation)
+        rate = self.optimizer.learning_rate(generation)
         rates = {} if rate is None else {"optimizer/learning_rate": rate}
-        return {"optimizer/sigma": self._optimizer.sigma(generation), **rates}
+        return {"optimizer/sigma": self.optimizer.sigma(generation), **rates}
 
     def _times(self, generation: int, num_tokens: int) -> Mapping[str, float]:
         total, seconds = time.perf_counter() - self._began, self._seconds[generation]
