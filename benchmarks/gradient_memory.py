@@ -20,7 +20,7 @@ import chz
 
 from benchmarks.harness import Row, report, row
 from es_cookbook.baselines.small_model import build_model, build_tokenizer, save
-from es_cookbook.commands.gradients.compare_gradients import NAMES, begun
+from es_cookbook.commands.gradients.compare_gradients import NAMES, first_config
 from es_cookbook.commands.gradients.contest import AnyConfig, run_measured
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
@@ -33,7 +33,7 @@ WIDTH, DEPTH = 512, 6
 
 def config_of(name: str, model: Path, log_path: Path) -> AnyConfig:
     """One generation of one contestant."""
-    config = begun("countdown", name)
+    config = first_config("countdown", name)
     config = chz.replace(
         config,
         model_name=str(model),
