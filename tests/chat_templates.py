@@ -6,6 +6,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from es_cookbook.rl.messages.tools import tool
+
 CHATML = """\
 {%- if tools %}<|im_start|>system
 {%- if messages[0].role == 'system' %}
@@ -124,3 +126,14 @@ def _words() -> str:
     )
     tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
     return tokenizer.to_str()
+
+
+@tool(quick=True)
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b

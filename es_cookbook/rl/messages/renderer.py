@@ -13,6 +13,9 @@ thought in earlier turns, others open a thought in the prompt that they do not s
 `Renderer` compares both once, when it is made, and refuses such a template, or with `keep_history`
 takes what it adds after a turn and keeps all that the model wrote.
 
+transformers renders chats and says nothing of prefixes; TRL's check of them is a package that few
+who run this have installed.
+
 A template that knows no system role gets the system message before the first user message, with a
 blank line between them.
 """

@@ -7,6 +7,9 @@ r"""Tool calls in what models write: the form of Hermes and Qwen, and that of Ll
 Reading takes time linear in the text and raises nothing. A call that cannot be read becomes a
 sentence for the model, which says what is wrong with it.
 
+transformers' `parse_response` needs a template for each tokenizer, which few have, and fails as a
+whole where one call of a message is damaged.
+
 Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`).
 """
 

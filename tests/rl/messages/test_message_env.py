@@ -13,11 +13,11 @@ from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply, ToolEnv
 from es_cookbook.rl.messages.script import Script
-from es_cookbook.rl.messages.tools import Tool, tool
+from es_cookbook.rl.messages.tools import Tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
-from tests.chat_templates import CHATML, LLAMA, tokenizer_with
+from tests.chat_templates import CHATML, LLAMA, add, tokenizer_with
 
 pytestmark = pytest.mark.anyio
 
@@ -44,17 +44,6 @@ class Guess(MessageEnv):
     @override
     def out_of_room(self, limit: Limit) -> Reply:
         return Reply(reward=-0.5, metrics={"correct": 0.0}, logs={"limit": limit})
-
-
-@tool(quick=True)
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    """
-    return a + b
 
 
 class Sum(ToolEnv):

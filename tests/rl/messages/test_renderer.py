@@ -11,26 +11,14 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
-from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.types import Action, Tokenizer
-from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, tokenizer_with
+from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, add, tokenizer_with
 
 FAITHFUL = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
 SILENT = CHATML.replace("message.role == 'tool'", "false").replace(
     "message.role != 'system'", "message.role in ('user', 'assistant')"
 )
 """Leaves out results of tools."""
-
-
-@tool(quick=True)
-def add(a: int, b: int = 1) -> int:
-    """Add two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    """
-    return a + b
 
 
 def user(text: str) -> Message:
