@@ -120,7 +120,7 @@ def run_cli(
             if any(argument in _HELP for argument in arguments):
                 print(help_page(config, given) + more_help)
             elif isinstance(config, type):
-                main(_build(cast("type[_Config]", config), given))
+                main(built(cast("type[_Config]", config), given))
             else:
                 main(changed(config, given))
 
@@ -184,12 +184,7 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
     for path in given:
         if _is_for_chz(path):
             raise _OptionError(f"{path}: a change is given by the option's whole name")
-    return _build(type(config), given, config)
-
-
-def built(config_class: type[_Config], given: Mapping[str, str]) -> _Config:
-    """A config of a class from options as a user types them; only inside `run_cli`."""
-    return _build(config_class, given)
+    return built(type(config), given, config)
 
 
 def options_of(config_class: type) -> list[Option]:
@@ -277,12 +272,13 @@ def _is_for_chz(path: str) -> bool:
     return "..." in path or path.endswith("@")
 
 
-def _build(
+def built(
     config_class: type[_Config], given: Mapping[str, str], config: _Config | None = None
 ) -> _Config:
-    """Check every option by name and by value, then let chz build the config.
+    """A config of a class from options as a user types them; only inside `run_cli`.
 
-    What is not given is as in `config`, or has the class's defaults.
+    Every option is checked by name and by value, then chz builds the config. What is not given is
+    as in `config`, or has the class's defaults.
     """
     values = {} if config is None else _values(config)
     found = _options(config_class, "", given, values, kept=config is not None)

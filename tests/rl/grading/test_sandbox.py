@@ -24,8 +24,7 @@ import psutil
 import pytest
 
 from es_cookbook.common.errors import ConfigError, SandboxError
-from es_cookbook.rl.grading.sandbox import Limits, check_sandbox, run_code
-from es_cookbook.rl.grading.seccomp import filter_program
+from es_cookbook.rl.grading.sandbox import Limits, check_sandbox, filter_program, run_code
 from es_cookbook.rl.timeouts import Clock, Watch
 from tests.sandboxes import needs_sandbox
 
