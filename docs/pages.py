@@ -11,7 +11,8 @@ so the pages can be read in a checkout and on a code host as on the site, and a 
 the code. The comment's first word says what is made of the rest: `options`, a table of a class's
 fields; `about`, its docstring before that table; `parts FIELD NAMES`, a section for each name that
 a user may choose for a field, with the docstring of its module too after `modules`; `classes`, the
-docstrings and signatures of classes or functions; `commands`, a section for each command.
+docstrings and signatures of classes or functions; `commands`, a section for each command;
+`recipes`, a table of what each shows, the second paragraph of its package's docstring.
 """
 
 import ast
@@ -26,13 +27,14 @@ from pathlib import Path
 from types import FunctionType
 from unittest import mock
 
-from es_cookbook.__main__ import COMMANDS
+from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.common.cli import Option, options_of
 from es_cookbook.common.references import resolve
 
 PAGES = sorted(Path(__file__).parent.rglob("*.md"))
 GENERATED = re.compile(
-    r"(<!-- (options|about|parts|classes|commands)\b([^>]*)-->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (options|about|parts|classes|commands|recipes)\b([^>]*)-->\n).*?(<!-- end -->)",
+    re.DOTALL,
 )
 _PACKAGE = str(Path(__file__).parents[1] / "es_cookbook")
 
@@ -98,12 +100,26 @@ def commands() -> str:
     return "\n\n".join(sections)
 
 
+def recipes() -> str:
+    """A row for each recipe: its page, and what it shows."""
+    rows = ["| recipe | what it shows |", "|---|---|"]
+    for name in RECIPES:
+        folder = f"es_cookbook/recipes/{name}"
+        page = (Path(__file__).parents[1] / folder / "README.md").read_text(encoding="utf-8")
+        shows = inspect.getdoc(importlib.import_module(folder.replace("/", ".")))
+        assert shows is not None
+        title, what = page.partition("\n")[0].removeprefix("# "), shows.partition("\n\n")[2]
+        rows.append(f"| [{title}](../{folder}/README.md) | {' '.join(what.split())} |")
+    return "\n".join(rows)
+
+
 _MAKERS: Mapping[str, Callable[..., str]] = {
     "options": options,
     "about": about,
     "parts": parts,
     "classes": classes,
     "commands": commands,
+    "recipes": recipes,
 }
 
 

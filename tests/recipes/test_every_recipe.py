@@ -16,7 +16,9 @@ from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.recipe import Recipe
+from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.program import default_log_path
 
@@ -76,6 +78,23 @@ def test_the_config_round_trips_and_names_the_run(name: str) -> None:
     assert type(again) is recipe_config(name) and again == seen[0]
     assert again != recipe_config(name)(log_path=seen[0].log_path)  # pyright: ignore
     assert default_log_path(seen[0], name).startswith(f"runs/{name}-seed0-")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_run_without_options_has_what_the_recipe_says(name: str) -> None:
+    recipe, made = recipe_of(name), list[train.Config]()
+    run_cli(made.append, recipe_config(name), ())
+    (config,) = made
+    assert (config.model_name, config.log_path) == (str(recipe.model), "")
+    assert config.sampling == SamplingParams(
+        max_tokens=recipe.max_tokens, temperature=recipe.temperature
+    )
+    assert config.dataset == recipe.dataset() and config.main_metric == recipe.main_metric
+    assert config.optimizer == ES(**recipe.es)  # pyright: ignore[reportArgumentType]
+    lengths = config.num_generations, config.eval_every
+    assert lengths == (recipe.num_generations, recipe.eval_every)
+    samples = name in ("conciseness", "alignment")  # What they do seldom shows up.
+    assert config.sampling.temperature == (1.0 if samples else 0.0)
 
 
 @pytest.mark.parametrize("name", recipe_names())

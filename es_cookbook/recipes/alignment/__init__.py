@@ -1,1 +1,4 @@
-"""Train a model to answer briefly, beside preference pairs."""
+"""Train a model to answer briefly, beside preference pairs.
+
+Preference pairs that keep what a task would forget.
+"""

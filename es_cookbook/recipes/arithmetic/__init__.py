@@ -1,1 +1,4 @@
-"""Train a model to add numbers."""
+"""Train a model to add numbers.
+
+Ability that is learned, beside supervised training and a policy gradient.
+"""

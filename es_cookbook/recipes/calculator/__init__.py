@@ -1,1 +1,4 @@
-"""Train a model to use a calculator."""
+"""Train a model to use a calculator.
+
+A tool.
+"""

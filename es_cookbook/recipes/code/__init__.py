@@ -1,1 +1,4 @@
-"""Train a model to write code that passes tests."""
+"""Train a model to write code that passes tests.
+
+Model-written programs, run in a sandbox.
+"""

@@ -1,1 +1,4 @@
-"""Train a model to answer briefly."""
+"""Train a model to answer briefly.
+
+A reward of length, and what it costs.
+"""

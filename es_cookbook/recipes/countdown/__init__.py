@@ -1,1 +1,4 @@
-"""Train a model to solve Countdown."""
+"""Train a model to solve Countdown.
+
+The main job; a warm start; ESSA from start to end.
+"""

@@ -1,1 +1,4 @@
-"""Train a model to solve cryptic clues."""
+"""Train a model to solve cryptic clues.
+
+A shaped reward that cannot be farmed.
+"""

@@ -1,1 +1,4 @@
-"""Train a model to guess numbers by hints."""
+"""Train a model to guess numbers by hints.
+
+Chats of many turns.
+"""

@@ -1,1 +1,4 @@
-"""Train a model on reasoning-gym's problems."""
+"""Train a model on reasoning-gym's problems.
+
+The generators of reasoning-gym.
+"""

@@ -1,1 +1,4 @@
-"""Train thoughts from which alone answers can be read."""
+"""Train thoughts from which alone answers can be read.
+
+Thoughts from which alone an answer can be read.
+"""

@@ -1,1 +1,4 @@
-"""Train on several data sets at once."""
+"""Train on several data sets at once.
+
+Several data sets, curricula, replay.
+"""

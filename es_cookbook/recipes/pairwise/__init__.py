@@ -1,1 +1,4 @@
-"""Train on which answers a judge prefers."""
+"""Train on which answers a judge prefers.
+
+Win rates by a judge in place of rewards.
+"""

@@ -1,1 +1,4 @@
-"""Train a model to solve Rush Hour."""
+"""Train a model to solve Rush Hour.
+
+A simulator as judge.
+"""

@@ -1,1 +1,4 @@
-"""Train a model to search a corpus."""
+"""Train a model to search a corpus.
+
+Two searches of a corpus, then an answer.
+"""

@@ -1,1 +1,4 @@
-"""Train a model by games of its genomes with each other."""
+"""Train a model by games of its genomes with each other.
+
+Genomes that play each other.
+"""

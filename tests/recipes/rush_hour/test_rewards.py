@@ -78,6 +78,12 @@ def test_reward_by_choice_and_format_apart(
     assert grade.metrics["well_formed"] == (form == 1.0)
 
 
+def test_what_are_no_moves_is_not_well_formed_in_the_best_of_forms() -> None:
+    text = "<think></think><answer>forward</answer>"
+    metrics = grade_rush_hour(text, BOARD, 2, RushHourReward()).metrics
+    assert (metrics["format"], metrics["well_formed"]) == (1.0, 0.0)
+
+
 def test_weights_are_the_users_and_not_negative() -> None:
     reward = RushHourReward(answer_weight=2.0, format_weight=0.0)
     assert grade_rush_hour(RIGHT, BOARD, 2, reward).reward == reward.full == 2.0
