@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
+from es_cookbook.commands.options import RecordedAt, new_output
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import UNNAMED, run_cli
+from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import plural, say
 
@@ -23,14 +24,10 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class ExportConfig:
+class ExportConfig(RecordedAt):
     """Write a run's centre as a Hugging Face model directory or a PEFT adapter."""
 
-    log_path: str = chz.field(doc="run directory; it is only read", metadata=UNNAMED)
     output: str = chz.field(doc="directory to make; it must not be there yet")
-    generation: int | None = chz.field(
-        default=None, doc="the centre after so many generations, 0 is the base; all if unset"
-    )
     merge: bool = chz.field(
         default=False, doc="of an adapter run: write the whole model, with the adapter merged"
     )
@@ -39,18 +36,11 @@ class ExportConfig:
         doc="of a low-rank or full-rank run: write an adapter of this rank, an approximation; "
         "exact: of the rank that holds all of what the run changed",
     )
-    model_name: str | None = chz.field(
-        default=None, doc="where the base model is now, if not where it was"
-    )
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
-    )
 
     @chz.validate
     def _ranges(self) -> None:
         if self.rank != "exact":
             check_range(self, "rank", at_least=1)
-        check_range(self, "generation", at_least=0)
 
 
 def export(config: ExportConfig) -> str:
@@ -63,9 +53,7 @@ def export(config: ExportConfig) -> str:
             the rebuilt centre is not the recorded one.
         RunDirectoryError: There is no such run, or the output cannot be written.
     """
-    output = Path(config.output)
-    if output.exists() or output.is_symlink():
-        raise ConfigError(f"output {str(output)!r} is there already; give another one")
+    output = new_output(config.output)
     say(f"{config.log_path}: rebuilding its centre for {output}")
     # torch, which the options do without.
     from es_cookbook.runs.export.export import write_export

@@ -13,7 +13,8 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.cli import UNNAMED, changed, run_with_fields
+from es_cookbook.commands.options import Recorded
+from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
@@ -26,16 +27,12 @@ _ALLOWED = sorted(set(chz.chz_fields(train.Config)) - {*_REFUSED, "log_path"})
 
 
 @chz.chz
-class Fork:
+class Fork(Recorded):
     """Begin a new run with the first generations of another, and some of its fields changed."""
 
-    log_path: str = chz.field(doc="run directory to begin with; it is only read", metadata=UNNAMED)
     output: str = chz.field(doc="run directory of the new run")
     generation: int | None = chz.field(
         default=None, doc="how many generations to take, 0 on; None takes all"
-    )
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
     )
 
 

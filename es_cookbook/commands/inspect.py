@@ -15,18 +15,18 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import chz
 
 from es_cookbook.commands.evaluate.measuring import Subject, opened
+from es_cookbook.commands.options import Answering, RunOrModel
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import UNNAMED, run_cli
-from es_cookbook.common.configs import Names
+from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
-from es_cookbook.common.terminal import plural, say
-from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
+from es_cookbook.common.terminal import plural
+from es_cookbook.engines.base import Engine, SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.messages.chat import ChatOptions
@@ -36,14 +36,11 @@ from es_cookbook.train.recorded import RebuiltRun, RecordedRun
 if TYPE_CHECKING:
     from es_cookbook.bridges.inspect_models import Evaluated
 
-_ENGINES = Names(ENGINE_NAMES, default=None)
-
 
 @chz.chz
-class InspectConfig:
+class InspectConfig(RunOrModel, Answering):
     """Evaluate a run's centre, its base, a genome, or a model, with a task of inspect-ai."""
 
-    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
     task: str = chz.field(
         doc="a task of inspect-ai: my_task.py, my_task.py@name, or package/name of an installed "
         "package"
@@ -51,30 +48,11 @@ class InspectConfig:
     task_args: str = chz.field(
         default="{}", doc="arguments of the task, as JSON: '{\"fewshot\": 0}'"
     )
-    generation: int | None = chz.field(
-        default=None, doc="the centre after so many generations, and the genomes around it"
-    )
-    genome: int | Literal["centre", "base"] = chz.field(
-        default="centre", doc="who answers: centre, base, or the number of a genome"
-    )
     limit: int | None = chz.field(default=None, doc="most samples of the task; None: all")
     epochs: int | None = chz.field(
         default=None, doc="answers to each sample; None: as the task says"
     )
     log_dir: str = chz.field(default="logs", doc="where inspect's log goes")
-    engine: EngineBuilder | None = chz.field(
-        meta_factory=_ENGINES,
-        default=None,
-        doc="where it runs; the run's own engine if None, torch for a model",
-    )
-    model_name: str | None = chz.field(
-        default=None,
-        doc="a model in place of a run: directory or Hub name; with log_path where the run's base "
-        "is now",
-    )
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
-    )
     temperature: float = chz.field(
         default=0.0, doc="0 is greedy; a task's own temperature holds before it"
     )
@@ -88,13 +66,11 @@ class InspectConfig:
 
     @chz.validate
     def _ranges(self) -> None:
-        for name in ("limit", "epochs", "max_tokens"):
-            if getattr(self, name) is not None:
-                check_range(self, name, at_least=1)
+        check_range(self, "limit", "epochs", "max_tokens", at_least=1)
         if not self.log_path and self.model_name is None:
             raise ConfigError("who is evaluated? Give log_path=RUN or model_name=MODEL")
-        if not self.log_path and (self.generation is not None or self.genome != "centre"):
-            raise ConfigError("generation and genome are of a run: give log_path=RUN")
+        if not self.log_path and self.genome != "centre":
+            raise ConfigError("genome is of a run: give log_path=RUN")
         self.arguments()
 
     def arguments(self) -> dict[str, object]:
@@ -120,7 +96,6 @@ def main(config: InspectConfig) -> None:
     subject = _subject(config)
     (generation,) = subject.generations
     of_run = "" if subject.run is None else f"generation {generation}, "
-    say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
     for evaluated in anyio.run(_evaluated, config, subject):
         if evaluated.error is not None:
             raise EnvError(f"{evaluated.task} failed: {evaluated.error}; see {evaluated.log}")

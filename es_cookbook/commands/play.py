@@ -15,26 +15,35 @@ The run directory is only read; the run may be going on.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+import importlib
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeAlias, TypeVar
 
 import chz
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from es_cookbook.commands.play_console import Console, open_console, read
-from es_cookbook.common.cli import UNNAMED, run_cli
-from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
+from es_cookbook.commands.options import Answering, RecordedAt
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import (
+    ConfigError,
+    DataError,
+    ESCookbookError,
+    RequestError,
+    nearest,
+)
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import say
-from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder, Target
+from es_cookbook.common.terminal import plural, printable, say
+from es_cookbook.engines.base import Target
 from es_cookbook.rl.problem_env import render_prompt
-from es_cookbook.rl.types import Observation
-from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
+from es_cookbook.rl.types import Action, LostRollout, Observation
+from es_cookbook.train.recorded import Played, RebuiltRun, RecordedRun, Split, rebuild
 
-_ENGINES = Names(ENGINE_NAMES, default=None)
+Decode: TypeAlias = Callable[[Sequence[int]], str]
 _USERS_MISTAKES = (ConfigError, DataError, RequestError)
 """After these the next prompt may well be answered."""
 
@@ -42,27 +51,9 @@ _Result = TypeVar("_Result")
 
 
 @chz.chz
-class PlayConfig:
+class PlayConfig(RecordedAt, Answering):
     """Answer prompts with the centre, the base or any genome of a run; /help lists commands."""
 
-    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
-    generation: int | None = chz.field(
-        default=None,
-        doc="the centre after so many generations, and the genomes around it; 0 is "
-        "the base, None the latest, for a genome the latest that has any",
-    )
-    genome: int | Literal["centre", "base"] = chz.field(
-        default="centre", doc="who answers: centre, base, or the number of a genome"
-    )
-    engine: EngineBuilder | None = chz.field(
-        meta_factory=_ENGINES, default=None, doc="where it runs; the run's own engine if None"
-    )
-    model_name: str | None = chz.field(
-        default=None, doc="where the run's base model is now; where the run had it if None"
-    )
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
-    )
     chat: bool = chz.field(
         default=True, doc="put prompts into the tokenizer's chat template, if it has one"
     )
@@ -81,6 +72,152 @@ class PlayConfig:
     split: Split = chz.field(
         default="test", doc="test: the held-out problems; train: the generation's batch"
     )
+
+
+class Terminal:
+    """A person."""
+
+    skips_empty = True
+    """Whether an empty line is no prompt."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # Gives `input` arrow keys and a memory.
+
+    def read_line(self, prefix: str) -> str | None:
+        """A line without its newline, or None at the end."""
+        try:
+            return input(prefix)
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return None
+
+    def say(self, text: str) -> None:
+        """Tell something that is no answer."""
+        print(printable(text), flush=True)
+
+    show_help = say
+    """Show the list of commands."""
+
+    def show_answer(self, action: Action) -> None:
+        """Show what a prompt got."""
+        print(printable(action.text))
+        if action.stop_reason == "length":
+            print(f"[cut after {plural(len(action.tokens_T), 'token')}]")
+
+    def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
+        """Show an attempt at a problem; `which` has its generation, genome, split and number."""
+        name = f" ({played.problem})" if played.problem else ""
+        lines = [f"{which['split']} problem {which['problem']}{name}"]
+        rollout = played.rollout
+        if isinstance(rollout, LostRollout):
+            lines.append(f"lost: {rollout.reason}")
+        else:
+            for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True):
+                cut = ", cut" if turn.action.stop_reason == "length" else ""
+                lines += [f"{kind}:", _indented(decode(new_T))]
+                lines += [f"answer ({plural(len(turn.action.tokens_T), 'token')}{cut}):"]
+                lines += [_indented(turn.action.text)]
+                lines += [f"{name}: {text}" for name, text in turn.logs.items()]
+                metrics = {"reward": turn.reward, **turn.metrics}
+                lines.append("  ".join(f"{name} {value:g}" for name, value in metrics.items()))
+            if len(rollout.transitions) > 1:
+                lines.append(f"reward of all turns {played.reward:g}")
+        if played.without_group_reward:
+            lines.append("without the reward that compares genomes: nobody else attempted it")
+        self.say("\n".join(lines))
+
+    def show_mistake(self, error: ESCookbookError) -> None:
+        """Tell what could not be done."""
+        self.say(str(error))
+
+    def interrupted(self) -> None:
+        """Tell that Ctrl-C stopped an answer."""
+        print("\n[stopped]")
+
+
+class Pipe:
+    """A script: a line for each answer, and nothing else."""
+
+    skips_empty = False
+
+    def __init__(self) -> None:
+        self._num_lines = 0
+
+    def read_line(self, prefix: str) -> str | None:
+        """A line without its newline, or None at the end."""
+        line = sys.stdin.readline()
+        self._num_lines += 1
+        return line.removesuffix("\n") if line else None
+
+    def say(self, text: str) -> None:
+        """Nothing: it is no answer."""
+
+    def show_help(self, text: str) -> None:
+        """What was asked for, in several lines."""
+        print(text, flush=True)
+
+    def show_answer(self, action: Action) -> None:
+        """A line of text."""
+        print(printable(action.text).replace("\n", r"\n"), flush=True)
+
+    def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
+        """A line of JSON."""
+        what = {**which, "name": played.problem, "reward": played.reward}
+        rollout = played.rollout
+        if isinstance(rollout, LostRollout):
+            what |= {"lost": rollout.reason, "reward": None}
+        else:
+            what["turns"] = [
+                {
+                    kind: decode(new_T),
+                    "action": turn.action.text,
+                    "stop_reason": turn.action.stop_reason,
+                    "reward": turn.reward,
+                    "metrics": dict(turn.metrics),
+                    "logs": dict(turn.logs),
+                }
+                for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True)
+            ]
+        # In ASCII JSON escapes all that could be a command, except for DEL.
+        print(json.dumps(what).replace("\x7f", r"\u007f"), flush=True)
+
+    def show_mistake(self, error: ESCookbookError) -> None:
+        """Stop: whoever counts lines would take the next answer for this one's."""
+        raise type(error)(f"line {self._num_lines}: {error}") from error
+
+    def interrupted(self) -> None:
+        """Stop."""
+        raise KeyboardInterrupt
+
+
+Console: TypeAlias = Terminal | Pipe
+"""Reads lines and shows what comes of them."""
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.removesuffix("\n").split("\n"))
+
+
+def open_console() -> Console:
+    """A person's, or a script's."""
+    # Bytes that are no text in this encoding, and characters that it lacks, are no reason to stop.
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
+    return Terminal() if sys.stdin.isatty() and sys.stdout.isatty() else Pipe()
+
+
+def read(console: Console, prompt: str) -> str | None:
+    """The next prompt, or None at the end. A line that ends in a backslash goes on."""
+    text, prefix = "", prompt
+    while (line := console.read_line(prefix)) is not None:
+        # Two backslashes at the end of a line are two backslashes, as LaTeX has them.
+        if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
+            return text + line
+        text += line[:-1] + "\n"
+        prefix = "... "
+    return text or None
 
 
 class Session:
@@ -109,8 +246,11 @@ class Session:
             "base": ("", "answer as the base model", lambda _: self.answer_as("base")),
             "generation": ("[T]", "go to the centre after T generations; the latest", self._to),
             "problem": ("[train|test] I", "play problem I of the run by its Env", self._problem),
-            "temperature": ("X", "sample at temperature X; 0 is greedy", self._temperature),
-            "max_tokens": ("N", "sample N tokens at most", self._max_tokens),
+            "temperature": (
+                *("X", "sample at temperature X; 0 is greedy"),
+                self._setter("temperature", float),
+            ),
+            "max_tokens": ("N", "sample N tokens at most", self._setter("max_tokens", int)),
             "seed": ("N", "seed of the sampling", self._set_seed),
             "help": ("", "this list", self._help),
             "quit": ("", "end; so does the end of the input", self._quit),
@@ -180,7 +320,7 @@ class Session:
         self._console.show_answer(action)
 
     def _to_genome(self, arguments: Sequence[str]) -> None:
-        number, run = _number("genome", arguments[0]), self._rebuilt.run
+        number, run = _whole("genome", arguments[0]), self._rebuilt.run
         if (end := self._rebuilt.generation) > run.last_with_genomes:
             run.genome(run.last_with_genomes, number)
             self.go_to(run.last_with_genomes)
@@ -193,26 +333,20 @@ class Session:
     def _to(self, arguments: Sequence[str]) -> None:
         if len(arguments) > 1:
             raise ConfigError(f"/generation takes one number or none, found {len(arguments)}")
-        self.go_to(_number("generation", arguments[0]) if arguments else None)
+        self.go_to(_whole("generation", arguments[0]) if arguments else None)
 
     def _problem(self, arguments: Sequence[str]) -> None:
         *splits, number = arguments or [""]
         if len(splits) > 1 or any(split not in ("test", "train") for split in splits):
             raise ConfigError(f"/problem takes [train|test] I, found {' '.join(arguments)!r}")
         split: Split = self._split if not splits else "train" if splits[0] == "train" else "test"
-        self.play(split, _number("problem", number))
+        self.play(split, _whole("problem", number))
 
-    def _temperature(self, arguments: Sequence[str]) -> None:
-        try:
-            self._override("temperature", float(arguments[0]))
-        except ValueError as error:
-            raise ConfigError(f"/temperature: {error}") from error
-
-    def _max_tokens(self, arguments: Sequence[str]) -> None:
-        self._override("max_tokens", _number("max_tokens", arguments[0]))
+    def _setter(self, name: str, kind: type[float]) -> Callable[[Sequence[str]], None]:
+        return lambda arguments: self._override(name, _number(name, arguments[0], kind))
 
     def _set_seed(self, arguments: Sequence[str]) -> None:
-        self._seed = _number("seed", arguments[0])
+        self._seed = _whole("seed", arguments[0])
 
     def _help(self, _: Sequence[str]) -> None:
         lines = [
@@ -245,11 +379,16 @@ class Session:
             raise
 
 
-def _number(what: str, text: str) -> int:
+def _number(what: str, text: str, kind: type[float] = int) -> float:
     try:
-        return int(text)
+        return kind(text)
     except ValueError as error:
-        raise ConfigError(f"/{what} takes a whole number, found {text!r}") from error
+        wanted = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"/{what} takes {wanted}, found {text!r}") from error
+
+
+def _whole(what: str, text: str) -> int:
+    return int(_number(what, text))
 
 
 def main(config: PlayConfig) -> None:

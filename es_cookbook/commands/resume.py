@@ -14,18 +14,14 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.cli import UNNAMED, changed, run_with_fields
+from es_cookbook.commands.options import Recorded
+from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.terminal import BEGAN
 
 
 @chz.chz
-class Resume:
+class Resume(Recorded):
     """Go on with a run, from its directory alone."""
-
-    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
-    )
 
 
 def main(resume: Resume, fields: dict[str, str]) -> None:

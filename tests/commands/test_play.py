@@ -21,8 +21,7 @@ import chz
 import pytest
 
 from es_cookbook import train
-from es_cookbook.commands.play import PlayConfig, main
-from es_cookbook.commands.play_console import Terminal
+from es_cookbook.commands.play import PlayConfig, Terminal, main
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, printable

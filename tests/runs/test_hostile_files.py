@@ -164,7 +164,7 @@ OWN = {
     "train/sweep/workers.py": "output of processes of its own",
     "commands/gradients/contest.py": "/proc/self/status",
     "commands/prepare": "data sets that the user makes, in no run",
-    "commands/reconsider/report.py": "writes a new file",
+    "commands/reconsider/reconsider.py": "writes a new file",
 }
 _OPENING = {"open", "read_text", "read_bytes", "copyfile", "copytree", "copy", "copy2"}
 _OPENING |= {"write_text", "write_bytes"}

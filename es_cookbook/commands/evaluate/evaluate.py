@@ -20,24 +20,23 @@ The run directory is only read; the run may be going on.
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from io import TextIOWrapper
+from collections.abc import Mapping
 from pathlib import Path
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.commands.evaluate.measuring import Evaluation, Subject, measure
 from es_cookbook.commands.evaluate.options import Asked, EvaluateConfig, asked
-from es_cookbook.commands.evaluate.report import estimates_of, report
+from es_cookbook.commands.evaluate.report import compared, estimates_of, print_text, report
 from es_cookbook.commands.evaluate.saved import to_json
+from es_cookbook.commands.options import new_output
 from es_cookbook.commands.train import SHORT, whole_names
-from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.population.results import Comparison, compare
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.files import replace_file
-from es_cookbook.train.stopping.signals import run_until_signal
+from es_cookbook.train.stopping.signals import result_until_signal
 
 
 def evaluated(config: EvaluateConfig, fields: Mapping[str, str]) -> str:
@@ -49,16 +48,20 @@ def evaluated(config: EvaluateConfig, fields: Mapping[str, str]) -> str:
     """
     output = _checked_output(config)
     todo = asked(config, fields)
-    setting = todo.setting
-    setting.dataset.check()
+    setting, saved = todo.setting, todo.saved
+    setting.config.dataset.check()
     for subject in todo.subjects:
         _check_model(config, subject)
-    evaluation, *others = _measured(todo)
-    against = others[0] if others else todo.saved and todo.saved.evaluation
-    results = evaluation.results
+    names_P = saved and saved.evaluation.results.names_P
+    evaluation, *others = result_until_signal(
+        functools.partial(measure, todo.subjects, setting, names_P),
+        "interrupted; nothing was written",
+    )
+    against = others[0] if others else saved and saved.evaluation
+    results, seed = evaluation.results, setting.config.seed
     solved = config.metric if config.metric in results.metrics else results.solved_metric
-    estimates = estimates_of(results, setting.seed, solved)
-    comparisons = _comparisons(evaluation, against, setting.seed)
+    estimates = estimates_of(results, seed, solved)
+    comparisons = [] if against is None else compared(results, against.results, seed)
     if output is not None:
         text = to_json(setting, evaluation, estimates, against, comparisons)
         replace_file(output, [text.encode()])
@@ -78,25 +81,6 @@ def _checked_output(config: EvaluateConfig) -> Path | None:
     return new_output(config.output, config.log_path)
 
 
-def new_output(name: str, log_path: str) -> Path:
-    """Where to write what a run is measured to be.
-
-    Raises:
-        ConfigError: It is there already, its parent is not, or it is in the run directory.
-    """
-    output = Path(name)
-    if output.exists() or output.is_symlink():
-        raise ConfigError(f"output {name!r} is there already; give another one")
-    if not output.parent.is_dir():
-        raise ConfigError(f"output {name!r}: there is no directory {str(output.parent)!r}")
-    if log_path and Path(log_path).resolve() in output.resolve().parents:
-        raise ConfigError(
-            f"output {name!r} is in the run directory, which is only read; give a place outside of "
-            "it"
-        )
-    return output
-
-
 def _check_model(config: EvaluateConfig, subject: Subject) -> None:
     """Fetch a model, or say that there is none, before another is measured for an hour."""
     try:
@@ -110,22 +94,6 @@ def _check_model(config: EvaluateConfig, subject: Subject) -> None:
         raise
 
 
-def _measured(todo: Asked) -> list[Evaluation]:
-    found: list[Evaluation] = []
-
-    async def main() -> None:
-        names_P = todo.saved.evaluation.results.names_P if todo.saved is not None else None
-        found.extend(await measure(todo.subjects, todo.setting, names_P))
-
-    try:
-        interrupted = run_until_signal(main)
-    except KeyboardInterrupt:
-        interrupted = True
-    if interrupted:
-        raise KeyboardInterrupt("interrupted; nothing was written")
-    return found
-
-
 def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
     results = evaluation.results
     metric = config.metric or results.solved_metric or REWARD
@@ -133,36 +101,22 @@ def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
     return metric if metric in results.metrics else REWARD
 
 
-def _comparisons(
-    evaluation: Evaluation, against: Evaluation | None, seed: int
-) -> Sequence[Comparison]:
-    """Of every metric that both have."""
-    if against is None:
-        return []
-    first, second = evaluation.results, against.results
-    both = [metric for metric in first.metrics if metric in second.metrics]
-    return [compare(first, second, metric, seed) for metric in both]
-
-
 def _dataset_notes(name: str, todo: Asked) -> list[str]:
     """What is to be known of an earlier evaluation whose dataset had other options."""
     if todo.saved is None:
         return []
     then = json.dumps(todo.saved.settings.get("dataset"))
-    found = differences(then, config_to_json(todo.setting.dataset), ())
+    found = differences(then, config_to_json(todo.setting.config.dataset), ())
     return [f"{name}: other options of the dataset: {'; '.join(found)}"] if found else []
 
 
 def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     """Evaluate, and print the table."""
-    if isinstance(sys.stdout, TextIOWrapper):  # A tag may have letters that a terminal has not.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    print(evaluated(config, fields))
+    print_text(evaluated(config, fields))
 
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(EvaluateConfig, whole_names(sys.argv[1:]))
     short = "\n  ".join(f"{name}: {option}" for name, option in SHORT.items())
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here: "
@@ -170,4 +124,4 @@ def cli() -> None:
         "and of a model "
         f"search_space.*\nShort:\n  {short}"
     )
-    run_cli(functools.partial(main, fields=fields), EvaluateConfig, own, more_help)
+    run_with_fields(main, EvaluateConfig, more_help, whole_names(sys.argv[1:]))

@@ -16,14 +16,13 @@ from es_cookbook.common.errors import ConfigError, ESCookbookError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine, EngineBuilder
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.population.config import RunConfig, closing
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.problem_dataset import EpochDataset, check_problem
 from es_cookbook.rl.data.trained_on import TrainedOn
-from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder, SamplingParams
+from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
@@ -37,8 +36,7 @@ class Subject:
         name: the model's name or the run directory, as it was given.
         run: None for a model.
         generations: at which it is evaluated; (0,) for a model.
-        trained_in: the run directory that tells what it was trained on; None if nothing does.
-        dataset: what it was trained on if that is not recorded there.
+        trained: by which run: its directory and data set; None where nothing tells.
     """
 
     name: str
@@ -47,8 +45,7 @@ class Subject:
     search_space: SearchSpaceBuilder
     run: RecordedRun | None = None
     generations: Sequence[int] = (0,)
-    trained_in: Path | None = None
-    dataset: RLDatasetBuilder | None = None
+    trained: tuple[Path, RLDatasetBuilder] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,18 +54,22 @@ class Setting:
 
     Attributes:
         problems: the recipe or file that they are of; empty for a run's own.
-        sampling: with the temperature of the evaluation.
+        config: has the problems, and says how they are attempted: as its run evaluates.
     """
 
     problems: str
-    dataset: RLDatasetBuilder
-    sampling: SamplingParams
+    config: RunConfig
     split: Split
-    attempts: int
-    seed: int
-    rollout_timeout: float
-    turn_timeout: float | None
-    max_failed_fraction: float
+
+    @property
+    def attempts(self) -> int:
+        """At each problem."""
+        return self.config.eval_attempts
+
+    @property
+    def temperature(self) -> float:
+        """Of the attempts; 0 is greedy."""
+        return self.config.eval_temperature
 
     @property
     def comparable(self) -> Mapping[str, object]:
@@ -76,11 +77,11 @@ class Setting:
         found: dict[str, object] = {
             "split": self.split,
             "attempts": self.attempts,
-            "temperature": self.sampling.temperature,
-            "sampling.max_tokens": self.sampling.max_tokens,
+            "temperature": self.temperature,
+            "sampling.max_tokens": self.config.sampling.max_tokens,
         }
-        if self.sampling.temperature > 0:
-            found |= {"sampling.top_p": self.sampling.top_p, "seed": self.seed}
+        if self.temperature > 0:
+            found |= {"sampling.top_p": self.config.sampling.top_p, "seed": self.config.seed}
         return found
 
 
@@ -125,7 +126,6 @@ async def measure(
     """
     found: list[Evaluation] = []
     for subject in subjects:
-        say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
         async with opened(subject) as (engine, rebuilt):
             problems_P = await problems_of(setting, engine)
             here_P = problem_names(problems_P)
@@ -141,20 +141,16 @@ async def measure(
 @asynccontextmanager
 async def opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
     """Inside, an engine with the model; for a run, what goes to its generations, too."""
-    rebuilt = None
+    say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
     if subject.run is not None:
         rebuilt = await rebuild(subject.run, subject.engine)
-        engine = rebuilt.engine
-    else:
-        model_name, search_space = subject.model_name, subject.search_space
-        engine = await subject.engine(model_name=model_name, search_space=search_space)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.callback(end_idle_workers)
+        async with closing(rebuilt.engine) as engine:
             yield engine, rebuilt
-    finally:
-        with anyio.CancelScope(shield=True):
-            await engine.close()
+        return
+    model_name, search_space = subject.model_name, subject.search_space
+    built = await subject.engine(model_name=model_name, search_space=search_space)
+    async with closing(built) as engine:
+        yield engine, None
 
 
 async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilder]:
@@ -164,7 +160,7 @@ async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuil
         ConfigError: There are none.
         DataError: A prompt is as long as the context.
     """
-    datasets = await setting.dataset(engine.tokenizer)
+    datasets = await setting.config.dataset(engine.tokenizer)
     problems_P = datasets.test_P
     if setting.split == "train":
         if not isinstance(datasets.train, EpochDataset):
@@ -185,18 +181,6 @@ async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuil
     return problems_P
 
 
-def sampler_of(setting: Setting, engine: Engine, seed: int | None = None) -> PopulationSampler:
-    """Makes attempts as the setting says, with sampling seeds of its seed or another one."""
-    return PopulationSampler(
-        engine,
-        sampling=setting.sampling,
-        rollout_timeout=setting.rollout_timeout,
-        turn_timeout=setting.turn_timeout,
-        max_failed_fraction=setting.max_failed_fraction,
-        run_seed=setting.seed if seed is None else seed,
-    )
-
-
 async def _evaluation(
     subject: Subject,
     generation: int,
@@ -206,9 +190,8 @@ async def _evaluation(
 ) -> Evaluation:
     after = f" after {plural(generation, 'generation')}" if subject.run is not None else ""
     say(f"evaluating {subject.name}{after} on {plural(len(problems_P), 'problem')}")
-    sampler = sampler_of(setting, engine)
-    temperature = setting.sampling.temperature
-    groups_P = await attempt(sampler, problems_P, setting.attempts, temperature)
+    how = setting.attempts, setting.temperature
+    groups_P = await attempt(setting.config.sampler(engine), problems_P, *how)
     return Evaluation(
         name=subject.name,
         generation=None if subject.run is None else generation,
@@ -223,16 +206,15 @@ async def trained_on(
     subject: Subject, generation: int, engine: Engine, problems_P: Sequence[EnvGroupBuilder]
 ) -> int | None:
     """How many of the problems a run may have trained on by this generation; None if unknown."""
-    run, known = subject.run, None
-    if run is not None and generation == 0:
-        return 0
-    if subject.trained_in is not None:
-        known = read_trained_on(subject.trained_in)
-    fork = run.header.fork if run is not None and run.header is not None else None
-    if known is None and subject.dataset is not None and (fork is None or not fork.generation):
+    if subject.trained is None or (subject.run is not None and generation == 0):
+        return None if subject.trained is None else 0
+    log_path, dataset = subject.trained
+    known = read_trained_on(log_path)
+    fork = subject.run and subject.run.header and subject.run.header.fork
+    if known is None and not (fork and fork.generation):
         with contextlib.suppress(ESCookbookError):  # Its rows need not be here any more.
-            datasets = await subject.dataset(engine.tokenizer)
-            known = TrainedOn.of(problem.digests for problem in datasets.train.training_problems)
+            train = (await dataset(engine.tokenizer)).train
+            known = TrainedOn.of(problem.digests for problem in train.training_problems)
     return known and known.overlap(problem.digests for problem in problems_P)
 
 

@@ -4,6 +4,7 @@ What is not asked for is as the run or the recipe has it, so that a run is measu
 itself.
 """
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -16,12 +17,13 @@ from es_cookbook.baselines.checkpoints import latest_checkpoint, recorded_gradie
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.commands.evaluate.measuring import Setting, Subject
 from es_cookbook.commands.evaluate.saved import Saved, read
+from es_cookbook.commands.options import RunOrModel
 from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
 from es_cookbook.commands.train import TrainConfig
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import UNNAMED, built, changed
+from es_cookbook.common.cli import built, changed
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, did_you_mean
-from es_cookbook.engines.base import ModelEngineBuilder
+from es_cookbook.engines.base import EngineBuilder, ModelEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.runs.directory import CONFIG, check_is_run
@@ -40,32 +42,14 @@ _BASE = "base"
 
 
 @chz.chz
-class EvaluateConfig:
-    """Measure a run's centre or a model on held-out problems, alone or against another."""
+class OnProblems(RunOrModel):
+    """Who answers which problems, and how."""
 
-    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
-    generation: int | None = chz.field(
-        default=None, doc="the centre after so many generations; 0 is the base, None the latest"
-    )
-    model_name: str | None = chz.field(
-        default=None,
-        doc="a model in place of a run: directory or Hub name; with log_path where the run's base "
-        "is now",
-    )
     recipe: str = chz.field(
         default="", doc="a recipe whose problems are attempted; the run's own if empty"
     )
     split: Split = chz.field(
         default="test", doc="test: the held-out problems; train: those that are trained on"
-    )
-    against: str = chz.field(
-        default="",
-        doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION, a model, or the "
-        ".json file of an earlier evaluation",
-    )
-    attempts: int | None = chz.field(
-        default=None,
-        doc="at each problem, several also measure pass@k; the run's own eval_attempts if None",
     )
     temperature: float | None = chz.field(
         default=None, doc="0 is greedy; the run's own eval_temperature if None"
@@ -76,20 +60,28 @@ class EvaluateConfig:
         doc="shown by tag, compared in words, counted by pass@k; if empty correct or solved, "
         "whichever is reported, else reward",
     )
+
+    @chz.validate
+    def _seed(self) -> None:
+        check_range(self, "seed", at_least=0)
+
+
+@chz.chz
+class EvaluateConfig(OnProblems):
+    """Measure a run's centre or a model on held-out problems, alone or against another."""
+
+    against: str = chz.field(
+        default="",
+        doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION, a model, or the "
+        ".json file of an earlier evaluation",
+    )
+    attempts: int | None = chz.field(
+        default=None,
+        doc="at each problem, several also measure pass@k; the run's own eval_attempts if None",
+    )
     output: str = chz.field(
         default="", doc=".json file to write, with every problem; none if empty"
     )
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
-    )
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "generation", "seed", at_least=0)
-        if self.generation is not None and not self.log_path:
-            raise ConfigError(
-                f"generation={self.generation} is of a run: give log_path=RUN, or leave it out"
-            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,7 +93,7 @@ class Asked:
     saved: Saved | None
 
 
-def asked(config: EvaluateConfig, fields: Mapping[str, str]) -> Asked:
+def asked(config: OnProblems, fields: Mapping[str, str]) -> Asked:
     """Find out who is measured on what; `fields` are options of a run, as a user types them.
 
     Only inside `run_cli`.
@@ -110,20 +102,23 @@ def asked(config: EvaluateConfig, fields: Mapping[str, str]) -> Asked:
         ESCookbookError: They are not there, or cannot be measured like that.
     """
     _check_fields(fields, of_model=not config.log_path)
-    log_path = Path(config.log_path)
-    gradients = recorded_gradients(log_path, config.trust, fields) if config.log_path else None
-    run = None if gradients else _run(config, fields)
-    task = _task(config, run or gradients, fields)
-    setting = _setting(config, task, fields)
-    if gradients is not None:
-        first = _of_gradients(config.log_path, gradients, config.generation, fields)
-    elif run is None:
+    if not config.log_path:
+        task = _task(config, None, fields)
         first = Subject(task.model_name, task.model_name, task.engine, task.search_space)
+    elif gradients := recorded_gradients(Path(config.log_path), config.trust, fields):
+        task = _task(config, gradients, fields)
+        first = _of_gradients(config.log_path, gradients, config.generation, fields)
     else:
+        run = _run(config, fields)
+        task = _task(config, run.config, fields, run.model_name)
         first = _of_run(config.log_path, run, config.generation, fields)
-    subjects, saved = _against(config, first, fields)
-    if saved is not None:
+    setting = _setting(config, task, fields)
+    subjects, saved = [first], None
+    if isinstance(config, EvaluateConfig) and config.against.endswith(".json"):
+        saved = read(Path(config.against))
         _check_saved(config.against, saved, setting)
+    elif isinstance(config, EvaluateConfig) and config.against:
+        subjects = _against(config, first, fields)
     return Asked(setting, subjects, saved)
 
 
@@ -144,9 +139,7 @@ def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
         raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
 
 
-def _run(config: EvaluateConfig, fields: Mapping[str, str]) -> RecordedRun | None:
-    if not config.log_path:
-        return None
+def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
     try:
         return RecordedRun(Path(config.log_path), config.model_name, config.trust, fields)
     except RunDirectoryError as error:
@@ -157,11 +150,14 @@ def _run(config: EvaluateConfig, fields: Mapping[str, str]) -> RecordedRun | Non
 
 
 def _task(
-    config: EvaluateConfig, run: RecordedRun | GradientConfig | None, fields: Mapping[str, str]
+    config: OnProblems,
+    run: train.Config | GradientConfig | None,
+    fields: Mapping[str, str],
+    model_name: str | None = None,
 ) -> train.Config | GradientConfig:
     """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
     if run is not None and not config.recipe:
-        return changed(run.config if isinstance(run, RecordedRun) else run, fields)
+        return changed(run, fields)
     if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
         raise ConfigError(
             f"recipe=... says which problems are attempted ({', '.join(recipe_names())}); or give "
@@ -172,29 +168,23 @@ def _task(
     given = dict(fields)
     if run is not None:  # On its own engine, whose options need not be the recipe's.
         given = {path: text for path, text in fields.items() if _first(path) != "engine"}
-    if model_name := config.model_name if run is None else run.model_name:
+        model_name = model_name or run.model_name
+    if model_name := model_name or config.model_name:
         given["model_name"] = model_name
     return built(config_class, given)
 
 
 def _setting(
-    config: EvaluateConfig, task: train.Config | GradientConfig, fields: Mapping[str, str]
+    config: OnProblems, task: train.Config | GradientConfig, fields: Mapping[str, str]
 ) -> Setting:
+    attempts = config.attempts if isinstance(config, EvaluateConfig) else 1
+    attempts = task.eval_attempts if attempts is None else attempts
     temperature = task.eval_temperature if config.temperature is None else config.temperature
-    attempts = task.eval_attempts if config.attempts is None else config.attempts
     check_evaluation(attempts, temperature, prefix="")
+    seed = task.seed if config.seed is None else config.seed
+    how = {"eval_attempts": attempts, "eval_temperature": temperature, "seed": seed}
     given = "" if config.log_path else fields.get("dataset.source", task.dataset.label)
-    return Setting(
-        problems=config.recipe or given,
-        dataset=task.dataset,
-        sampling=chz.replace(task.sampling, temperature=temperature),
-        split=config.split,
-        attempts=attempts,
-        seed=task.seed if config.seed is None else config.seed,
-        rollout_timeout=task.rollout_timeout,
-        turn_timeout=task.turn_timeout,
-        max_failed_fraction=task.max_failed_fraction,
-    )
+    return Setting(config.recipe or given, chz.replace(task, **how), config.split)
 
 
 def _of_run(
@@ -202,49 +192,41 @@ def _of_run(
 ) -> Subject:
     generation = len(run.records) if generation is None else generation
     run.check_generation(generation)
-    own = {path: text for path, text in fields.items() if _first(path) == "engine"}
-    engine = changed(run.config, own).engine
-    space, recorded = run.config.search_space, (Path(name), run.config.dataset)
-    return Subject(name, run.model_name, engine, space, run, (generation,), *recorded)
+    engine, trained = _engine(run.config, fields), (Path(name), run.config.dataset)
+    space = run.config.search_space
+    return Subject(name, run.model_name, engine, space, run, (generation,), trained)
 
 
 def _of_gradients(
     name: str, run: GradientConfig, generation: int | None, fields: Mapping[str, str]
 ) -> Subject:
     """A run of gradients: its last checkpoint, or its base as generation 0."""
-    own = {path: text for path, text in fields.items() if _first(path) == "engine"}
-    engine, model_name = changed(run, own).engine, run.model_name
-    if generation != 0:
-        checkpoint = latest_checkpoint(Path(name))
-        if checkpoint is None or generation not in (None, checkpoint.generation):
-            there = f" and {checkpoint.generation}" if checkpoint else ""
-            raise ConfigError(
-                f"generation {generation} of {name} is not there: a run of gradients keeps its "
-                f"last checkpoint alone, so 0 (the base){there} can be evaluated"
-            )
-        generation, model_name = checkpoint.generation, str(checkpoint.model)
-        if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
-            engine = chz.replace(engine, dtype=checkpoint.dtype)
+    engine, space, trained = _engine(run, fields), run.search_space, (Path(name), run.dataset)
     if generation == 0:
-        return Subject(f"{name} before its first generation", model_name, engine, run.search_space)
-    recorded = Path(name), run.dataset
-    return Subject(name, model_name, engine, run.search_space, None, (0,), *recorded)
+        return Subject(f"{name} before its first generation", run.model_name, engine, space)
+    checkpoint = latest_checkpoint(Path(name))
+    if checkpoint is None or generation not in (None, checkpoint.generation):
+        there = f" and {checkpoint.generation}" if checkpoint else ""
+        raise ConfigError(
+            f"generation {generation} of {name} is not there: a run of gradients keeps its "
+            f"last checkpoint alone, so 0 (the base){there} can be evaluated"
+        )
+    if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
+        engine = chz.replace(engine, dtype=checkpoint.dtype)
+    return Subject(name, str(checkpoint.model), engine, space, trained=trained)
 
 
-def _against(
-    config: EvaluateConfig, first: Subject, fields: Mapping[str, str]
-) -> tuple[list[Subject], Saved | None]:
-    """Everybody that is to be measured, the first one first, or what was measured earlier."""
+def _engine(run: train.Config | GradientConfig, fields: Mapping[str, str]) -> EngineBuilder:
+    return changed(run, {k: text for k, text in fields.items() if _first(k) == "engine"}).engine
+
+
+def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
+    """Everybody that is to be measured, the first one first."""
     against = "@0" if config.against == _BASE else config.against
-    if not against:
-        return [first], None
-    if against.endswith(".json"):
-        return [first], read(Path(against))
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
     if gradients := recorded_gradients(Path(name or config.log_path), config.trust, fields):
-        other = _of_gradients(name or config.log_path, gradients, generation, fields)
-        return [first, other], None
+        return [first, _of_gradients(name or config.log_path, gradients, generation, fields)]
     if name in ("", config.log_path):
         if first.run is None:
             raise ConfigError(
@@ -256,21 +238,19 @@ def _against(
             raise ConfigError(
                 f"against={config.against} is what is evaluated itself; give another one"
             )
-        both = (*first.generations, *other.generations)
-        return [dataclasses.replace(first, generations=both)], None
+        return [dataclasses.replace(first, generations=(*first.generations, *other.generations))]
     if generation is None and not _is_run(Path(name)):
         space = LowRank() if first.run is not None else first.search_space
-        return [first, Subject(name, name, first.engine, space)], None
+        return [first, Subject(name, name, first.engine, space)]
     run = RecordedRun(Path(name), trust=config.trust, typed=fields)
-    return [first, _of_run(name, run, generation, fields)], None
+    return [first, _of_run(name, run, generation, fields)]
 
 
 def _is_run(path: Path) -> bool:
-    try:
+    with contextlib.suppress(RunDirectoryError):
         check_is_run(path)
-    except RunDirectoryError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _check_saved(name: str, saved: Saved, setting: Setting) -> None:

@@ -1,13 +1,15 @@
 """Evaluations as a table of 80 columns, with what must be known to read its intervals."""
 
 import math
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting
 from es_cookbook.common.terminal import plural, printable
 from es_cookbook.population.evaluate import ks_of
-from es_cookbook.population.results import Comparison, Estimate, Results
+from es_cookbook.population.results import Comparison, Estimate, Results, compare
 from es_cookbook.population.statistics import FEW
 from es_cookbook.rl.objectives import REWARD
 
@@ -27,6 +29,19 @@ def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, d
     for tag in results.tags:
         found[tag] = {metric: results.estimate(metric, seed, tag) for metric in results.metrics}
     return found
+
+
+def compared(first: Results, second: Results, seed: int) -> list[Comparison]:
+    """Every metric that both have."""
+    both = [metric for metric in first.metrics if metric in second.metrics]
+    return [compare(first, second, metric, seed) for metric in both]
+
+
+def print_text(text: str) -> None:
+    """Print what a model or its tags may be part of, which a terminal may have no letters for."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(text)
 
 
 def report(
@@ -62,12 +77,12 @@ def heading(setting: Setting, evaluation: Evaluation) -> str:
     """Who was measured, on what and how."""
     count = len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
-    temperature = setting.sampling.temperature
+    temperature = setting.temperature
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     said = (
         f"{plural(count, which)}{f' of {setting.problems}' if setting.problems else ''}, "
         f"{plural(setting.attempts, 'attempt')} at each, {how}, at most "
-        f"{plural(setting.sampling.max_tokens, 'token')}, seed {setting.seed}"
+        f"{plural(setting.config.sampling.max_tokens, 'token')}, seed {setting.config.seed}"
     )
     return "\n".join([evaluation.title, _wrapped(said), *_not_held_out(setting, evaluation)])
 

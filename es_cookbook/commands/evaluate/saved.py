@@ -48,6 +48,7 @@ def to_json(
 
     `estimates` are by tag, `all` for all problems, and metric.
     """
+    config = setting.config
     plain = {
         "format": FORMAT,
         **_described(evaluation),
@@ -55,13 +56,13 @@ def to_json(
             "problems": setting.problems or "the run's own",
             "split": setting.split,
             "attempts": setting.attempts,
-            "temperature": setting.sampling.temperature,
-            "sampling.max_tokens": setting.sampling.max_tokens,
-            "sampling.top_p": setting.sampling.top_p,
-            "seed": setting.seed,
-            "rollout_timeout": setting.rollout_timeout,
-            "turn_timeout": setting.turn_timeout,
-            "dataset": json.loads(config_to_json(setting.dataset)),
+            "temperature": setting.temperature,
+            "sampling.max_tokens": config.sampling.max_tokens,
+            "sampling.top_p": config.sampling.top_p,
+            "seed": config.seed,
+            "rollout_timeout": config.rollout_timeout,
+            "turn_timeout": config.turn_timeout,
+            "dataset": json.loads(config_to_json(config.dataset)),
         },
         "estimates": {
             tag: {metric: dataclasses.asdict(found) for metric, found in of_tag.items()}

@@ -34,7 +34,7 @@ from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.tracking.result import Result, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.train.program import path_for, run_and_tell
-from es_cookbook.train.stopping.signals import run_until_signal
+from es_cookbook.train.stopping.signals import result_until_signal
 
 _Config = TypeVar("_Config", bound=GradientConfig)
 _HELP = (
@@ -132,15 +132,11 @@ def run(train: Callable[[_Config], Awaitable[None]], config: _Config) -> Result:
     Raises:
         KeyboardInterrupt: It was stopped; says how to go on.
     """
-    try:
-        interrupted = run_until_signal(functools.partial(train, config))
-    except KeyboardInterrupt:
-        interrupted = True
-    if interrupted:
-        raise KeyboardInterrupt(
-            "interrupted; to go on from the last checkpoint, run the same command with "
-            f"log_path={config.log_path} behavior_if_log_dir_exists=resume"
-        )
+    result_until_signal(
+        functools.partial(train, config),
+        "interrupted; to go on from the last checkpoint, run the same command with "
+        f"log_path={config.log_path} behavior_if_log_dir_exists=resume",
+    )
     return result_of(Path(config.log_path))
 
 

@@ -7,14 +7,13 @@
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Literal
 
 import chz
 
+from es_cookbook.commands.options import new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural, say, show_bytes
 
 
@@ -52,9 +51,7 @@ def main(config: QuantiseConfig) -> None:
         ConfigError: The output is there already, a package is missing, or nothing can be quantised.
         ModelError: The model cannot be read, or is quantised already.
     """
-    output = Path(config.output)
-    if output.exists() or output.is_symlink():
-        raise ConfigError(f"output {str(output)!r} is there already; give another one")
+    output = new_output(config.output)
     say(f"rounding {config.model_name} to {config.bits} bits")
     # torch, which the options do without.
     from es_cookbook.checkpoints.compression import LENGTH, TEXTS, Rounding, write_rounded

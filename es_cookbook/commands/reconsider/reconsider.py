@@ -11,54 +11,56 @@ of the first: by the entropy of its distribution over all tokens, at each token 
 
 `output=` is a new directory with `rollouts.jsonl` (both answers, grades and entropies of every
 problem), and a plot as PNG and SVG. A run is only read, and may be going on.
+
+Problems are put into buckets by quantiles of the entropies, so that each has about as many. Answers
+of equal entropy are in one bucket: where many are quite sure of every token, that one is larger.
 """
 
+import dataclasses
 import functools
+import json
 import math
 import sys
-from collections.abc import Mapping
-from io import TextIOWrapper
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import chz
+import numpy as np
 
 from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.commands.evaluate.evaluate import new_output
-from es_cookbook.commands.evaluate.options import EvaluateConfig, asked
-from es_cookbook.commands.reconsider.report import buckets_of, mean, table, write
-from es_cookbook.commands.reconsider.study import Passes, both_passes, entropies
+from es_cookbook.commands.evaluate.measuring import Evaluation, Setting, Subject
+from es_cookbook.commands.evaluate.options import OnProblems, asked
+from es_cookbook.commands.evaluate.report import (
+    compared,
+    compared_line,
+    comparison_text,
+    heading,
+    lost_text,
+    notes_on,
+    print_text,
+)
+from es_cookbook.commands.options import new_output
+from es_cookbook.commands.reconsider.second_pass import Answer, Passes, both_passes, entropies
 from es_cookbook.commands.train import whole_names
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import UNNAMED, run_cli, split_options
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
+from es_cookbook.common.terminal import plural, printable
+from es_cookbook.population.results import Comparison, Results, compare
+from es_cookbook.population.statistics import FEW
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.report.naming import task_of_dataset
-from es_cookbook.runs.report.plots import require_matplotlib
-from es_cookbook.train.recorded import Split
-from es_cookbook.train.stopping.signals import run_until_signal
+from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
+from es_cookbook.train.stopping.signals import result_until_signal
 
 
 @chz.chz
-class ReconsiderConfig:
+class ReconsiderConfig(OnProblems):
     """Have a run's centre or a model answer held-out problems twice, then after a cue."""
 
-    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
-    generation: int | None = chz.field(
-        default=None, doc="the centre after so many generations; 0 is the base, None the latest"
-    )
-    model_name: str | None = chz.field(
-        default=None,
-        doc="a model in place of a run: directory or Hub name; with log_path where the run's base "
-        "is now",
-    )
-    recipe: str = chz.field(
-        default="", doc="a recipe whose problems are answered; the run's own if empty"
-    )
-    split: Split = chz.field(
-        default="test", doc="test: the held-out problems; train: those that are trained on"
-    )
     cue: str = chz.field(
         default=r"\n\nWait, let me reconsider.",
         doc=r"what follows the first answer; \n is a new line",
@@ -68,19 +70,12 @@ class ReconsiderConfig:
         doc="the cue is a user's turn of the chat template, or follows as text; if None a turn "
         "where the prompt ends as the template ends it",
     )
-    temperature: float = chz.field(default=0.0, doc="of both answers; 0 is greedy")
-    seed: int | None = chz.field(default=None, doc="of the sampling; the run's own if None")
-    metric: str = chz.field(
-        default="", doc="what is compared; if empty correct or solved if reported, else reward"
-    )
+    temperature: float | None = chz.field(default=0.0, doc="of both answers; 0 is greedy")
     buckets: int = chz.field(default=4, doc="quantiles of the first answers' entropies")
     by: Literal["mean", "max"] = chz.field(
         default="mean", doc="an answer's entropy is the mean or the maximum over its tokens"
     )
     output: str = chz.field(default="", doc="new directory to write to; none if empty")
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
-    )
 
     @chz.validate
     def _ranges(self) -> None:
@@ -88,79 +83,191 @@ class ReconsiderConfig:
         if not self.cue:
             raise ConfigError("cue must have at least one character")
 
-    @property
-    def evaluation(self) -> EvaluateConfig:
-        """Of the first answers."""
-        return EvaluateConfig(
-            log_path=self.log_path,
-            generation=self.generation,
-            model_name=self.model_name,
-            recipe=self.recipe,
-            split=self.split,
-            attempts=1,
-            temperature=self.temperature,
-            seed=self.seed,
-            trust=self.trust,
-        )
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bucket:
+    """Problems whose first answers had similar entropies.
+
+    Attributes:
+        entropies: of these answers, the lowest first.
+        problems: their places among all.
+        compared: the second answers against the first.
+    """
+
+    entropies: Sequence[float]
+    problems: Sequence[int]
+    compared: Comparison
 
 
-def reconsidered(config: ReconsiderConfig, fields: Mapping[str, str]) -> str:
-    """Ask twice, write the output, and return the table; only inside `run_cli`.
+def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
+    """Ask twice, write the output, and print the table.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
         KeyboardInterrupt: It was stopped.
     """
-    output = _checked_output(config)
-    todo = asked(config.evaluation, fields)
+    output = new_output(config.output, config.log_path) if config.output else None
+    if output is not None:
+        require_matplotlib()
+    todo = asked(config, fields)
     setting, (subject,) = todo.setting, todo.subjects
-    setting.dataset.check()
+    setting.config.dataset.check()
     model_directory(subject.model_name)
     cue = config.cue.replace(r"\n", "\n")
-    found: list[Passes] = []
-
-    async def ask() -> None:
-        found.append(await both_passes(subject, setting, cue, config.chat))
-
-    if run_until_signal(ask):
-        raise KeyboardInterrupt("interrupted; nothing was written")
-    (passes,) = found
+    passes = result_until_signal(
+        functools.partial(both_passes, subject, setting, cue, config.chat),
+        "interrupted; nothing was written",
+    )
     entropies_P = entropies(subject, passes.first_P, config.trust)
-    of_answer = mean if config.by == "mean" else max
+    of_answer = fmean if config.by == "mean" else max
     entropy_P = [math.nan if each is None else of_answer(each) for each in entropies_P]
     metric = config.metric or passes.first.solved_metric or REWARD
     for results in (passes.first, passes.second):
         results.values(metric)
-    buckets = buckets_of(passes, entropy_P, metric, config.buckets, setting.seed)
-    text = table(subject, setting, passes, buckets, metric=metric, cue=cue, by=config.by)
-    if output is None:
-        return text
-    with whole_directory(output) as directory:
-        task = task_of_dataset(setting.dataset)
-        write(directory, passes, entropies_P, buckets, metric, config.by, task)
-    return f"{text}\n\nwritten to {output}"
+    buckets = buckets_of(passes, entropy_P, metric, config.buckets, setting.config.seed)
+    text = table(subject, setting, passes, metric, cue)
+    if buckets:
+        title = f"{metric}, by {config.by} entropy of the first answer's tokens, in nats (problems)"
+        text += "\n\n" + "\n".join([f"{title}:", *_bucket_lines(buckets)])
+    if output is not None:
+        with whole_directory(output) as directory:
+            write(directory, passes, entropies_P, buckets)
+            title = f"{task_of_dataset(setting.config.dataset)}, {metric}"
+            _draw(directory / "entropy.png", buckets, title, config.by)
+        text += f"\n\nwritten to {output}"
+    print_text(text)
 
 
-def _checked_output(config: ReconsiderConfig) -> Path | None:
-    """Where the files go; refused now rather than when everything has been measured."""
-    if not config.output:
-        return None
-    require_matplotlib()
-    return new_output(config.output, config.log_path)
+def quantile_buckets(values: Sequence[float], count: int) -> list[list[int]]:
+    """Places of values, the lowest first, in at most `count` buckets; NaN is in none.
+
+    >>> quantile_buckets([0.1, 0.4, 0.2, 0.3], 2)
+    [[0, 2], [1, 3]]
+    >>> quantile_buckets([0.0, 5.0, 0.0, 0.0], 2)
+    [[0, 2, 3], [1]]
+    """
+    present = [value for value in values if not math.isnan(value)]
+    if not present:
+        return []
+    edges = np.quantile(present, np.linspace(0, 1, count + 1)[1:-1], method="inverted_cdf")
+    buckets = np.digitize(values, edges, right=True).tolist()
+    found = [
+        [i for i, at in enumerate(buckets) if at == bucket and not math.isnan(values[i])]
+        for bucket in range(count)
+    ]
+    return [bucket for bucket in found if bucket]
 
 
-def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
-    """Ask twice, and print the table."""
-    if isinstance(sys.stdout, TextIOWrapper):  # An answer may have letters that a terminal has not.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    print(reconsidered(config, fields))
+def buckets_of(
+    passes: Passes, entropy_P: Sequence[float], metric: str, count: int, seed: int
+) -> list[Bucket]:
+    """The comparison of both passes, bucket by bucket, over problems that have both answers."""
+    answers_P = zip(passes.first_P, passes.second_P, strict=True)
+    both_P = [
+        math.nan if None in answers else entropy
+        for answers, entropy in zip(answers_P, entropy_P, strict=True)
+    ]
+    found: list[Bucket] = []
+    for problems in quantile_buckets(both_P, count):
+        first, second = (each.of(problems) for each in (passes.first, passes.second))
+        entropies = sorted(both_P[p] for p in problems)
+        found.append(Bucket(entropies, problems, compare(second, first, metric, seed)))
+    return found
+
+
+def table(subject: Subject, setting: Setting, passes: Passes, metric: str, cue: str) -> str:
+    """Both passes as text of 80 columns."""
+    generation = None if subject.run is None else subject.generations[0]
+    evaluation = Evaluation(subject.name, generation, {}, {}, passes.first, passes.trained_on)
+    both = compared(passes.second, passes.first, setting.config.seed)
+    columns = ("second", "first")
+    parts = [
+        heading(setting, evaluation),
+        comparison_text(f"After the cue {cue!r}:", both, metric, 1, columns),
+    ]
+    num_problems = len(passes.first.names_P)
+    for which, results in (("first", passes.first), ("second", passes.second)):
+        if results.lost:
+            parts.append(f"{which} answers {lost_text(results.lost, num_problems)}")
+    estimates = {metric: passes.first.estimate(metric, setting.config.seed)}
+    if notes := notes_on(estimates, both):
+        parts.append("\n".join(notes))
+    return printable("\n\n".join(parts))
+
+
+def _bucket_lines(buckets: Sequence[Bucket]) -> list[str]:
+    lines: list[str] = []
+    for each in buckets:
+        label = f"{each.entropies[0]:.2g}..{each.entropies[-1]:.2g} ({len(each.problems)})"
+        lines.append(compared_line(dataclasses.replace(each.compared, metric=label)))
+    if few := sum(len(bucket.problems) < FEW for bucket in buckets):
+        lines.append(f"{plural(few, 'bucket')} of fewer than {FEW} problems: too sure.")
+    return lines
+
+
+def write(
+    directory: Path,
+    passes: Passes,
+    entropies_P: Sequence[Sequence[float] | None],
+    buckets: Sequence[Bucket],
+) -> None:
+    """Write `rollouts.jsonl` to a directory."""
+    bucket_of = {p: b for b, bucket in enumerate(buckets) for p in bucket.problems}
+    with (directory / "rollouts.jsonl").open("w", encoding="utf-8") as file:
+        for p, (name, entropies) in enumerate(zip(passes.first.names_P, entropies_P, strict=True)):
+            plain = {
+                "problem": name,
+                "tags": list(passes.first.tags_P[p]),
+                "first": _described(passes.first, passes.first_P[p], p),
+                "second": _described(passes.second, passes.second_P[p], p),
+                "entropies": entropies and list(entropies),
+                "mean_entropy": entropies and fmean(entropies),
+                "max_entropy": entropies and max(entropies),
+                "bucket": bucket_of.get(p),
+            }
+            file.write(json.dumps(plain, allow_nan=False) + "\n")
+
+
+def _described(results: Results, answer: Answer | None, p: int) -> dict[str, object]:
+    """An answer and its grade; of a lost one, why it was lost."""
+    if answer is None:
+        return {"lost": " ".join(results.lost_P[p])}
+    return {
+        "prompt": answer.prompt,
+        "text": answer.text,
+        "prompt_tokens": list(answer.prompt_T),
+        "tokens": list(answer.tokens_T),
+        "reward": _number(results.outcomes.rewards_P_G_K[p, 0, 0]),
+        "metrics": {name: _number(v[p, 0, 0]) for name, v in results.outcomes.metrics.items()},
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _draw(path: Path, buckets: Sequence[Bucket], title: str, by: str) -> None:
+    if not buckets:
+        return
+    in_percent = all(bucket.compared.is_share for bucket in buckets)
+    scale, metric = 100 if in_percent else 1, title.rpartition(", ")[2]
+    x_M = [float(np.median(bucket.entropies)) for bucket in buckets]
+    draw(
+        path,
+        {
+            "first answer": Line(x_M, [[scale * each.compared.second for each in buckets]]),
+            "second answer": Line(x_M, [[scale * each.compared.first for each in buckets]]),
+        },
+        title=f"{title} by entropy of the first answer",
+        x_label=f"{by} entropy of its tokens, nats (median of a bucket)",
+        y_label=f"{metric}, %" if in_percent else metric,
+    )
 
 
 def cli() -> None:
     """The console entry point."""
-    own, fields = split_options(ReconsiderConfig, whole_names(sys.argv[1:]))
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here are those "
         "of evaluate:\ndataset.*, sampling.*, engine.*, data=, prompt=, reward=, ..."
     )
-    run_cli(functools.partial(main, fields=fields), ReconsiderConfig, own, more_help)
+    run_with_fields(main, ReconsiderConfig, more_help, whole_names(sys.argv[1:]))

@@ -29,13 +29,14 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import anyio
 
 from es_cookbook.rl.timeouts import Watchdog
 from es_cookbook.train.stopping import ending
 
+_Result = TypeVar("_Result")
 INTERRUPTED = 130
 """The exit code."""
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -65,6 +66,26 @@ def run_until_signal(main: Callable[[], Awaitable[None]]) -> bool:
         context = contextvars.copy_context()  # The cell's: what is printed is shown below it.
         with ThreadPoolExecutor(1, "run") as thread:
             return thread.submit(context.run, _run, main, stops.append).result()
+
+
+def result_until_signal(main: Callable[[], Awaitable[_Result]], interrupted: str) -> _Result:
+    """The same for what `main` returns.
+
+    Raises:
+        KeyboardInterrupt: A signal came; says `interrupted`.
+    """
+    found: list[_Result] = []
+
+    async def keep() -> None:
+        found.append(await main())
+
+    try:
+        stopped = run_until_signal(keep)
+    except KeyboardInterrupt:
+        stopped = True
+    if stopped:
+        raise KeyboardInterrupt(interrupted)
+    return found[0]
 
 
 def _is_loop_running() -> bool:

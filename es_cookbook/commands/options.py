@@ -1,0 +1,91 @@
+"""Options by which commands name a run, a generation of it, or a model; and where they write."""
+
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import UNNAMED
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
+
+
+@chz.chz
+class Recorded:
+    """A run, by its directory."""
+
+    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
+
+
+@chz.chz
+class RecordedAt(Recorded):
+    """A run at one of its generations; it is only read."""
+
+    generation: int | None = chz.field(
+        default=None, doc="the centre after so many generations; 0 is the base, None the latest"
+    )
+    model_name: str | None = chz.field(
+        default=None, doc="where the run's base model is now; where the run had it if None"
+    )
+
+    @chz.validate
+    def _generation(self) -> None:
+        check_range(self, "generation", at_least=0)
+
+
+@chz.chz
+class RunOrModel(RecordedAt):
+    """A run at one of its generations, or a model."""
+
+    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
+    model_name: str | None = chz.field(
+        default=None,
+        doc="a model in place of a run: directory or Hub name; with log_path where the run's base "
+        "is now",
+    )
+
+    @chz.validate
+    def _of_a_run(self) -> None:
+        if self.generation is not None and not self.log_path:
+            raise ConfigError(
+                f"generation={self.generation} is of a run: give log_path=RUN, or leave it out"
+            )
+
+
+@chz.chz
+class Answering:
+    """Who of a run answers, and where it runs; beside `RecordedAt`."""
+
+    genome: int | Literal["centre", "base"] = chz.field(
+        default="centre", doc="who answers: centre, base, or the number of a genome"
+    )
+    engine: EngineBuilder | None = chz.field(
+        meta_factory=Names(ENGINE_NAMES, default=None),
+        default=None,
+        doc="where it runs; the run's own engine if None, torch for a model",
+    )
+
+
+def new_output(name: str, log_path: str = "") -> Path:
+    """Where a command writes, which must not be there yet, nor in the run that it reads.
+
+    Raises:
+        ConfigError: It is there already, its parent is not, or it is in the run directory.
+    """
+    output = Path(name)
+    if output.exists() or output.is_symlink():
+        raise ConfigError(f"output {name!r} is there already; give another one")
+    if log_path:
+        if not output.parent.is_dir():
+            raise ConfigError(f"output {name!r}: there is no directory {str(output.parent)!r}")
+        if Path(log_path).resolve() in output.resolve().parents:
+            raise ConfigError(
+                f"output {name!r} is in the run directory, which is only read; give a place "
+                "outside of it"
+            )
+    return output
