@@ -5,22 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting
-from es_cookbook.commands.evaluate.report import estimates_of, report
-from es_cookbook.population.results import Results, compare
+from es_cookbook.commands.evaluate.report import compared, estimates_of, report
+from es_cookbook.population.results import Results
 from es_cookbook.rl.objectives import Outcomes
 from es_cookbook.rl.types import SamplingParams
-from tests.fakes import SmallDatasetBuilder
+from tests.tiny_run import TinyConfig
 
 SETTING = Setting(
-    problems="countdown",
-    dataset=SmallDatasetBuilder(),
-    sampling=SamplingParams(max_tokens=1, temperature=0.5),
-    split="test",
-    attempts=1,
-    seed=3,
-    rollout_timeout=1.0,
-    turn_timeout=None,
-    max_failed_fraction=0.1,
+    "countdown",
+    TinyConfig(
+        model_name="",
+        log_path="",
+        sampling=SamplingParams(max_tokens=1),
+        eval_temperature=0.5,
+        seed=3,
+    ),
+    "test",
 )
 
 
@@ -39,7 +39,7 @@ def evaluation(
 
 def shown(first: Evaluation, second: Evaluation | None = None) -> str:
     results = first.results
-    found = [compare(results, second.results, m, 3) for m in results.metrics] if second else []
+    found = compared(results, second.results, 3) if second else []
     text = report(SETTING, first, estimates_of(results, 3, "correct"), "correct", second, found)
     assert max(map(len, text.splitlines())) <= 80
     return text
