@@ -93,17 +93,26 @@ class RunConfig:
         return self.sampling
 
     def sampler(
-        self, engine: Engine, log_path: Path | None = None, seed: int | None = None
+        self,
+        engine: Engine,
+        log_path: Path | None = None,
+        *,
+        sampling: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> PopulationSampler:
-        """Samples as the run does; `log_path` is where lost rollouts are logged, if anywhere.
+        """Samples as the run does, unless told otherwise.
 
-        `seed` is the one that sampling seeds are derived from, if not the run's.
+        Args:
+            engine: where.
+            log_path: where lost rollouts are logged; nowhere if None.
+            sampling: of every generation, for one attempt of each genome; the run's own if None.
+            seed: from which sampling seeds are derived; the run's own if None.
         """
         return PopulationSampler(
             engine,
-            sampling=self.sampling,
-            sampling_at=self.sampling_at,
-            attempts=self.attempts,
+            sampling=sampling or self.sampling,
+            sampling_at=None if sampling else self.sampling_at,
+            attempts=1 if sampling else self.attempts,
             rollout_timeout=self.rollout_timeout,
             turn_timeout=self.turn_timeout,
             max_failed_fraction=self.max_failed_fraction,

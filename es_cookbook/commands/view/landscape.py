@@ -6,13 +6,12 @@ engine as `play` and `evaluate` do; its held-out problems are attempted as an ev
 them, greedily by default, so the values differ by the weights and not by luck.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import anyio
 import chz
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +21,13 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.grading.workers import end_idle_workers
+from es_cookbook.population.config import closing
 from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.naming import task_of_dataset
 from es_cookbook.runs.report.plots import Line, Map, Size, draw, draw_map
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, rebuild
-from es_cookbook.train.stopping.signals import run_until_signal
+from es_cookbook.train.stopping.signals import result_until_signal
 
 
 @chz.chz
@@ -63,33 +61,6 @@ class Around:
             )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Landscape:
-    """What was measured.
-
-    Attributes:
-        genomes: along which.
-        multiples: of what they add, on each axis.
-        rewards_P_G: problem by problem, of the grid's points; the first genome's axis is inner.
-    """
-
-    generation: int
-    genomes: tuple[int, ...]
-    multiples: list[float]
-    rewards_P_G: NDArray[np.float64]
-
-    @property
-    def means_G(self) -> NDArray[np.float64]:
-        """The mean over problems; lost rollouts are left out."""
-        return np.nanmean(self.rewards_P_G, axis=0)
-
-    @property
-    def errors_G(self) -> NDArray[np.float64]:
-        """1.96 standard errors of that over problems."""
-        counts_G = np.maximum((~np.isnan(self.rewards_P_G)).sum(axis=0), 2)
-        return 1.96 * np.nanstd(self.rewards_P_G, axis=0) / np.sqrt(counts_G)
-
-
 def draw_landscape(
     log_path: str,
     around: Around,
@@ -105,29 +76,58 @@ def draw_landscape(
         KeyboardInterrupt: It was stopped; nothing is written.
     """
     run = RecordedRun(Path(log_path), around.model_name, around.trust)
-    found: list[Landscape] = []
-
-    async def measure() -> None:
-        found.append(await measured(run, around, engine))
-
-    if run_until_signal(measure):
-        raise KeyboardInterrupt("interrupted; nothing was written")
-    (landscape,) = found
-    task = task_of_dataset(run.config.dataset)
-    title = title or f"{task}, around the centre of generation {landscape.generation}"
-    numbers = output.with_suffix(".json")
-    replace_file(numbers, [_json(landscape).encode()])
-    return [*_drawn(landscape, output, title, size), numbers]
-
-
-async def measured(run: RecordedRun, around: Around, engine: EngineBuilder | None) -> Landscape:
-    """Bring the run back, and attempt its problems everywhere on the grid.
-
-    Raises:
-        ConfigError: There is no such generation or genome, or no held-out problem.
-    """
     generation = run.last_with_genomes if around.generation is None else around.generation
     numbers = around.genomes or _fittest(run, generation)
+    chosen = _chosen(run, generation, numbers)
+    side: list[float] = np.linspace(-around.reach, around.reach, around.points).tolist()
+    rewards_P_G = result_until_signal(
+        partial(_rewards, run, engine, generation, _grid(chosen, side), around.num_problems),
+        "interrupted; nothing was written",
+    )
+    counts_G = np.maximum((~np.isnan(rewards_P_G)).sum(axis=0), 2)
+    means_G = np.nanmean(rewards_P_G, axis=0)  # Lost rollouts are left out.
+    errors_G = 1.96 * np.nanstd(rewards_P_G, axis=0) / np.sqrt(counts_G)
+    found = {
+        "generation": generation,
+        "genomes": list(numbers),
+        "multiples": side,
+        "rewards": _plain(means_G),
+        "intervals": _plain(errors_G),
+        "problems": len(rewards_P_G),
+    }
+    replace_file(output.with_suffix(".json"), [(json.dumps(found, indent=1) + "\n").encode()])
+    task = task_of_dataset(run.config.dataset)
+    title = title or f"{task}, around the centre of generation {generation}"
+    value, names = "mean held-out reward", [f"genome {number}" for number in numbers]
+    if len(names) == 1:
+        line = Line(side, [means_G], (means_G - errors_G, means_G + errors_G))
+        x_label = f"times what {names[0]} adds to the centre"
+        drawn = draw(output, {"": line}, title=title, x_label=x_label, y_label=value, size=size)
+    else:
+        marked = {"centre": (0.0, 0.0), names[0]: (1.0, 0.0), names[1]: (0.0, 1.0)}
+        drawn = draw_map(
+            output,
+            Map(side, side, means_G.reshape(len(side), len(side)), marked),
+            title=title,
+            x_label=f"times what {names[0]} adds",
+            y_label=f"times what {names[1]} adds",
+            value_label=value,
+            size=size,
+        )
+    return [*drawn, output.with_suffix(".json")]
+
+
+def _fittest(run: RecordedRun, generation: int) -> tuple[int, ...]:
+    """The genome of a generation that was the fittest; the first where that is not recorded."""
+    run.check_generation(generation)
+    if generation >= len(run.records):
+        return (0,)
+    fitness_G = run.records[generation].fitness_G
+    return (max(range(len(fitness_G)), key=lambda g: (not math.isnan(f := fitness_G[g]), f)),)
+
+
+def _chosen(run: RecordedRun, generation: int, numbers: Sequence[int]) -> list[Genome]:
+    """Genomes along which to go; refuses those along which there is nothing to see."""
     chosen = [run.genome(generation, number) for number in numbers]
     for number, genome in zip(numbers, chosen, strict=True):
         if not genome.terms:
@@ -140,25 +140,7 @@ async def measured(run: RecordedRun, around: Around, engine: EngineBuilder | Non
             f"around.genomes: {numbers[0]} and {numbers[1]} of generation {generation} are a "
             "mirrored pair, on one line with the centre; take genomes of two pairs"
         )
-    rebuilt = await rebuild(run, engine)
-    try:
-        await rebuilt.go_to(run.centre_of(generation))
-        side = np.linspace(-around.reach, around.reach, around.points).tolist()
-        rewards_P_G = await _rewards(rebuilt, _grid(chosen, side), around.num_problems)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await rebuilt.close()
-            end_idle_workers()
-    return Landscape(generation, tuple(numbers), side, rewards_P_G)
-
-
-def _fittest(run: RecordedRun, generation: int) -> tuple[int, ...]:
-    """The genome of a generation that was the fittest; the first where that is not recorded."""
-    run.check_generation(generation)
-    if generation >= len(run.records):
-        return (0,)
-    fitness_G = run.records[generation].fitness_G
-    return (max(range(len(fitness_G)), key=lambda g: (not math.isnan(f := fitness_G[g]), f)),)
+    return chosen
 
 
 def _grid(chosen: Sequence[Genome], side: Sequence[float]) -> list[Genome]:
@@ -174,56 +156,26 @@ def _times(genome: Genome, multiple: float) -> tuple[Term, ...]:
 
 
 async def _rewards(
-    rebuilt: RebuiltRun, genomes_G: Sequence[Genome], num_problems: int
+    run: RecordedRun,
+    engine: EngineBuilder | None,
+    generation: int,
+    genomes_G: Sequence[Genome],
+    num_problems: int,
 ) -> NDArray[np.float64]:
-    config, engine = rebuilt.run.config, rebuilt.engine
-    problems_P = (await config.dataset(engine.tokenizer)).test_P[:num_problems]
-    if not problems_P:
-        raise ConfigError("log_path: the run holds out no problems, so there is none to attempt")
-    sampler = PopulationSampler(
-        engine,
-        sampling=chz.replace(config.sampling, temperature=config.eval_temperature),
-        rollout_timeout=config.rollout_timeout,
-        turn_timeout=config.turn_timeout,
-        max_failed_fraction=config.max_failed_fraction,
-        run_seed=config.seed,
-    )
-    say(f"attempting {plural(len(problems_P), 'problem')} at {len(genomes_G)} points")
-    groups_P = await sampler.rollout(rebuilt.generation, problems_P, genomes_G)
-    return mean_rewards(groups_P)
+    """Bring the run back, and attempt its problems everywhere on the grid."""
+    rebuilt: RebuiltRun = await rebuild(run, engine)
+    async with closing(rebuilt.engine):
+        await rebuilt.go_to(run.centre_of(generation))
+        config, tokenizer = run.config, rebuilt.engine.tokenizer
+        problems_P = (await config.dataset(tokenizer)).test_P[:num_problems]
+        if not problems_P:
+            raise ConfigError("log_path: the run holds out no problems: there is none to attempt")
+        say(f"attempting {plural(len(problems_P), 'problem')} at {len(genomes_G)} points")
+        sampling = chz.replace(config.sampling, temperature=config.eval_temperature)
+        sampler = config.sampler(rebuilt.engine, sampling=sampling)
+        groups_P = await sampler.rollout(rebuilt.generation, problems_P, genomes_G)
+        return mean_rewards(groups_P)
 
 
-def _drawn(landscape: Landscape, output: Path, title: str, size: Size) -> list[Path]:
-    side, names = landscape.multiples, [f"genome {number}" for number in landscape.genomes]
-    value = "mean held-out reward"
-    if len(names) == 1:
-        means, errors = landscape.means_G, landscape.errors_G
-        line = Line(side, [means], (means - errors, means + errors))
-        x_label = f"times what {names[0]} adds to the centre"
-        return draw(output, {"": line}, title=title, x_label=x_label, y_label=value, size=size)
-    values_Y_X = landscape.means_G.reshape(len(side), len(side))
-    marked = {"centre": (0.0, 0.0), names[0]: (1.0, 0.0), names[1]: (0.0, 1.0)}
-    return draw_map(
-        output,
-        Map(side, side, values_Y_X, marked),
-        title=title,
-        x_label=f"times what {names[0]} adds",
-        y_label=f"times what {names[1]} adds",
-        value_label=value,
-        size=size,
-    )
-
-
-def _json(landscape: Landscape) -> str:
-    def plain(values: NDArray[np.float64]) -> list[float | None]:
-        return [value if math.isfinite(value) else None for value in values.tolist()]
-
-    found = {
-        "generation": landscape.generation,
-        "genomes": list(landscape.genomes),
-        "multiples": landscape.multiples,
-        "rewards": plain(landscape.means_G),
-        "intervals": plain(landscape.errors_G),
-        "problems": len(landscape.rewards_P_G),
-    }
-    return json.dumps(found, indent=1) + "\n"
+def _plain(values: NDArray[np.float64]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]

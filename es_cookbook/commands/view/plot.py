@@ -18,19 +18,22 @@
 What is read is only read.
 """
 
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias, cast
 
 import chz
 import numpy as np
 
 from es_cookbook.commands.evaluate.report import estimates_of
 from es_cookbook.commands.evaluate.saved import Saved, read
-from es_cookbook.commands.view.fragility import draw_fragility
 from es_cookbook.commands.view.landscape import Around, draw_landscape
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.runs.config_differences import flattened
@@ -45,6 +48,11 @@ from es_cookbook.runs.tracking.live import label
 
 Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
 _SIZES = {"column": COLUMN, "page": PAGE}
+_STUDY = "study.json"
+_FRAGILITY = re.compile(r"fragility/(\w{1,40})/(\d{1,3})")
+
+Lost: TypeAlias = Mapping[str, Mapping[float, tuple[float, float, float]]]
+"""Damage to thoughts -> percent -> nats that a token of the answer loses, and its interval."""
 
 
 @chz.chz
@@ -104,7 +112,7 @@ def main(config: Plot) -> None:
         case "pass_at_k":
             written = draw_pass_at_k(config, output, size)
         case "fragility":
-            written = draw_fragility(config.log_path, output, config.title, size)
+            written = draw_fragility(config, output, size)
         case "landscape":
             (run,) = config.log_path
             written = draw_landscape(
@@ -180,6 +188,76 @@ def _pass_at(saved: Saved, log_path: str) -> Line:
     ks = sorted(by_k)
     low, high = [100 * by_k[k].low for k in ks], [100 * by_k[k].high for k in ks]
     return Line(ks, [[100 * by_k[k].value for k in ks]], (low, high))
+
+
+def draw_fragility(config: Plot, output: Path, size: Size) -> list[Path]:
+    """Studies: a curve a damage of one run, a curve a run of several (the mean over damages).
+
+    Raises:
+        ConfigError: One of them is no study.
+    """
+    found: dict[str, Lost] = {}
+    for log_path in config.log_path:
+        found |= read_study(Path(log_path))
+    if len(found) == 1:
+        ((name, lost),) = found.items()
+        lines = {damage: _line([of]) for damage, of in lost.items()}
+        title = f"Markovian, damaged thoughts of {name}"
+    else:
+        lines = {name: _line(list(lost.values())) for name, lost in found.items()}
+        title = "Markovian, damaged thoughts: mean over damages"
+    return draw(
+        output,
+        lines,
+        title=config.title or title,
+        x_label="damaged (%)",
+        y_label="lost log-probability (nats per token)",
+        size=size,
+    )
+
+
+def read_study(path: Path) -> dict[str, Lost]:
+    """What a study measured, by run; `path` is the file or its directory.
+
+    Raises:
+        ConfigError: It cannot be read, or has no fragility.
+    """
+    file = path / _STUDY if path.is_dir() else path
+    try:
+        study = cast("Mapping[str, object]", parsed(read_file(file, LARGEST_TEXT, None)))
+        runs = cast("Mapping[str, Mapping[str, object]]", study["runs"])
+        found = {one_line(name): _lost(of_run) for name, of_run in runs.items()}
+    except OSError as error:
+        raise ConfigError(
+            f"log_path: {file} cannot be read: {error.strerror or error}; fragility is drawn from "
+            "the output of python -m es_cookbook.recipes.markovian.study"
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"log_path: {file} is no study: {error!r:.200}") from error
+    if not any(found.values()):
+        raise ConfigError(f"log_path: {file} has measured no fragility")
+    return found
+
+
+def _lost(of_run: Mapping[str, object]) -> Lost:
+    lost: dict[str, dict[float, tuple[float, float, float]]] = {}
+    for metric, estimate in of_run.items():
+        if (named := _FRAGILITY.fullmatch(metric)) and isinstance(estimate, dict):
+            of = cast("dict[str, float | None]", estimate)
+            value, low, high = (
+                math.nan if (v := of[k]) is None else float(v) for k in ("value", "low", "high")
+            )
+            lost.setdefault(named[1], {})[float(named[2])] = (value, low, high)
+    return lost
+
+
+def _line(of: Sequence[Mapping[float, tuple[float, float, float]]]) -> Line:
+    """One damage with its intervals, or the mean over several."""
+    x_M = sorted(set(of[0]).intersection(*of[1:]))
+    value_M, low_M, high_M = (
+        [sum(each[x][part] for each in of) / len(of) for x in x_M] for part in range(3)
+    )
+    return Line(x_M, [value_M], (low_M, high_M) if len(of) == 1 else None)
 
 
 def cli() -> None:
