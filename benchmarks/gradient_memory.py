@@ -25,6 +25,7 @@ from es_cookbook.commands.gradients.contest import AnyConfig, run_measured
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train import Config
 
 GENOMES = 16
@@ -40,6 +41,7 @@ def config_of(name: str, model: Path, log_path: Path) -> AnyConfig:
         num_generations=1,
         engine=TorchEngineBuilder(kv_cache_gib=0.25, prefix_cache_gib=0.0),
         eval_every=0,
+        trackers=JsonlTrackerBuilder(),
         log_path=str(log_path),
         dataset=chz.replace(config.dataset, num_test=2),
         sampling=chz.replace(config.sampling, max_tokens=32),

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 from es_cookbook.baselines import sft_run
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sft import likelihood, main
-from es_cookbook.baselines.sft_config import Evaluation, SFTConfig
+from es_cookbook.baselines.sft import Evaluation, SFTConfig, likelihood, main
 from es_cookbook.baselines.small_model import EOS_ID
 from es_cookbook.baselines.supervised import SupervisedRows
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer

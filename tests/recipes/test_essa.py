@@ -11,8 +11,7 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
 from es_cookbook import train
-from es_cookbook.baselines.sft import main
-from es_cookbook.baselines.sft_config import SFTConfig
+from es_cookbook.baselines.sft import SFTConfig, main
 from es_cookbook.baselines.supervised import SupervisedRows
 from es_cookbook.commands import fork
 from es_cookbook.commands.export import ExportConfig, export

@@ -2,6 +2,10 @@
 
 What is ours to say is refused there, with the option that says it. So is a name that TRL does not
 know, and a value that is not of the type that TRL declares.
+
+TRL is imported here, without the vLLM that it would have with it where that is installed: that
+takes seconds and hundreds of megabytes. TRL's generation is not used, and its versions of vLLM are
+not those of our engine.
 """
 
 import ast
@@ -10,32 +14,45 @@ import os
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
-from es_cookbook.baselines.grpo.by_trl import GRPOConfig
 from es_cookbook.baselines.grpo.config import Config
-from es_cookbook.common.errors import ConfigError, did_you_mean
+from es_cookbook.common.errors import ConfigError, did_you_mean, not_installed
 from es_cookbook.common.fields.declared_types import fits
 
+
+def _not_wanted(min_version: str | None = None) -> bool:
+    del min_version
+    return False
+
+
+try:
+    from trl import import_utils
+except ImportError as missing:
+    raise not_installed("grpo", "trl", "es-cookbook[baselines]") from missing
+
+with mock.patch.object(import_utils, "is_vllm_available", _not_wanted):
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.utils import add_fused_lm_head
+
+__all__ = ["GRPOConfig", "GRPOTrainer", "add_fused_lm_head", "arguments", "checked"]
+
+_SAME = (
+    *("learning_rate", "weight_decay", "num_iterations", "loss_type", "scale_rewards"),
+    *("epsilon", "epsilon_high", "beta", "importance_sampling_level"),
+)
+"""Arguments that are called as they are here."""
 _OURS = {
-    "seed": "seed",
+    **{name: name for name in ("seed", *_SAME)},
     "data_seed": "seed",
-    "learning_rate": "learning_rate",
     "lr_scheduler": "learning_rate_schedule",
     "warmup": "learning_rate_schedule",
-    "weight_decay": "weight_decay",
     "max_grad_norm": "max_gradient_norm",
-    "max_steps": "num_generations",
-    "num_train_epochs": "num_generations",
+    **dict.fromkeys(("max_steps", "num_train_epochs"), "num_generations"),
     "num_generations": "attempts",
-    "num_iterations": "num_iterations",
-    "loss_type": "loss_type",
-    "scale_rewards": "scale_rewards",
-    "epsilon": "epsilon",
-    "epsilon_high": "epsilon_high",
-    "beta": "beta",
-    "importance_sampling_level": "importance_sampling_level",
     "mask_truncated_completions": "mask_truncated",
     "per_device": "tokens_per_pass",
     "auto_find_batch_size": "tokens_per_pass",
@@ -133,34 +150,27 @@ def arguments(
         **{"bf16": False, "gradient_checkpointing": False},
         **more,
     }
+    same = {name: getattr(config, name) for name in _SAME}
     try:
         return GRPOConfig(
             output_dir=config.log_path,
             seed=config.seed % 2**32,
             use_cpu=not torch.cuda.is_available(),
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
             max_grad_norm=config.max_gradient_norm,
             max_steps=config.num_generations * config.num_iterations * config.steps,
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=of_step // rows,
             steps_per_generation=num_rollouts // rows,
             num_generations=config.attempts,
-            num_iterations=config.num_iterations,
             temperature=config.sampling.temperature,
             top_p=config.sampling.top_p,
-            loss_type=config.loss_type,
-            scale_rewards=config.scale_rewards,
-            epsilon=config.epsilon,
-            epsilon_high=config.epsilon_high,
-            beta=config.beta,
-            importance_sampling_level=config.importance_sampling_level,
             shuffle_dataset=False,
             logging_steps=1,
             save_strategy="no",
             eval_strategy="no",
             report_to="none",
             disable_tqdm=True,
+            **same,
             **given,
         )
     except (ValueError, TypeError, ImportError) as error:

@@ -10,9 +10,17 @@ trainer logs (`on_log`), the engine takes the moved weights and the run records 
 A checkpoint has the weights as a model directory, and in `trainer` what TRL's trainer remembers:
 optimizer, learning rate, random numbers and its own state. It is written at the end of a
 generation, since answers that are half learned from are not kept.
+
+A chat of several turns is one completion, in which the model's own tokens have a loss and what the
+Env says has none (`env_mask`). A lost rollout has no token with a loss, and its reward is None: TRL
+leaves it out of its group's mean and standard deviation, and gives it the advantage 0. Losses that
+are means over answers (`loss_type=grpo`, `sapo`) still count it among them, and so do `dr_grpo` and
+`luspo`; sums over tokens (`dapo`, `bnpo`, `cispo`, `vespo`) do not.
 """
 
 import copy
+import csv
+import io
 import math
 import os
 import time
@@ -38,17 +46,37 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from typing_extensions import override
 
 from es_cookbook.baselines.gradient_run import GradientRun
-from es_cookbook.baselines.grpo.arguments import arguments, refused_by_trl
-from es_cookbook.baselines.grpo.by_trl import GRPOConfig, GRPOTrainer, add_fused_lm_head
+from es_cookbook.baselines.grpo.arguments import (
+    GRPOConfig,
+    GRPOTrainer,
+    add_fused_lm_head,
+    arguments,
+    refused_by_trl,
+)
 from es_cookbook.baselines.grpo.config import Config
-from es_cookbook.baselines.grpo.losses import Losses
-from es_cookbook.baselines.grpo.rows import REWARD, rows_of
 from es_cookbook.baselines.learner import trained_weights
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.rl.rollouts import mean_of
-from es_cookbook.rl.types import Metrics, Tokenizer, TrajectoryGroup
+from es_cookbook.rl.sequences import Example, sequences_of
+from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
+from es_cookbook.runs.directory import LOSSES
+from es_cookbook.runs.files import replace_file
 
 TRAINER = "trainer"
+REWARD = "env_reward"
+"""The key under which rewards reach the reward function."""
+_COLUMNS = {
+    "loss": "loss",
+    "gradient_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clipped": "clip_ratio/region_mean",
+}
+"""Column of losses.csv -> TRL's; empty where TRL does not measure it in this run."""
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "use_cache")
 _MEASURED = {
     "policy/loss": "loss",
@@ -244,7 +272,7 @@ class _Generations(TrainerCallback):
         self._num_problems = num_problems
         self._filler = filler
         self._steps = config.num_iterations * config.steps
-        self._losses = Losses(Path(config.log_path), run.generations.start * self._steps)
+        self._losses = _Losses(Path(config.log_path), run.generations.start * self._steps)
         self._groups_P: Sequence[TrajectoryGroup] = ()
         self._logs: list[Mapping[str, object]] = []
         self._began = 0.0
@@ -344,3 +372,110 @@ def _weighted(groups_P: Sequence[TrajectoryGroup]) -> float:
     ]
     weighted = sum(len(rewards) for rewards in rewards_P_K if len(set(rewards)) > 1)
     return weighted / max(sum(map(len, rewards_P_K)), 1)
+
+
+def rows_of(
+    groups_P: Sequence[TrajectoryGroup],
+    *,
+    filler: int,
+    mask_truncated: bool = False,
+    with_logprobs: bool = True,
+) -> dict[str, Any]:
+    """What TRL's `rollout_func` returns, problem by problem, attempt by attempt.
+
+    Args:
+        groups_P: of one genome each, the model.
+        filler: a token that stands where there is none, without a loss.
+        mask_truncated: answers of which the last was cut have no loss.
+        with_logprobs: the probabilities with which tokens were sampled are those that TRL computes,
+            so it may compare them.
+
+    Raises:
+        ConfigError: A rollout is more than one sequence.
+    """
+    rows: dict[str, Any] = {
+        key: [] for key in ("prompt_ids", "completion_ids", "env_mask", "logprobs", REWARD)
+    }
+    for group in groups_P:
+        for trajectory, reward in zip(group.trajectories_G_K[0], group.rewards_G_K[0], strict=True):
+            prompt, completion, learned, logprobs = _row(trajectory, filler, mask_truncated)
+            rows["prompt_ids"].append(prompt)
+            rows["completion_ids"].append(completion)
+            rows["env_mask"].append(learned)
+            rows["logprobs"].append(logprobs)
+            rows[REWARD].append(None if math.isnan(reward) else reward)
+    if not with_logprobs:
+        rows["logprobs"] = None
+    return rows
+
+
+def _row(
+    trajectory: Trajectory | LostRollout, filler: int, mask_truncated: bool
+) -> tuple[list[int], list[int], list[int], list[float]]:
+    """Prompt, completion, and of each of its tokens whether it has a loss, and its logprob."""
+    example = _sequence(trajectory) if isinstance(trajectory, Trajectory) else None
+    if not isinstance(trajectory, Trajectory) or example is None:
+        return [filler], [filler], [0], [0.0]
+    start = len(trajectory.transitions[0].observation.tokens_T)
+    was_cut = trajectory.transitions[-1].action.stop_reason == "length"
+    has_loss = not (mask_truncated and was_cut)
+    return (
+        list(example.tokens_T[:start]),
+        list(example.tokens_T[start:]),
+        [int(learned and has_loss) for learned in example.learned_T[start:]],
+        list(example.sampled_T[start:]),
+    )
+
+
+def _sequence(trajectory: Trajectory) -> Example | None:
+    """The one sequence of a rollout; None where it has no token that the policy sampled."""
+    found = sequences_of(trajectory, 1.0)
+    kinds = [kind for kind, _ in trajectory.seen]
+    if kinds.count("prompt") > 1:
+        raise ConfigError(
+            "dataset: an Env of several turns did not go on from what was said before, so its "
+            f"rollout is {kinds.count('prompt')} sequences, and TRL's trainer takes one: train "
+            "with policy_gradient, or let every observation begin with the one before it and its "
+            "action"
+        )
+    return found[0] if found else None
+
+
+class _Losses:
+    """`losses.csv`: a line for each step of the optimizer, to be read by anything.
+
+    Args:
+        step: steps that are done; lines after them are cut.
+    """
+
+    def __init__(self, log_path: Path, step: int) -> None:
+        self._path = log_path / LOSSES
+        kept = [_line(("step", "generation", *_COLUMNS)), *(_lines_upto(self._path, step))]
+        replace_file(self._path, [text.encode() for text in kept])
+
+    def add(self, step: int, generation: int, logs: Mapping[str, object]) -> None:
+        """One step, counted from 1, as TRL logged it."""
+        values = [logs.get(key) for key in _COLUMNS.values()]
+        with appending(self._path) as file:
+            file.write(_line((step, generation, *("" if v is None else v for v in values))))
+
+
+def _line(values: tuple[object, ...]) -> str:
+    """A line of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
+
+
+def _lines_upto(path: Path, step: int) -> list[str]:
+    """Whole lines of steps up to this one."""
+    try:
+        text = read_file(path, LARGEST_TEXT, path.parent).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    return [
+        each
+        for each in text.splitlines(keepends=True)
+        if each.endswith("\n") and each.partition(",")[0].isdecimal()
+        if int(each.partition(",")[0]) <= step
+    ]

@@ -15,8 +15,7 @@ The run directory is that of `policy_gradient`, with `losses.csv`. `evaluate log
 
 from collections.abc import Sequence
 
-from es_cookbook.baselines.grpo import run
-from es_cookbook.baselines.grpo.config import Config
+from es_cookbook.baselines.grpo.config import Config, main
 from es_cookbook.commands.gradients.program import train_cli
 
 _TRL = "trl."
@@ -36,4 +35,4 @@ def for_trl(options: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[st
 def cli() -> None:
     """The console entry point."""
     more_help = " trl.NAME=VALUE is any other argument of\nTRL's GRPOConfig."
-    train_cli(run.main, Config, "grpo", more_help, for_trl)
+    train_cli(main, Config, "grpo", more_help, for_trl)

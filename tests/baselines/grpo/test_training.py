@@ -16,7 +16,7 @@ from typing_extensions import override
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.checkpoints import latest_checkpoint
-from es_cookbook.baselines.grpo.run import main
+from es_cookbook.baselines.grpo.config import main
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, TooManyLostError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.rl.types import (
