@@ -1,6 +1,12 @@
-"""What a command says on stderr, apart from what it does."""
+"""Commands in this process, and what one says on stderr, apart from what it does."""
 
+import contextlib
+import io
 import re
+import subprocess
+from unittest import mock
+
+from es_cookbook.__main__ import main as es_cookbook
 
 _DOES = (
     r".*: comparing .* with the base that it began with",
@@ -29,3 +35,18 @@ def after_start(said: str) -> str:
     while re.fullmatch("|".join((*_DOES, *_LASTS)), lines[0]):
         del lines[0]
     return "\n".join(lines)
+
+
+def typed(*words: str) -> subprocess.CompletedProcess[str]:
+    """`es-cookbook` with these words behind it."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch("sys.argv", ["es-cookbook", *words]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            es_cookbook()
+        except SystemExit as stopped:
+            code = int(str(stopped.code))
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

@@ -73,7 +73,7 @@ PROGRAMS = {"es_cookbook.commands.prepare.distilabel_pipeline"}
 """Started as programs, and imported by nobody."""
 ABOUT_OTHERS = {
     "es_cookbook.bridges.inspect_models",
-    *(f"es_cookbook.baselines.grpo.{name}" for name in ("arguments", "by_trl", "training")),
+    *(f"es_cookbook.baselines.grpo.{name}" for name in ("arguments", "training")),
     *(f"es_cookbook.bridges.verifiers.{name}" for name in ("agent", "env", "library", "tools")),
 }
 """Made of another library's classes, and imported when that is used."""

@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from es_cookbook.baselines.checkpoints import cut_lines, last_directory, next_checkpoint
 from es_cookbook.baselines.gradient_run import take_weights
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sft import Evaluation, SFTConfig
-from es_cookbook.baselines.supervised import SupervisedData
+from es_cookbook.baselines.supervised import Evaluation, SFTConfig, SupervisedData
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed

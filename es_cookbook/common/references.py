@@ -45,7 +45,7 @@ _LONGEST = 300
 _REFERENCES = ("$class", "$partial", "$import")
 """What stands before a name in a config."""
 _MOVED = {
-    "es_cookbook.baselines.sft_config": "es_cookbook.baselines.sft",
+    "es_cookbook.baselines.sft_config": "es_cookbook.baselines.supervised",
     "es_cookbook.engines.ray_pool": "es_cookbook.engines.ray.pool",
     "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
     "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",

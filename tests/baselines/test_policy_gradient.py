@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 import anyio
 import chz
@@ -16,7 +15,6 @@ from safetensors.torch import load_file
 from typing_extensions import override
 
 from es_cookbook import train
-from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.learner import Learner, in_parts
 from es_cookbook.baselines.policy_gradient import PPO, Config, Expert, Group, main, to_examples
@@ -45,6 +43,7 @@ from es_cookbook.runs.report.comparison import summarise
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import SmallDatasetBuilder
 from tests.grpo_runs import CopierBuilder
+from tests.said import typed
 from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -315,17 +314,10 @@ def test_a_run_of_gradients_records_what_it_trains_on_too(model: Path, tmp_path:
     assert known is not None and len(known.digests) == 8, "a content and a prompt for each"
 
 
-def command(*typed: str) -> str:
+def command(*words: str) -> str:
     """What a command prints, on either stream."""
-    out = io.StringIO()
-    with (
-        mock.patch("sys.argv", ["es-cookbook", *typed]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(out),
-        contextlib.suppress(SystemExit),
-    ):
-        es_cookbook()
-    return out.getvalue()
+    done = typed(*words)
+    return done.stdout + done.stderr
 
 
 async def test_bad_input(model: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.baselines.grpo.config import main
+from es_cookbook.baselines.grpo import main
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from tests.grpo_runs import Echoes, grpo_config, metrics_of
 from tests.integration.vllm_models import make_vllm_model

@@ -40,13 +40,14 @@ with mock.patch.object(import_utils, "is_vllm_available", _not_wanted):
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "add_fused_lm_head", "arguments", "checked"]
 
-_SAME = (
-    *("learning_rate", "weight_decay", "num_iterations", "loss_type", "scale_rewards"),
-    *("epsilon", "epsilon_high", "beta", "importance_sampling_level"),
-)
-"""Arguments that are called as they are here."""
 _OURS = {
-    **{name: name for name in ("seed", *_SAME)},
+    **{
+        name: name
+        for name in (
+            *("seed", "learning_rate", "weight_decay", "num_iterations", "loss_type"),
+            *("scale_rewards", "epsilon", "epsilon_high", "beta", "importance_sampling_level"),
+        )
+    },
     "data_seed": "seed",
     "lr_scheduler": "learning_rate_schedule",
     "warmup": "learning_rate_schedule",
@@ -150,11 +151,19 @@ def arguments(
         **{"bf16": False, "gradient_checkpointing": False},
         **more,
     }
-    same = {name: getattr(config, name) for name in _SAME}
     try:
         return GRPOConfig(
             output_dir=config.log_path,
             seed=config.seed % 2**32,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            num_iterations=config.num_iterations,
+            loss_type=config.loss_type,
+            scale_rewards=config.scale_rewards,
+            epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high,
+            beta=config.beta,
+            importance_sampling_level=config.importance_sampling_level,
             use_cpu=not torch.cuda.is_available(),
             max_grad_norm=config.max_gradient_norm,
             max_steps=config.num_generations * config.num_iterations * config.steps,
@@ -170,7 +179,6 @@ def arguments(
             eval_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            **same,
             **given,
         )
     except (ValueError, TypeError, ImportError) as error:

@@ -32,7 +32,7 @@ from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import config as grpo
-from es_cookbook.baselines.grpo.config import main as run_grpo
+from es_cookbook.baselines.grpo import main as run_grpo
 from es_cookbook.commands.gradients import program
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import WorkerError

@@ -15,7 +15,8 @@ The run directory is that of `policy_gradient`, with `losses.csv`. `evaluate log
 
 from collections.abc import Sequence
 
-from es_cookbook.baselines.grpo.config import Config, main
+from es_cookbook.baselines.grpo import main
+from es_cookbook.baselines.grpo.config import Config
 from es_cookbook.commands.gradients.program import train_cli
 
 _TRL = "trl."

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import chz
 
 from es_cookbook.baselines import sft
-from es_cookbook.baselines.sft import Evaluation, SFTConfig
+from es_cookbook.baselines.supervised import Evaluation, SFTConfig
 from es_cookbook.commands.recipe_configs import recipe_defaults
 from es_cookbook.common.cli import built, changed, run_with_fields
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from es_cookbook.baselines.grpo import main
 from es_cookbook.baselines.grpo.arguments import arguments, checked
-from es_cookbook.baselines.grpo.config import main
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.types import SamplingParams
 from tests.grpo_runs import grpo_config

@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.baselines.checkpoints import latest_checkpoint
-from es_cookbook.baselines.grpo.config import main
+from es_cookbook.baselines.grpo import main
 from es_cookbook.common.schedules import Table
 from es_cookbook.rl.data.choosing import Replay
 from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool

@@ -9,7 +9,7 @@ import chz
 import pytest
 
 from es_cookbook.baselines.checkpoints import latest_checkpoint
-from es_cookbook.baselines.grpo.config import main
+from es_cookbook.baselines.grpo import main
 from es_cookbook.runs.hub.checkpoint_push import CheckpointPush
 from tests.grpo_runs import grpo_config, metrics_of
 from tests.hub_server import HubServer

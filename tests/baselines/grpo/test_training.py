@@ -16,7 +16,7 @@ from typing_extensions import override
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.checkpoints import latest_checkpoint
-from es_cookbook.baselines.grpo.config import main
+from es_cookbook.baselines.grpo import main
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, TooManyLostError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.rl.types import (
@@ -143,7 +143,7 @@ class Unreliable(Pieces):
     async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
         wrong = math.nan if self.number % 2 else None
-        return dataclasses.replace(result, reward=wrong) if self.number > 1 else result
+        return StepResult(wrong, True) if self.number > 1 else result  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)

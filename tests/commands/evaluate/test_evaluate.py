@@ -1,7 +1,6 @@
 """The command measures what a run measures of itself, to the bit, and compares what can be."""
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -10,19 +9,18 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import anyio
 import chz
 import pytest
 
 from es_cookbook import train
-from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
+from tests.said import typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 
@@ -51,19 +49,8 @@ def run(config: TinyConfig) -> None:
 
 
 def evaluate(*options: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process, with the tests' Envs trusted."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    typed = ["es-cookbook", "evaluate", *options]
-    with (
-        mock.patch("sys.argv", [*typed, "trust=tests"]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            es_cookbook()
-        except SystemExit as stopped:
-            code = int(str(stopped.code))
-    return subprocess.CompletedProcess(typed, code, out.getvalue(), err.getvalue())
+    """The command, with the tests' Envs trusted."""
+    return typed("evaluate", *options, "trust=tests")
 
 
 MEANS = ("test/reward", "test/env", "test/pass@", "test/rollouts")

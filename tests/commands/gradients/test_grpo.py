@@ -1,29 +1,19 @@
 """The grpo command: a recipe's settings, options in a file, and arguments of TRL's."""
 
-import contextlib
-import io
 import json
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.commands.gradients.program import options_in
 from es_cookbook.common.errors import ConfigError
+from tests.said import typed
 
 
-def command(*typed: str) -> str:
+def command(*words: str) -> str:
     """What a command prints, on either stream."""
-    out = io.StringIO()
-    with (
-        mock.patch("sys.argv", ["es-cookbook", *typed]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(out),
-        contextlib.suppress(SystemExit),
-    ):
-        es_cookbook()
-    return out.getvalue()
+    done = typed(*words)
+    return done.stdout + done.stderr
 
 
 FILE = """\

@@ -1,7 +1,6 @@
 """Two answers to each problem on a real engine: what is asked, graded, measured and refused."""
 
 import contextlib
-import io
 import json
 import math
 import re
@@ -10,14 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import anyio
 import pytest
 import torch
 
 from es_cookbook import train
-from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.commands.export import ExportConfig, export
@@ -39,6 +36,7 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.fakes import Pieces, SmallDatasetBuilder, problem
+from tests.said import typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 CUE = "ab"
@@ -78,19 +76,8 @@ def inside(here: Path) -> Iterator[None]:
 
 
 def command(*options: str) -> subprocess.CompletedProcess[str]:
-    """In this process, with the tests' Envs trusted."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    typed = ["es-cookbook", *options]
-    with (
-        mock.patch("sys.argv", [*typed, "trust=tests"]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            es_cookbook()
-        except SystemExit as stopped:
-            code = int(str(stopped.code))
-    return subprocess.CompletedProcess(typed, code, out.getvalue(), err.getvalue())
+    """With the tests' Envs trusted."""
+    return typed(*options, "trust=tests")
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
