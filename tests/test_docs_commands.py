@@ -25,7 +25,7 @@ from es_cookbook.__main__ import main as es_cookbook_main
 from es_cookbook.baselines import policy_gradient, sft
 from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.commands.compare import Compare, runs
-from es_cookbook.commands.evaluate.options import EvaluateConfig
+from es_cookbook.commands.evaluate.evaluate import EvaluateConfig
 from es_cookbook.commands.export import ExportConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.gradients.compare_gradients import CompareGradients, contestants

@@ -69,7 +69,7 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GradientStanding:
+class DirectoryState:
     """What a run finds in its directory."""
 
     checkpoint: Checkpoint | None = None
@@ -77,26 +77,26 @@ class GradientStanding:
 
 
 @contextlib.contextmanager
-def begun(config: GradientConfig) -> Generator[GradientStanding]:
+def run_directory(config: GradientConfig) -> Generator[DirectoryState]:
     """Inside, the run directory is this process's alone, and the run may begin or go on there.
 
     Raises:
-        RunDirectoryError: As `standing_of`, or another process writes the directory.
+        RunDirectoryError: As `state_of`, or another process writes the directory.
         ESCookbookError: What the run needs outside of this process is not there.
     """
     log_path = Path(config.log_path)
     with locked(log_path), failures_told(log_path):
-        standing = standing_of(config)
-        if not standing.is_complete:
+        state = state_of(config)
+        if not state.is_complete:
             config.trackers.check()
             if config.hub is not None:
                 config.hub.check()
             config.dataset.check()
             model_directory(config.model_name)
-        yield standing
+        yield state
 
 
-def standing_of(config: GradientConfig) -> GradientStanding:
+def state_of(config: GradientConfig) -> DirectoryState:
     """Look at the directory, which the caller has locked; a run that is to be deleted is.
 
     Raises:
@@ -107,7 +107,7 @@ def standing_of(config: GradientConfig) -> GradientStanding:
     names = checked_names(log_path)
     checkpoint = latest_checkpoint(log_path)
     if not names or (checkpoint is None and names <= {CONFIG, TRAINED_ON}):
-        return GradientStanding()
+        return DirectoryState()
     behavior = config.behavior_if_log_dir_exists
     if behavior != "delete" and HISTORY in names:
         raise RunDirectoryError(
@@ -118,15 +118,15 @@ def standing_of(config: GradientConfig) -> GradientStanding:
     elsewhere = f"begin from its weights: model_name={log_path}/{CHECKPOINTS}/GENERATION/{MODEL}"
     if decided(log_path, config_json, behavior, MAY_DIFFER, elsewhere) == "delete":
         delete_run(log_path)
-        return GradientStanding()
+        return DirectoryState()
     done = checkpoint is not None and checkpoint.generation == config.num_generations
-    return GradientStanding(checkpoint, done and _last_line(log_path) == config.num_generations)
+    return DirectoryState(checkpoint, done and _last_line(log_path) == config.num_generations)
 
 
-def begin(config: GradientConfig, standing: GradientStanding) -> int:
+def begin(config: GradientConfig, state: DirectoryState) -> int:
     """Keep the Config, cut what comes after the checkpoint; returns the first generation to run."""
     log_path = Path(config.log_path)
-    start = standing.checkpoint.generation if standing.checkpoint else 0
+    start = state.checkpoint.generation if state.checkpoint else 0
     config_json = config_to_json(config)
     replace_file(log_path / CONFIG, [config_json.encode()])
     seal(log_path, config_json)

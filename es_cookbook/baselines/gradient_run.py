@@ -35,7 +35,7 @@ from es_cookbook.baselines.checkpoints import (
     MODEL,
     STATE,
     Checkpoint,
-    GradientStanding,
+    DirectoryState,
     begin,
     next_checkpoint,
     state_json,
@@ -210,7 +210,7 @@ class GradientRun(Generic[_Learner]):
 
 
 def opened(
-    config: GradientConfig, standing: GradientStanding
+    config: GradientConfig, state: DirectoryState
 ) -> AbstractAsyncContextManager[GradientRun[Learner]]:
     """Open a run whose learner is our own, new or recorded; closes all of it in the end.
 
@@ -227,16 +227,16 @@ def opened(
             max_gradient_norm=config.max_gradient_norm,
         )
 
-    return opened_with(config, standing, learner)
+    return opened_with(config, state, learner)
 
 
 @contextlib.asynccontextmanager
 async def opened_with(
     config: GradientConfig,
-    standing: GradientStanding,
+    state: DirectoryState,
     make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],
 ) -> AsyncGenerator[GradientRun[_Learner]]:
-    """Open a run where `begun` found it standing; closes all of it in the end.
+    """Open a run where `run_directory` found it; closes all of it in the end.
 
     `make_learner` is given a model and the names of the weights that are to learn.
 
@@ -248,7 +248,7 @@ async def opened_with(
         stack.enter_context(library_log(log_path / LOG))
         stack.enter_context(no_silence())
         say(f"{log_path}: loading {config.model_name} on {config.engine.name}")
-        checkpoint = standing.checkpoint
+        checkpoint = state.checkpoint
         with libraries_quiet():
             name, space = config.model_name, config.search_space
             engine = await config.engine(model_name=name, search_space=space)
@@ -258,7 +258,7 @@ async def opened_with(
         await datasets.train.validate(engine.traits.context_length)
         for generation, results_P in enumerate(checkpoint.results if checkpoint else ()):
             datasets.train.tell(generation, results_P)
-        start = begin(config, standing)
+        start = begin(config, state)
         keep_trained_on(log_path, datasets, start)
         info = RunInfo(log_path, config_to_json(config), config.seed, config.num_generations, start)
         trackers = [config.trackers(info), ReportWriter(log_path)]

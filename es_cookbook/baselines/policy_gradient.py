@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Literal
 import chz
 from typing_extensions import override
 
-from es_cookbook.baselines.checkpoints import begun
+from es_cookbook.baselines.checkpoints import run_directory
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
@@ -191,13 +191,13 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    with begun(config) as standing:
-        if standing.is_complete:
+    with run_directory(config) as state:
+        if state.is_complete:
             print(f"{config.log_path} is complete, with {config.num_generations} generations")
             return
         from es_cookbook.baselines.gradient_run import opened  # with torch
 
-        async with opened(config, standing) as run:
+        async with opened(config, state) as run:
             for generation in run.generations:
                 problems_P = run.dataset.get_batch(generation)
                 groups_P = await run.rollout(generation, problems_P, config.attempts)

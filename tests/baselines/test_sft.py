@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from es_cookbook.baselines import sft_run
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sft import Evaluation, SFTConfig, likelihood, main
+from es_cookbook.baselines.sft import likelihood, main
 from es_cookbook.baselines.small_model import EOS_ID
-from es_cookbook.baselines.supervised import SupervisedRows
+from es_cookbook.baselines.supervised import Evaluation, SFTConfig, SupervisedRows
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, ModelError, RunDirectoryError

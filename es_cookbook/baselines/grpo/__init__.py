@@ -12,7 +12,7 @@ Left out: several processes (`accelerate launch`), TRL's own generation, its eva
 pushes, and Envs that rewrite what the model was shown: TRL has one sequence for a rollout.
 """
 
-from es_cookbook.baselines.checkpoints import begun
+from es_cookbook.baselines.checkpoints import run_directory
 from es_cookbook.baselines.grpo.config import Config
 
 
@@ -22,8 +22,8 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    with begun(config) as standing:
-        if standing.is_complete:
+    with run_directory(config) as state:
+        if state.is_complete:
             print(f"{config.log_path} is complete, with {config.num_generations} generations")
             return
         from es_cookbook.baselines.grpo.arguments import checked  # with trl and torch
@@ -32,5 +32,5 @@ async def main(config: Config) -> None:
         from es_cookbook.baselines.gradient_run import opened_with
         from es_cookbook.baselines.grpo.training import TrainedByTRL, train
 
-        async with opened_with(config, standing, TrainedByTRL) as run:
+        async with opened_with(config, state, TrainedByTRL) as run:
             await train(config, more, run)

@@ -17,26 +17,282 @@ Both attempt the same problems with the same sampling seeds.
 The run directory is only read; the run may be going on.
 """
 
+import contextlib
+import dataclasses
 import functools
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import chz
+
+from es_cookbook import train
+from es_cookbook.baselines.checkpoints import latest_checkpoint, recorded_gradients
+from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.commands.evaluate.measuring import Evaluation, Subject, measure
-from es_cookbook.commands.evaluate.options import Asked, EvaluateConfig, asked
+from es_cookbook.commands.evaluate.measuring import Evaluation, Setting, Subject, measure
 from es_cookbook.commands.evaluate.report import compared, estimates_of, print_text, report
-from es_cookbook.commands.evaluate.saved import to_json
-from es_cookbook.commands.options import new_output
-from es_cookbook.commands.train import SHORT, whole_names
-from es_cookbook.common.cli import run_with_fields
+from es_cookbook.commands.evaluate.saved import Saved, read, to_json
+from es_cookbook.commands.options import RunOrModel, new_output
+from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.train import SHORT, TrainConfig, whole_names
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import built, changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
+from es_cookbook.engines.base import EngineBuilder, ModelEngineBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.config_differences import differences
+from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.files import replace_file
+from es_cookbook.train.recorded import RecordedRun, Split
 from es_cookbook.train.stopping.signals import result_until_signal
+
+_PARTS = (
+    "dataset",
+    "sampling",
+    "engine",
+    "rollout_timeout",
+    "turn_timeout",
+    "max_failed_fraction",
+)
+"""What an evaluation has of a run's options."""
+_BASE = "base"
+
+
+@chz.chz
+class OnProblems(RunOrModel):
+    """Who answers which problems, and how."""
+
+    recipe: str = chz.field(
+        default="", doc="a recipe whose problems are attempted; the run's own if empty"
+    )
+    split: Split = chz.field(
+        default="test", doc="test: the held-out problems; train: those that are trained on"
+    )
+    temperature: float | None = chz.field(
+        default=None, doc="0 is greedy; the run's own eval_temperature if None"
+    )
+    seed: int | None = chz.field(default=None, doc="of the sampling; the run's own if None")
+    metric: str = chz.field(
+        default="",
+        doc="shown by tag, compared in words, counted by pass@k; if empty correct or solved, "
+        "whichever is reported, else reward",
+    )
+
+    @chz.validate
+    def _seed(self) -> None:
+        check_range(self, "seed", at_least=0)
+
+
+@chz.chz
+class EvaluateConfig(OnProblems):
+    """Measure a run's centre or a model on held-out problems, alone or against another."""
+
+    against: str = chz.field(
+        default="",
+        doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION, a model, or the "
+        ".json file of an earlier evaluation",
+    )
+    attempts: int | None = chz.field(
+        default=None,
+        doc="at each problem, several also measure pass@k; the run's own eval_attempts if None",
+    )
+    output: str = chz.field(
+        default="", doc=".json file to write, with every problem; none if empty"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be done: measure these, and compare the first with the second or with a file's."""
+
+    setting: Setting
+    subjects: list[Subject]
+    saved: Saved | None
+
+
+def asked(config: OnProblems, fields: Mapping[str, str]) -> Asked:
+    """Find out who is measured on what; `fields` are options of a run, as a user types them.
+
+    Only inside `run_cli`.
+
+    Raises:
+        ESCookbookError: They are not there, or cannot be measured like that.
+    """
+    _check_fields(fields, of_model=not config.log_path)
+    if not config.log_path:
+        task = _task(config, None, fields)
+        first = Subject(task.model_name, task.model_name, task.engine, task.search_space)
+    elif gradients := recorded_gradients(Path(config.log_path), config.trust, fields):
+        task = _task(config, gradients, fields)
+        first = _of_gradients(config.log_path, gradients, config.generation, fields)
+    else:
+        run = _run(config, fields)
+        task = _task(config, run.config, fields, run.model_name)
+        first = _of_run(config.log_path, run, config.generation, fields)
+    setting = _setting(config, task, fields)
+    subjects, saved = [first], None
+    if isinstance(config, EvaluateConfig) and config.against.endswith(".json"):
+        saved = read(Path(config.against))
+        _check_saved(config.against, saved, setting)
+    elif isinstance(config, EvaluateConfig) and config.against:
+        subjects = _against(config, first, fields)
+    return Asked(setting, subjects, saved)
+
+
+def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
+    """Refuse options that have no effect here."""
+    known = (*_PARTS, "search_space") if of_model else _PARTS
+    for path in fields:
+        if path == "sampling.temperature":
+            raise ConfigError("sampling.temperature is temperature=... in an evaluation")
+        if _first(path) in known:
+            continue
+        if _first(path) in chz.chz_fields(train.Config):
+            raise ConfigError(
+                f"{path} has no effect on an evaluation; of the options of a run there are "
+                f"{', '.join(known)}"
+            )
+        hint = did_you_mean(path, [*chz.chz_fields(EvaluateConfig), *known])
+        raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
+
+
+def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
+    try:
+        return RecordedRun(Path(config.log_path), config.model_name, config.trust, fields)
+    except RunDirectoryError as error:
+        if not (Path(config.log_path) / CONFIG).is_file():
+            raise
+        hint = f"a model is evaluated by model_name={config.log_path} recipe=..."
+        raise RunDirectoryError(f"{error}; {hint}") from error
+
+
+def _task(
+    config: OnProblems,
+    run: train.Config | GradientConfig | None,
+    fields: Mapping[str, str],
+    model_name: str | None = None,
+) -> train.Config | GradientConfig:
+    """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
+    if run is not None and not config.recipe:
+        return changed(run, fields)
+    if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
+        raise ConfigError(
+            f"recipe=... says which problems are attempted ({', '.join(recipe_names())}); or give "
+            "rows by data=... prompt=... reward=..., a package by environment=..., or a run by "
+            "log_path=..."
+        )
+    config_class = recipe_config(config.recipe) if config.recipe else TrainConfig
+    given = dict(fields)
+    if run is not None:  # On its own engine, whose options need not be the recipe's.
+        given = {path: text for path, text in fields.items() if _first(path) != "engine"}
+        model_name = model_name or run.model_name
+    if model_name := model_name or config.model_name:
+        given["model_name"] = model_name
+    return built(config_class, given)
+
+
+def _setting(
+    config: OnProblems, task: train.Config | GradientConfig, fields: Mapping[str, str]
+) -> Setting:
+    attempts = config.attempts if isinstance(config, EvaluateConfig) else 1
+    attempts = task.eval_attempts if attempts is None else attempts
+    temperature = task.eval_temperature if config.temperature is None else config.temperature
+    check_evaluation(attempts, temperature, prefix="")
+    seed = task.seed if config.seed is None else config.seed
+    how = {"eval_attempts": attempts, "eval_temperature": temperature, "seed": seed}
+    given = "" if config.log_path else fields.get("dataset.source", task.dataset.label)
+    return Setting(config.recipe or given, chz.replace(task, **how), config.split)
+
+
+def _of_run(
+    name: str, run: RecordedRun, generation: int | None, fields: Mapping[str, str]
+) -> Subject:
+    generation = len(run.records) if generation is None else generation
+    run.check_generation(generation)
+    engine, trained = _engine(run.config, fields), (Path(name), run.config.dataset)
+    space = run.config.search_space
+    return Subject(name, run.model_name, engine, space, run, (generation,), trained)
+
+
+def _of_gradients(
+    name: str, run: GradientConfig, generation: int | None, fields: Mapping[str, str]
+) -> Subject:
+    """A run of gradients: its last checkpoint, or its base as generation 0."""
+    engine, space, trained = _engine(run, fields), run.search_space, (Path(name), run.dataset)
+    if generation == 0:
+        return Subject(f"{name} before its first generation", run.model_name, engine, space)
+    checkpoint = latest_checkpoint(Path(name))
+    if checkpoint is None or generation not in (None, checkpoint.generation):
+        there = f" and {checkpoint.generation}" if checkpoint else ""
+        raise ConfigError(
+            f"generation {generation} of {name} is not there: a run of gradients keeps its "
+            f"last checkpoint alone, so 0 (the base){there} can be evaluated"
+        )
+    if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
+        engine = chz.replace(engine, dtype=checkpoint.dtype)
+    return Subject(name, str(checkpoint.model), engine, space, trained=trained)
+
+
+def _engine(run: train.Config | GradientConfig, fields: Mapping[str, str]) -> EngineBuilder:
+    return changed(run, {k: text for k, text in fields.items() if _first(k) == "engine"}).engine
+
+
+def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
+    """Everybody that is to be measured, the first one first."""
+    against = "@0" if config.against == _BASE else config.against
+    matched = re.fullmatch(r"(.*)@(\d+)", against)
+    name, generation = (matched[1], int(matched[2])) if matched else (against, None)
+    if gradients := recorded_gradients(Path(name or config.log_path), config.trust, fields):
+        return [first, _of_gradients(name or config.log_path, gradients, generation, fields)]
+    if name in ("", config.log_path):
+        if first.run is None:
+            raise ConfigError(
+                f"against={config.against} is a generation of the run that is evaluated, and "
+                "there is none: give log_path=RUN, or another run or model to compare with"
+            )
+        other = _of_run(first.name, first.run, generation, fields)
+        if other.generations == first.generations:
+            raise ConfigError(
+                f"against={config.against} is what is evaluated itself; give another one"
+            )
+        return [dataclasses.replace(first, generations=(*first.generations, *other.generations))]
+    if generation is None and not _is_run(Path(name)):
+        space = LowRank() if first.run is not None else first.search_space
+        return [first, Subject(name, name, first.engine, space)]
+    run = RecordedRun(Path(name), trust=config.trust, typed=fields)
+    return [first, _of_run(name, run, generation, fields)]
+
+
+def _is_run(path: Path) -> bool:
+    with contextlib.suppress(RunDirectoryError):
+        check_is_run(path)
+        return True
+    return False
+
+
+def _check_saved(name: str, saved: Saved, setting: Setting) -> None:
+    """Refuse an earlier evaluation that was not made in the same way.
+
+    Raises:
+        ConfigError: Says which option would make them alike.
+    """
+    for option, value in setting.comparable.items():
+        then = saved.settings.get(option)
+        if then != value:
+            raise ConfigError(
+                f"against={name} was measured with {option}={then}, and this would be with "
+                f"{option}={value}; give {option}={then}, or compare with what it measured"
+            )
+
+
+def _first(path: str) -> str:
+    return path.partition(".")[0]
 
 
 def evaluated(config: EvaluateConfig, fields: Mapping[str, str]) -> str:

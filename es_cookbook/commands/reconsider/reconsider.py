@@ -30,8 +30,8 @@ import chz
 import numpy as np
 
 from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.commands.evaluate.evaluate import OnProblems, asked
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting, Subject
-from es_cookbook.commands.evaluate.options import OnProblems, asked
 from es_cookbook.commands.evaluate.report import (
     compared,
     compared_line,

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from es_cookbook import train
 from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
-from es_cookbook.commands.view.texts import (
+from es_cookbook.commands.view.runs import (
     STYLES,
     Screen,
     begun_in,

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from es_cookbook import train
+from es_cookbook.commands.evaluate.evaluate import EvaluateConfig
 from es_cookbook.commands.evaluate.evaluate import main as evaluate
-from es_cookbook.commands.evaluate.options import EvaluateConfig
 from es_cookbook.commands.view.plot import Plot, main, read_study
 from es_cookbook.common.cli import run_cli
 from es_cookbook.runs.reading import read_run
