@@ -20,7 +20,6 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, cast
@@ -209,29 +208,19 @@ class GradientRun(Generic[_Learner]):
             (path / STATE).write_text(state, "utf-8")
 
 
-def opened(
-    config: GradientConfig, state: DirectoryState
-) -> AbstractAsyncContextManager[GradientRun[Learner]]:
-    """Open a run whose learner is our own, new or recorded; closes all of it in the end.
-
-    Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
-    """
-
-    def learner(model: PreTrainedModel, names: Iterable[str]) -> Learner:
-        return Learner(
-            model,
-            names,
-            tokens_per_pass=config.tokens_per_pass,
-            optimizers=partial(adamw, weight_decay=config.weight_decay),
-            max_gradient_norm=config.max_gradient_norm,
-        )
-
-    return opened_with(config, state, learner)
+def own_learner(config: GradientConfig, model: PreTrainedModel, names: Iterable[str]) -> Learner:
+    """The learner of runs that are not TRL's."""
+    return Learner(
+        model,
+        names,
+        tokens_per_pass=config.tokens_per_pass,
+        optimizers=partial(adamw, weight_decay=config.weight_decay),
+        max_gradient_norm=config.max_gradient_norm,
+    )
 
 
 @contextlib.asynccontextmanager
-async def opened_with(
+async def opened(
     config: GradientConfig,
     state: DirectoryState,
     make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],

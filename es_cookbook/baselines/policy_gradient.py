@@ -195,9 +195,9 @@ async def main(config: Config) -> None:
         if state.is_complete:
             print(f"{config.log_path} is complete, with {config.num_generations} generations")
             return
-        from es_cookbook.baselines.gradient_run import opened  # with torch
+        from es_cookbook.baselines.gradient_run import opened, own_learner  # with torch
 
-        async with opened(config, state) as run:
+        async with opened(config, state, partial(own_learner, config)) as run:
             for generation in run.generations:
                 problems_P = run.dataset.get_batch(generation)
                 groups_P = await run.rollout(generation, problems_P, config.attempts)

@@ -19,6 +19,7 @@ from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.opening import Behavior
 from es_cookbook.runs.tracking.base import TrackerBuilder
+from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
 DATASETS = Names(
@@ -81,6 +82,11 @@ class RunConfig:
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", "turn_timeout", above=0)
         check_evaluation(self.eval_attempts, self.eval_temperature)
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that tells what a run brought; a recipe may have one of its own."""
+        return CORRECT
 
     def evaluates(self, generation: int) -> bool:
         """Whether the centre is evaluated before a generation, or after the last."""

@@ -25,7 +25,6 @@ from es_cookbook.rl.surrogate import Surrogate, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
-from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.trusted.scripts import scripts_not_trusted, trust_option
 from es_cookbook.runs.trusted.seal import with_sealed
 
@@ -155,11 +154,6 @@ class Config(RunConfig):
     def num_pairs(self) -> int:
         """Pairs of genomes to which a batch is dealt out; 0: all attempt all of it."""
         return self.optimizer.population_size // 2 if self.batch_per_pair else 0
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that tells what a run brought; a recipe may have one of its own."""
-        return CORRECT
 
     @override
     def sampling_at(self, generation: int) -> SamplingParams:

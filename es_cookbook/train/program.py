@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import chz
 
@@ -21,9 +22,10 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import BEGAN, as_program, command
+from es_cookbook.population.config import RunConfig
 from es_cookbook.runs.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics, whole_lines
+from es_cookbook.runs.tracking.jsonl import read_metrics, whole_lines
 from es_cookbook.runs.tracking.result import Elapsed, Result, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.runs.trusted.scripts import trust_option
@@ -31,6 +33,7 @@ from es_cookbook.train.config import Config
 from es_cookbook.train.setup import opened, prepared
 from es_cookbook.train.stopping.signals import run_until_signal
 
+_Config = TypeVar("_Config", bound=RunConfig)
 _CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio", "dataset.gold")
 """Fields that older versions had not, and that no step depends on: their runs keep their names."""
 
@@ -103,29 +106,30 @@ def train_and_tell(config: Config, name: str = "run", began: float | None = None
         name: of what is trained, in that path.
         began: when the command did, by `time.monotonic`; now if None.
     """
-    began = time.monotonic() if began is None else began
-    if not config.log_path:
-        config = chz.replace(config, log_path=default_log_path(config, name))
-    path = Path(config.log_path)
-    run_and_tell(functools.partial(run, config), path, began, config.main_metric)
+    run_and_tell(run, config, name, time.monotonic() if began is None else began)
 
 
 def run_and_tell(
-    run: Callable[[], Result], log_path: Path, began: float, key: str = CORRECT
+    run: Callable[[_Config], Result], config: _Config, name: str, began: float
 ) -> None:
-    """Run, and say in one line what that brought to a run directory since `began`."""
-    metrics = log_path / METRICS
+    """Run, and say in one line what that brought to a run directory since `began`.
+
+    `name` is in that of the directory, where `log_path` is empty.
+    """
+    if not config.log_path:
+        config = chz.replace(config, log_path=default_log_path(config, name))
+    metrics = Path(config.log_path) / METRICS
     before = whole_lines(metrics)
-    result = run()
+    result = run(config)
     kept = itertools.takewhile(
         lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
     )
     elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
     took = elapsed.told(read_metrics(metrics))
-    print(f"{result.gain(key)} in {took}; everything is in {result.path}")
+    print(f"{result.gain(config.main_metric)} in {took}; everything is in {result.path}")
 
 
-def default_log_path(config: Config, name: str) -> str:
+def default_log_path(config: RunConfig, name: str) -> str:
     """The same for the same options, so that the same command finds its run again.
 
     Where and how a run is kept and shown does not count.

@@ -29,8 +29,8 @@ async def main(config: Config) -> None:
         from es_cookbook.baselines.grpo.arguments import checked  # with trl and torch
 
         more = checked(config.trl)
-        from es_cookbook.baselines.gradient_run import opened_with
+        from es_cookbook.baselines.gradient_run import opened
         from es_cookbook.baselines.grpo.training import TrainedByTRL, train
 
-        async with opened_with(config, state, TrainedByTRL) as run:
+        async with opened(config, state, TrainedByTRL) as run:
             await train(config, more, run)

@@ -32,8 +32,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.tracking.result import Result, result_of
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
-from es_cookbook.train.program import path_for, run_and_tell
+from es_cookbook.train.program import run_and_tell
 from es_cookbook.train.stopping.signals import result_until_signal
 
 _Config = TypeVar("_Config", bound=GradientConfig)
@@ -67,7 +66,7 @@ def train_cli(
     def main(config: _Config) -> None:
         items = {name: (*getattr(config, name), *more) for name, more in added.items()}
         name = f"{command}-{recipe or config.dataset.label}"
-        train_and_tell(train, chz.replace(config, **items), name)
+        run_and_tell(functools.partial(run, train), chz.replace(config, **items), name, BEGAN)
 
     run_cli(main, config, whole_names(options), _HELP + more_help)
 
@@ -110,20 +109,6 @@ def of_recipe(config_class: Callable[..., _Config], recipe: str) -> _Config:
         sampling=chz.replace(like.sampling, temperature=1.0, top_p=1.0),
         attempts=max(like.optimizer.population_size * like.attempts, 2),
     )
-
-
-def train_and_tell(train: Callable[[_Config], Awaitable[None]], config: _Config, name: str) -> None:
-    """Train, and say in one line what it brought; `name` is in the default directory's.
-
-    Raises:
-        KeyboardInterrupt: It was stopped; says how to go on.
-    """
-    if not config.log_path:
-        what = chz.replace(
-            config, trackers=StandardTrackersBuilder(), hub=None, behavior_if_log_dir_exists="ask"
-        )
-        config = chz.replace(config, log_path=path_for(what, f"{name}-seed{config.seed}"))
-    run_and_tell(functools.partial(run, train, config), Path(config.log_path), BEGAN)
 
 
 def run(train: Callable[[_Config], Awaitable[None]], config: _Config) -> Result:
