@@ -37,7 +37,7 @@ from es_cookbook.commands.gradients import program
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import WorkerError
 from es_cookbook.common.files import LARGEST_TEXT, read_file
-from es_cookbook.common.terminal import plural, say
+from es_cookbook.common.terminal import markdown, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
@@ -46,6 +46,7 @@ from es_cookbook.rl.types import EnvGroupBuilder, Metrics, RLDatasetBuilder
 from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.reading import RunFiles
+from es_cookbook.runs.report.comparison import mean_and_range
 from es_cookbook.runs.report.curves import points
 from es_cookbook.train.recorded import RecordedRun, rebuild
 
@@ -285,8 +286,7 @@ def table(
                 f"{fmean(each.kept_bytes for each in of) / 1000:.0f}",
             ]
         )
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(head, rows)
 
 
 def _second(metrics: Metrics) -> float:
@@ -297,8 +297,6 @@ def _second(metrics: Metrics) -> float:
 
 
 def _percent(values_R: Sequence[float]) -> str:
-    mean, low, high = fmean(values_R), min(values_R), max(values_R)
-    if math.isnan(mean):
+    if any(map(math.isnan, values_R)):
         return "–"
-    spread = f" ({100 * low:.1f} … {100 * high:.1f})" if len(values_R) > 1 else ""
-    return f"{100 * mean:.1f} %{spread}"
+    return f"{100 * values_R[0]:.1f} %" if len(values_R) == 1 else mean_and_range(values_R)

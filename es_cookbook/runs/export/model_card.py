@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import es_cookbook
 from es_cookbook.checkpoints.identity import BaseIdentity
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.terminal import plural
+from es_cookbook.common.terminal import markdown, plural
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import Written
 from es_cookbook.runs.replay import Replay
@@ -46,14 +45,14 @@ def model_card(title: str, replay: Replay, base: BaseIdentity, written: Written)
         _front_matter(replay.model_name, written),
         f"# {title}",
         what + (", and has the fingerprint that the run recorded." if replay.steps else "."),
-        _table(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
+        markdown(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
         f"## How to load it\n\n```python\n{written.loading}\n```",
         f"## How it did\n\n{how}",
     ]
     if written.errors:
         rows = [(f"`{name}`", f"{error:.4g}") for name, error in written.errors.items()]
         head = "Frobenius norm of what the adapter leaves out, over that of what the run changed."
-        parts.append(f"## Error of each weight\n\n{head}\n\n{_table(('weight', 'error'), rows)}")
+        parts.append(f"## Error of each weight\n\n{head}\n\n{markdown(('weight', 'error'), rows)}")
     config = json.dumps(replay.config, indent=2, ensure_ascii=False)
     parts.append(f"## Config\n\n```json\n{config}\n```")
     return "\n\n".join(parts) + "\n"
@@ -78,7 +77,7 @@ def curve(metrics_path: Path, generation: int) -> str:
     tested = [i for i, row in enumerate(rows) if any(k.startswith("test/") for k in row)]
     chosen = {tested[i] for i in _spread(len(tested), _CURVE_ROWS)}
     chosen |= set(_spread(len(rows), _CURVE_ROWS - len(chosen)))
-    table = _table(
+    table = markdown(
         ("generation", *(f"`{key}`" for key in keys)),
         [
             (f"{rows[i][GENERATION]:.0f}", *(_cell(rows[i].get(k)) for k in keys))
@@ -105,8 +104,3 @@ def _spread(length: int, count: int) -> list[int]:
 
 def _cell(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:.4f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

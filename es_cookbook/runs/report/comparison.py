@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import markdown
 from es_cookbook.runs.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
@@ -122,27 +123,25 @@ def is_share(metric: str) -> bool:
 def table(summaries: Mapping[str, Summary], metric: str) -> str:
     """The summaries, by name, as a Markdown table; `mean (lowest … highest)` over runs."""
     share = is_share(metric)
-    lines = [
-        f"| | runs | {metric} at the end | over the run | rollouts | s a generation | "
-        "ask + tell of it | terms a step |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, summary in summaries.items():
-        cells = [
+    head = ["", "runs", f"{metric} at the end", "over the run", "rollouts", "s a generation"]
+    rows = [
+        [
             name,
             str(len(summary.rollouts_R)),
-            _mean_and_range(summary.curve.values_R_M[:, -1].tolist(), share),
-            _mean_and_range(summary.curve.heights_R, share),
+            mean_and_range(summary.curve.values_R_M[:, -1].tolist(), share),
+            mean_and_range(summary.curve.heights_R, share),
             f"{fmean(summary.rollouts_R):.0f}",
             f"{fmean(summary.seconds_R):.3g}",
             f"{100 * fmean(summary.optimizer_share_R):.2g} %",
             f"{fmean(summary.terms_R):.4g}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        for name, summary in summaries.items()
+    ]
+    return markdown([*head, "ask + tell of it", "terms a step"], rows)
 
 
-def _mean_and_range(values_R: Sequence[float], share: bool) -> str:
+def mean_and_range(values_R: Sequence[float], share: bool = True) -> str:
+    """`mean (lowest … highest)` over runs; a share is in percent."""
     mean, low, high = fmean(values_R), min(values_R), max(values_R)
     if share:
         return f"{100 * mean:.1f} % ({100 * low:.1f} … {100 * high:.1f})"

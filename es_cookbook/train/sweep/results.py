@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 from es_cookbook import train
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.terminal import markdown
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.comparison import is_share
@@ -128,8 +129,7 @@ def table(results: Sequence[Result], metric: str) -> str:
     names = list(results[0].options) if results else []
     heads = [*names, f"{metric}, mean ± spread", "best", "runs", "minutes"]
     ordered = sorted(by_trial.values(), key=_rank)
-    lines = [_line(heads), f"|{'---|' * len(heads)}"]
-    return "\n".join([*lines, *(_line(_cells(trial_R, metric)) for trial_R in ordered)])
+    return markdown(heads, [_cells(trial_R, metric) for trial_R in ordered])
 
 
 def mean_of_complete(results_R: Sequence[Result]) -> float:
@@ -167,7 +167,3 @@ def _cells(trial_R: Sequence[Result], metric: str) -> list[str]:
 def _text(value: Value) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return " ".join(text.split()).replace("|", r"\|")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
