@@ -142,6 +142,27 @@ def test_a_warm_start_refuses_what_cannot_be(name: str, tmp_path: Path) -> None:
             module.Config(output="x", **{option: -1})
 
 
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("alignment", "pairs"),
+        ("conciseness", "questions"),
+        ("crossword", "clues"),
+        ("pairwise", "additions"),
+    ],
+)
+def test_bundled_rows_are_those_of_the_command(name: str, program: str, tmp_path: Path) -> None:
+    module = importlib.import_module(f"es_cookbook.recipes.{name}.{program}")
+    output = tmp_path / f"{program}.jsonl"
+    module.main(module.Config(output=str(output)))
+    assert output.read_bytes() == Path(str(module.__file__)).with_name(output.name).read_bytes()
+    with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
+        module.main(module.Config(output=str(output)))
+    module.main(module.Config(output=str(tmp_path / "few"), count=3))
+    few = (tmp_path / "few").read_bytes()
+    assert few.count(b"\n") == 3 and output.read_bytes().startswith(few)
+
+
 SHORT = (
     *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
     *("dataset.num_train=6", "trackers=JsonlTrackerBuilder"),

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from es_cookbook.baselines.small_model import EOS, build_tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.conciseness import questions, warm_start
+from es_cookbook.common.errors import DataError
+from es_cookbook.recipes.conciseness import warm_start
 from es_cookbook.recipes.conciseness.questions import generate_questions
-from es_cookbook.recipes.conciseness.train_cli import QUESTIONS, RECIPE, CLIConfig, main
+from es_cookbook.recipes.conciseness.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.recipes.warm_start import measured
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Task
@@ -58,14 +58,6 @@ async def test_every_bundled_question_is_valid_and_none_is_in_both_splits() -> N
     assert [len(set(part)) for part in asked] == [len(train), len(test)]
     assert len(train) > 1000 and len(test) > 100
     assert set(asked[0]).isdisjoint(asked[1])
-
-
-def test_the_bundled_questions_are_those_of_the_command(tmp_path: Path) -> None:
-    output = tmp_path / "questions.jsonl"
-    questions.main(questions.Config(output=str(output)))
-    assert output.read_bytes() == QUESTIONS.read_bytes()
-    with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
-        questions.main(questions.Config(output=str(output)))
 
 
 def test_answers_follow_from_the_question() -> None:

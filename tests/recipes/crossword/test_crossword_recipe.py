@@ -10,10 +10,10 @@ import datasets
 import pytest
 
 from es_cookbook.baselines.small_model import EOS, build_tokenizer
-from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.crossword import clues, warm_start
+from es_cookbook.common.errors import DataError
+from es_cookbook.recipes.crossword import warm_start
 from es_cookbook.recipes.crossword.clues import generate_clues
-from es_cookbook.recipes.crossword.dataset import CLUES, CrosswordDatasetBuilder, question
+from es_cookbook.recipes.crossword.dataset import CrosswordDatasetBuilder, question
 from es_cookbook.recipes.crossword.train_cli import CLIConfig
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
@@ -113,14 +113,6 @@ async def test_a_prompt_that_ends_in_think_changes_what_is_expected() -> None:
     env = first.make_env()
     assert isinstance(env, ProblemEnv)
     assert (await env.graded(f"so</think>{first.gold}")).metrics["format"] == 1
-
-
-def test_the_bundled_clues_are_those_of_the_command(tmp_path: Path) -> None:
-    output = tmp_path / "clues.jsonl"
-    clues.main(clues.Config(output=str(output)))
-    assert output.read_bytes() == CLUES.read_bytes()
-    with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
-        clues.main(clues.Config(output=str(output)))
 
 
 def test_answers_follow_from_the_clue_and_misreadings_differ() -> None:
