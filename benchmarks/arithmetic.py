@@ -37,6 +37,7 @@ from es_cookbook.rl.types import Observation
 
 HeldOut: TypeAlias = Literal["test", "development"]
 SEEDS = (0, 1, 2)
+NUM_TEST = 1000
 GENERATIONS, PROBLEMS, GENOMES = 12, 32, 256  # the recipe's defaults
 
 
@@ -51,8 +52,11 @@ class Answers:
 
 def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[Problem]) -> Answers:
     """Its greedy answers, graded."""
-    texts = answer(model, tokenizer, questions_of(held_out), warm_start.MAX_ANSWER_TOKENS)
-    metrics = warm_start.grades(held_out, [text for (text,) in texts])
+    texts = answer(model, tokenizer, questions_of(held_out), RECIPE.max_tokens)
+    metrics = [
+        ArithmeticEnv(Observation(()), problem.terms).grade(text).metrics
+        for problem, (text,) in zip(held_out, texts, strict=True)
+    ]
     names = ("correct", "forgot_carry", "well_formed")
     return Answers(*([each[name] == 1 for each in metrics] for name in names))
 
@@ -62,7 +66,7 @@ def never_solved(
 ) -> list[bool]:
     """Which problems it solves in none of 16 samples."""
     torch.manual_seed(0)
-    length, samples = warm_start.MAX_ANSWER_TOKENS, warm_start.SAMPLES
+    length, samples = RECIPE.max_tokens, warm_start.SAMPLES
     texts_P = answer(model, tokenizer, questions_of(held_out), length, samples)
     golds_P = [gold_answer(problem.terms, "compact") for problem in held_out]
     return [gold not in texts for gold, texts in zip(golds_P, texts_P, strict=True)]
@@ -102,7 +106,7 @@ class Start:
 def begin(path: Path, held_out: HeldOut) -> Start:
     """Measure a warm start."""
     tokenizer = cast(Qwen2Tokenizer, Qwen2Tokenizer.from_pretrained(path))
-    problems = list(itertools.islice(generate_problems(0, held_out), warm_start.NUM_TEST))
+    problems = list(itertools.islice(generate_problems(0, held_out), NUM_TEST))
     model = load(path)
     answers = measure(model, tokenizer, problems)
     return Start(path, tokenizer, problems, answers, never_solved(model, tokenizer, problems))
