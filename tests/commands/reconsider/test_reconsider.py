@@ -181,16 +181,16 @@ def test_buckets_are_quantiles_in_which_equal_values_stay_together() -> None:
 
 
 def test_each_bucket_compares_both_answers_and_leaves_lost_ones_out(tmp_path: Path) -> None:
-    both = passes([1.0, 0.0, 1.0, 1.0, None], [1.0, 1.0, 0.0, 0.0, 1.0])
-    entropies = [0.1, 0.2, 0.8, 0.9, math.nan]
+    both = passes([1.0, 0.0, 1.0, 1.0, None, 1.0], [1.0, 1.0, 0.0, 0.0, 1.0, None])
+    entropies = [0.1, 0.2, 0.8, 0.9, math.nan, 0.5]
     sure, unsure = buckets_of(both, entropies, "correct", 2, seed=0)
     assert (sure.entropies, sure.problems) == ([0.1, 0.2], [0, 1])
     assert (sure.compared.second, sure.compared.first, sure.compared.better) == (0.5, 1.0, 1)
     assert (unsure.compared.second, unsure.compared.first, unsure.compared.worse) == (1.0, 0.0, 2)
     answered_P = [(e,) for e in entropies[:4]]
-    write(tmp_path, both, [*answered_P, None], [sure, unsure])
+    write(tmp_path, both, [*answered_P, None, (0.5,)], [sure, unsure])
     rows = lines(tmp_path)
-    assert [row["bucket"] for row in rows] == [0, 0, 1, 1, None]
+    assert [row["bucket"] for row in rows] == [0, 0, 1, 1, None, None]
     assert rows[0]["first"]["text"] == "\x1b[31m<script>alert(1)</script>\u2028\n\ud800"
     assert rows[4]["first"] == {"lost": "Gone: away"} and rows[4]["entropies"] is None
 
