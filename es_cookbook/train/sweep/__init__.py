@@ -8,8 +8,13 @@ A run directory says by itself whether its run is complete, so all of it is repe
 done: nothing is run twice, and what was interrupted goes on.
 """
 
-from es_cookbook.train.sweep.equal_rollouts import batch_of, refuse_unequal_rollouts, rollouts_of
-from es_cookbook.train.sweep.in_turn import is_complete, run_all
+from es_cookbook.train.sweep.in_turn import (
+    batch_of,
+    is_complete,
+    refuse_unequal_rollouts,
+    rollouts_of,
+    run_all,
+)
 from es_cookbook.train.sweep.loop import Make, SweepSettings, sweep
 from es_cookbook.train.sweep.search import Range, Space, Value, Values
 
