@@ -135,7 +135,7 @@ def trained(home: Path) -> Path:
         "num_generations=2",
         "dataset.reward=exact",
         "dataset.num_test=4",
-        "dataset.batch=4",
+        "dataset.problems_per_generation=4",
     )
     lengths = (
         "optimizer.population_size=4",
