@@ -264,7 +264,7 @@ async def test_runs_of_another_kind_are_refused(model: Path, tmp_path: Path) -> 
 async def test_trl_has_to_be_installed(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("by_trl", "arguments", "training"):
+    for name in ("arguments", "training"):
         monkeypatch.delitem(sys.modules, f"es_cookbook.baselines.grpo.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(ConfigError, match=r"grpo needs trl, .* 'es-cookbook\[baselines\]'"):
