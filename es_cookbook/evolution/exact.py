@@ -58,6 +58,7 @@ def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
     for i in range(0, moving.size, PIECE):
         piece = moving[i : i + PIECE]
         anchor_piece = anchor[i : i + PIECE].to(torch.float32).numpy()
+        # base + keep · (W - base)
         np.subtract(piece, anchor_piece, out=piece)
         np.multiply(piece, keep, out=piece)
         np.add(anchor_piece, piece, out=piece)
@@ -222,13 +223,13 @@ def _error_feedback_(rule: ErrorFeedbackRule, adders: Sequence[AddTerms], moving
     change = torch.empty_like(weight)
     terms = iter(zip(adders, rule.weights, strict=True))
     for count in rule.counts:
-        residual.mul_(rule.residual_decay)
+        residual.mul_(rule.residual_decay)  # s = decay · e + Σ_t weight_t · change_t
         for add_terms_, term_weight in itertools.islice(terms, count):
             change.zero_()
             add_terms_(name, change, part)
             residual.add_(change.mul_(term_weight))
-        torch.round(residual, out=rounded)  # half to even, as rint
-        residual.sub_(rounded)
+        torch.round(residual, out=rounded)  # d = rint(s), half to even
+        residual.sub_(rounded)  # e = s - d
     weight.add_(rounded).clamp_(0, rule.highest)
 
 
@@ -240,6 +241,7 @@ def _muon_(rule: MuonRule, add_terms_: AddTerms, moving: Moving) -> None:
     # A rank of a tensor-parallel group generates the whole matrix too: noise needs no traffic.
     total = torch.zeros(shape, dtype=torch.float32, device=weight.device)
     add_terms_(name, total, Part.whole(shape))
+    # U Vᵀ · RMS of the plain sum · √max(rows, columns), whose RMS is that of the plain sum
     update = orthogonalised(total, rule.iterations) * (rule.scale * math.sqrt(max(shape)))
     own = update[slice(*part.rows), slice(*part.columns)]
     weight.add_(own.reshape(weight.shape).to(torch.float32))

@@ -79,6 +79,7 @@ class Adam(AverageES):
             counts = tuple(map(len, gradients))
             rule = AdamRule(counts, tuple(first), tuple(second), rate, self.epsilon)
             return Step(terms, rule=rule)
+        # α m / (√v + ε), with one v for a whole tensor
         v = math.fsum(w * mean_square(g) for w, g in zip(second, gradients, strict=True))
         return Step(scaled(gradients, [rate * w / (math.sqrt(v) + self.epsilon) for w in first]))
 

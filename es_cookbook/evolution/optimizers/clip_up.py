@@ -78,11 +78,12 @@ class ClipUpOptimizer(WindowOptimizer):
         squares = [mean_square(gradient) for gradient in gradients]
         newest = math.sqrt(squares[-1])
         push = self.learning_rate(generation) / newest if newest else 0.0
+        # v <- m v + α g / ‖g‖
         scales = [*(scale * self._momentum for scale in self._scales), push][-len(squares) :]
         pairs = zip(scales, squares, strict=True)
         speed = math.sqrt(math.fsum(scale * scale * square for scale, square in pairs))
         limit = self._max_speed * self.rate_factor(generation)
-        if speed > limit:
+        if speed > limit:  # v <- v · min(1, v_max / ‖v‖)
             scales = [scale * (limit / speed) for scale in scales]
         self._scales = scales
         return Step(scaled(gradients, scales))

@@ -81,6 +81,7 @@ class AdaptiveSigma:
         if not centre or not math.isfinite(centre[0]) or not spread:
             return factor
         lead = (centre[0] - math.fsum(others) / len(others)) / spread
+        # σ <- σ · exp(rate · tanh(target - (fitness of the centre - mean) / std))
         factor *= math.exp(self.rate * math.tanh(self.target - lead))
         return min(max(factor, self.smallest), self.largest)
 
@@ -236,11 +237,12 @@ def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) ->
         for term in genome.terms:
             signed = math.copysign(1, term.coefficient) * fitness
             signed_fitness.setdefault(term.seed, []).append(signed)
-    # A NaN spreads over the sum of its pair: that is how a pair with a lost twin is left out.
+    # Of twins, fitness₊ - fitness₋; a NaN spreads, so a pair with a lost twin is left out.
     totals = {seed: sum(values) for seed, values in signed_fitness.items()}
     kept = {seed: total for seed, total in totals.items() if not math.isnan(total)}
     if not kept:
         return ()
+    # α/N · Σ fitness · sign · ε, with N the genomes that were not lost
     scale = rate / sum(len(signed_fitness[seed]) for seed in kept)
     return tuple(Term(seed, scale * total) for seed, total in kept.items() if scale * total)
 

@@ -44,6 +44,7 @@ class Momentum(AverageES):
     @override
     def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
         """α times the average."""
+        # α v, with v = Σ_j m^age g_j / Σ_j m^age
         weights = average_weights(self.momentum, len(gradients))
         return Step(scaled(gradients, [rate * weight for weight in weights]))
 

@@ -175,6 +175,7 @@ class QuantCodesSpace(FullRankSpace):
     ) -> NDArray[np.float32]:
         """Whole numbers u."""
         change = noise_range(term.seed, name, start, stop, self.noise, out)
+        # u = sign(c) · floor(float32(|c|) · ε + v)
         np.multiply(change, np.float32(abs(term.coefficient)), out=change)
         np.add(change, uniform_range(term.seed, f"{name}.rounding", start, stop), out=change)
         np.floor(change, out=change)

@@ -28,7 +28,8 @@ split, shuffle and pad batches to hold this to account.
 
 import dataclasses
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -215,6 +216,7 @@ class LowRankRows:
         height = self._height(len(y_T_N))
         x_blocks = x_T_N.view(len(self), height, -1)
         y_blocks = y_T_N.view(len(self), height, -1)
+        # y + (x B) A
         y_blocks += torch.bmm(torch.bmm(x_blocks, b), a)[..., : y_T_N.shape[-1]]
         return y_T_N
 
@@ -251,6 +253,16 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+@contextmanager
+def _running(batch: Batch) -> Generator[None]:
+    """Inside, layers run for this batch on this thread."""
+    _current.batch = batch
+    try:
+        yield
+    finally:
+        _current.batch = None
 
 
 def _batch() -> Batch:
@@ -498,11 +510,8 @@ class PopulationModel:
         self, batch: Batch, module: PreTrainedModel | None = None, **inputs: object
     ) -> CausalLMOutput:
         """What the Hugging Face model, or a shell of it, returns with this batch's genomes."""
-        _current.batch = batch
-        try:
+        with _running(batch):
             return cast("CausalLMOutput", (module or self.module)(**inputs))
-        finally:
-            _current.batch = None
 
 
 def _gated_like(module: nn.Module) -> GatedLayers | None:
@@ -518,12 +527,9 @@ def _gated_like(module: nn.Module) -> GatedLayers | None:
     if not _feeds_kernels(group) or down.in_features < LANES:
         return None
     replacement = GatedLayers(gate, up, down, group)
-    _current.batch = Batch()
-    try:
+    with _running(Batch()):
         same = alike(module, replacement, group.in_features, group.weight.dtype)
-        return replacement if same else None
-    finally:
-        _current.batch = None
+    return replacement if same else None
 
 
 def _attention_like(module: nn.Module) -> RotaryAttention | None:
@@ -553,17 +559,14 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     replacement = RotaryAttention(module, q.group, (k.out_features // size, size), attend)
     generator = torch.Generator().manual_seed(1)
     rotary = [torch.randn(1, 5, size, generator=generator) for _ in range(2)]
-    _current.batch = Batch(found)
 
     def runs(other: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: other(
             hidden_states=x, position_embeddings=tuple(rotary), attention_mask=None
         )[0]
 
-    try:
+    with _running(Batch(found)):
         same = alike(runs(module), runs(replacement), q.in_features, q.group.weight.dtype)
-    finally:
-        _current.batch = None
     return replacement if same and heard[0].softcap is None else None
 
 
