@@ -228,13 +228,24 @@ def _scaled(x: Row, first: int, size: int, factor: Number, out: Row, at: int) ->
         write(out, at + i, read(x, first + i) * factor)
 
 
+_Flat: TypeAlias = tuple[Row, Row, Row, Row]
+"""Keys and values, and to work in, scores of two queries and their sums of columns of values."""
+
+
 @kernel()
-def _keep(rows: Row, of_row: int, sizes: _Sizes, cache: Cache, slot: int, position: int) -> None:
+def _flat(cache: Cache) -> _Flat:
+    keys, values = cache
+    scores = np.empty(2 * STEP * keys.shape[2], np.float32)
+    return keys.reshape(-1), values.reshape(-1), scores, np.empty(4 * STEP, np.float32)
+
+
+@kernel()
+def _keep(rows: Row, of_row: int, sizes: _Sizes, flat: _Flat, slot: int, position: int) -> None:
     """Write a token's keys and values into its slot.
 
     Its row, from `of_row` on, is its queries, keys and values, one after the other.
     """
-    keys, values = cache
+    keys, values, _, _ = flat
     depth, width = sizes.depth, sizes.width
     for h in range(sizes.kv_heads):
         of_slot = (slot * sizes.kv_heads + h) * sizes.length
@@ -251,7 +262,7 @@ def _attend_tokens(
     tokens: tuple[int, int],
     rows: Row,
     sizes: _Sizes,
-    cache: Cache,
+    flat: _Flat,
     where: Where,
     looks: Looks,
     out: Row,
@@ -261,10 +272,9 @@ def _attend_tokens(
     Of each token's row in `rows` queries are read; `out` is written, (all tokens, heads, width).
     """
     heads, kv_heads, depth, width, length, columns = sizes
-    keys, values = cache
+    keys, values, scores, part = flat
     slots_T, positions_T = where
     scale, softcap, window = looks
-    scores, part = np.empty(2 * length, np.float32), np.empty(4 * STEP, np.float32)
     repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
     scaling = spread(scale / softcap if softcap > 0 else scale), softcap
     for t in range(tokens[0], tokens[1]):
@@ -336,7 +346,7 @@ def attend(
     heads, kv_heads, depth, width = q_T.shape[1], k_T.shape[1], q_T.shape[2], v_T.shape[2]
     length, columns = cache[0].shape[2] * STEP, cache[1].shape[4]
     sizes = _Sizes(heads, kv_heads, depth, width, length, columns)
-    flat, out = (cache[0].reshape(-1), cache[1].reshape(-1)), out_T.reshape(-1)
+    flat, out = _flat(cache), out_T.reshape(-1)
     of_keys, of_values = heads * depth, (heads + kv_heads) * depth
     size = of_values + kv_heads * width
     rows = np.empty(_TOGETHER * size, np.float32)
@@ -406,7 +416,7 @@ def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out
     factors = rank_factors(x_T_N, b_G_R_N, ranks, genome_of_block, height)
     y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
     cos, sin = cos_T_N.reshape(-1), sin_T_N.reshape(-1)
-    flat = cache[0].reshape(-1), cache[1].reshape(-1)
+    flat = _flat(cache)
     rows, uncapped = np.empty(_TOGETHER * outputs, np.float32), (looks[0], ZERO, looks[2])
     for begin in range(0, len(y_T_N), _TOGETHER):
         end = min(begin + _TOGETHER, len(y_T_N))
