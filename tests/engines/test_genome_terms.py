@@ -141,3 +141,10 @@ def test_adapters_are_the_centre_and_the_genomes_terms(perturb: Perturb, density
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="not in the interpreter")
 def test_in_the_interpreter_the_programs_serve_the_cpu() -> None:
     assert on_gpu(torch.device("cpu"))
+
+
+def test_slots_of_a_weight_that_is_stored_the_other_way_round() -> None:
+    a, b, rows, columns = torch.zeros(2, 1, 5), torch.zeros(2, 3, 1), slice(0, 3), slice(1, 6)
+    turned = Slots("w", a, b, rows, columns).mT
+    assert (turned.a.shape, turned.b.shape) == ((2, 1, 3), (2, 5, 1))
+    assert (turned.rows, turned.columns) == (columns, rows)

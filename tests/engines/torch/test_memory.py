@@ -139,3 +139,8 @@ def test_every_expert_that_is_perturbed_counts_once() -> None:
     linear += parameters["lm_head.weight"].numel()
     found = weight_bytes(model, space, 2)
     assert (found.own, found.centre) == (2 * (linear + experts), 4 * experts)
+
+
+def test_a_lane_has_whole_blocks_of_slots_and_one_at_least() -> None:
+    found = CachePlan(CacheSize(0, 10), 1, 1000, 2048, 64)
+    assert [found.num_slots(length) for length in (1, 4, 60)] == [96, 24, 8]
