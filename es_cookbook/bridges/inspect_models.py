@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -346,8 +347,10 @@ async def run_task(
 
 
 def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:
+    # Inspect finds scripts by a pattern below the current directory, which takes no absolute path.
+    below = os.path.relpath(name) if os.path.isabs(name) else name
     try:
-        tasks = load_tasks([name], dict(arguments))
+        tasks = load_tasks([below], dict(arguments))
     except Exception as error:  # Whatever the task's own code raises.
         raise ConfigError(
             f"task={name} cannot be made of task_args={json.dumps(arguments)}: "

@@ -21,11 +21,15 @@ ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests/data/recorded/low_rank"
 TASKS = ROOT / "tests/bridges/inspect_tasks/sums.py"
 TOKENIZER = tokenizer_with(CHATML)
+HEAD = """@task
+def one():
+    return Task(dataset=[Sample(input="1+1", target="2")], scorer=includes())
+"""
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 20, "b": 22}}</tool_call>'
 
 
 async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_length: int = 4000):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """What came of a task that a script answers, what it saw, and the log."""
+    """What came of a task, of `TASKS` or a path, what the model saw, and the log."""
     from inspect_ai.log import read_eval_log
 
     from es_cookbook.bridges.inspect_models import Source, run_task
@@ -37,7 +41,7 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
 
     source = Source(answer, TOKENIZER, context_length, SamplingParams(), ChatOptions())
     (result,) = await run_task(
-        f"{TASKS}@{task}",
+        task if "/" in task else f"{TASKS}@{task}",
         {},
         "centre",
         source,
@@ -47,6 +51,13 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
         metadata={},
     )
     return result, script, read_eval_log(result.log)
+
+
+async def test_a_script_may_be_named_by_its_whole_path(tmp_path: Path) -> None:
+    script = tmp_path / "head.py"
+    script.write_text(TASKS.read_text().partition("@task")[0] + HEAD)
+    result, *_ = await evaluated(["2"], str(script), tmp_path / "logs")
+    assert result.metrics["includes/accuracy"] == 1.0
 
 
 async def test_a_task_with_a_tool_goes_on_from_the_tokens_that_were_sampled(tmp_path: Path) -> None:
@@ -181,6 +192,6 @@ def test_a_model_without_a_run_is_evaluated_with_a_task_of_an_installed_package(
     printed = capsys.readouterr().out
     assert "head, es/model, 2 samples: includes/accuracy" in printed
     assert call(monkeypatch, *options, *task, "genome=1") != 0
-    assert "generation and genome are of a run: give log_path=RUN" in capsys.readouterr().err
+    assert "genome is of a run: give log_path=RUN" in capsys.readouterr().err
     assert call(monkeypatch, *task) != 0
     assert "Give log_path=RUN or model_name=MODEL" in capsys.readouterr().err
