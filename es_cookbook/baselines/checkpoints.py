@@ -82,8 +82,11 @@ def run_directory(config: GradientConfig) -> Generator[DirectoryState]:
 
     Raises:
         RunDirectoryError: As `state_of`, or another process writes the directory.
-        ESCookbookError: What the run needs outside of this process is not there.
+        ESCookbookError: There is no log_path, or what the run needs outside of this process is not
+            there.
     """
+    if not config.log_path:  # Commands make one up.
+        raise ConfigError("log_path must name the directory of the run, found ''")
     log_path = Path(config.log_path)
     with locked(log_path), failures_told(log_path):
         state = state_of(config)

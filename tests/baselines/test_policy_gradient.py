@@ -328,6 +328,8 @@ async def test_bad_input(model: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             config(model, tmp_path, **wrong)
+    with pytest.raises(ConfigError, match="log_path must name the directory of the run, found ''"):
+        await main(chz.replace(config(model, tmp_path), log_path=""))
     es = TinyConfig(
         model_name=str(model),
         log_path=str(tmp_path / "es"),
