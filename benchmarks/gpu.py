@@ -60,7 +60,7 @@ from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, pa
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.engines.base import Engine, Target
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms, Slots
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.centre import Centre
@@ -273,7 +273,7 @@ def slots(sizes: Sizes, model: Path) -> list[Row]:
         factors: GenomeFactors, tensors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
     ) -> None:
         for name, (a, b) in tensors.items():
-            factors.write(name, a, b)
+            factors.write(Slots(name, a, b))
         factors.finish()
 
     def population(where: torch.device) -> GenomeFactors:
