@@ -57,7 +57,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "show": ("show", "{run}"),
     "runs": ("runs", "{home}"),
     "report": ("report", "{run}", "output={new}.html"),
-    "plot": ("plot", "{run}", "metric=env/all/reward", "output={new}"),
+    "plot": ("plot", "{run}", "metric=reward/mean", "output={new}"),
     "landscape": ("plot", "{run}", "kind=landscape", "around.points=3", "output={new}"),
     "frames": ("frames", "{run}", "output={new}.csv"),
     "rollouts": ("frames", "{run}", "of=rollouts", "output={new}.csv"),
