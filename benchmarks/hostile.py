@@ -15,7 +15,6 @@ import dataclasses
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -39,15 +38,10 @@ from es_cookbook import recipes
 from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.checkpoints import models  # noqa: F401
 from es_cookbook.engines.torch import host  # noqa: F401
-from es_cookbook.runs.directory import FILES_OF_RUNS
 from tests.hub_server import HubServer
+from tests.runs.test_hostile_files import FILES, FOLDERS
+from tests.runs.test_hostile_files import KINDS as PLACED
 
-FILES = (
-    *FILES_OF_RUNS,
-    *("lock", "log.txt", "report.html", "profile.json", "losses.csv", "wandb_id"),
-    *("scripts/mine.py", "snapshots/000001.safetensors"),
-)
-FOLDERS = ("snapshots", "rewound", "scripts", "pushed", "tensorboard")
 MODEL = Path(recipes.__file__).parent / "arithmetic/model"
 SECRET = b"nothing of a run: 7dd1f6\n"
 SECONDS, MEGABYTES = 5.0, 200.0
@@ -82,33 +76,11 @@ def two():
 """
 
 
-def _listen(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
-        made.bind(path.name)
+def _device(path: Path) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
 
 
-def _sparse(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 20 * 2**30)
-
-
-def _outside(path: Path) -> Path:
-    return path.parents[len(path.parts) - 1 - path.parts.index("run")] / "outside"
-
-
-KINDS: Mapping[str, Callable[[Path], object]] = {
-    "missing": lambda path: None,
-    "pipe": os.mkfifo,
-    "socket": _listen,
-    "device": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5)),
-    "link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "link inside": lambda path: path.symlink_to("config.json"),
-    "link outside": lambda path: path.symlink_to(_outside(path) / "secret"),
-    "link to a folder": lambda path: path.symlink_to(_outside(path)),
-    "loop": lambda path: path.symlink_to(path.name),
-    "sparse": _sparse,
-    "folder": Path.mkdir,
-}
+KINDS: Mapping[str, Callable[[Path], object]] = {**PLACED, "device": _device}
 
 
 @dataclasses.dataclass(frozen=True)

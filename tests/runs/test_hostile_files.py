@@ -35,7 +35,7 @@ FOLDERS = ("snapshots", "rewound", "scripts", "pushed", "tensorboard")
 
 
 def _outside(path: Path) -> Path:
-    return path.parents[len(path.parts) - path.parts.index("run")] / "outside"
+    return path.parents[len(path.parts) - 1 - path.parts.index("run")] / "outside"
 
 
 def _listen(path: Path) -> None:
@@ -52,7 +52,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: None,
     "pipe": os.mkfifo,
     "socket": _listen,
-    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
     "link inside": lambda path: path.symlink_to("config.json"),
     "link outside": lambda path: path.symlink_to(_outside(path) / "secret"),
     "link to a folder": lambda path: path.symlink_to(_outside(path)),
