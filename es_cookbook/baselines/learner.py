@@ -43,7 +43,6 @@ Optimizers: TypeAlias = Callable[
 def adamw(
     weights: Mapping[str, torch.nn.Parameter], weight_decay: float = 0.0
 ) -> Sequence[torch.optim.Optimizer]:
-    """AdamW for all of them."""
     return [torch.optim.AdamW(weights.values(), lr=1.0, weight_decay=weight_decay)]
 
 
@@ -251,7 +250,6 @@ def _of_token(token: tuple[Example, int]) -> tuple[float, float, float]:
 
 
 def length_of(row: Row) -> int:
-    """Its tokens."""
     return sum(len(example.tokens_T) for example in row)
 
 

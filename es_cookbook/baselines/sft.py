@@ -97,7 +97,6 @@ def whole_names(arguments: list[str]) -> list[str]:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, SFTConfig, whole_names(sys.argv[1:]), "\n\nShort: data (dataset.source).")
 
 

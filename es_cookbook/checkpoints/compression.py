@@ -109,7 +109,6 @@ def write_rounded(model_name: str, output: Path, how: Rounding) -> Copy:
 
 
 def _check_library() -> None:
-    """Before minutes are spent."""
     if find_spec("compressed_tensors") is None:
         raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
 

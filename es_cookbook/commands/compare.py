@@ -102,7 +102,6 @@ class Compare:
 
     @property
     def directory(self) -> Path:
-        """Of all runs."""
         return Path(self.log_path or f"runs/compare-{self.recipe}")
 
 
@@ -163,7 +162,6 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = (
         "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) holds for every "
         "run; with an\noptimizer's name or label before it, for that optimizer's runs alone "

@@ -101,10 +101,8 @@ def _check_options(config: ExportConfig, replay: "Replay") -> None:
 
 
 def main(config: ExportConfig) -> None:
-    """Export, and say what came out."""
     print(export(config))
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, ExportConfig)

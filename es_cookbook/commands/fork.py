@@ -58,7 +58,6 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = (
         f"\n\nFields of the run's Config that may change: {', '.join(_ALLOWED)}.\n"
         f"Those that may not, since the recorded steps would mean something else: "

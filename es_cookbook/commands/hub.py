@@ -62,5 +62,4 @@ def _give_up(config: HubCommand) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, HubCommand)

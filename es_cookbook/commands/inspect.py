@@ -181,5 +181,4 @@ def _sampling(config: InspectConfig, run: RecordedRun | None) -> SamplingParams:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, InspectConfig)

@@ -100,7 +100,6 @@ class Terminal:
     """Show the list of commands."""
 
     def show_answer(self, action: Action) -> None:
-        """Show what a prompt got."""
         print(printable(action.text))
         if action.stop_reason == "length":
             print(f"[cut after {plural(len(action.tokens_T), 'token')}]")
@@ -128,11 +127,9 @@ class Terminal:
         self.say("\n".join(lines))
 
     def show_mistake(self, error: ESCookbookError) -> None:
-        """Tell what could not be done."""
         self.say(str(error))
 
     def interrupted(self) -> None:
-        """Tell that Ctrl-C stopped an answer."""
         print("\n[stopped]")
 
 
@@ -154,15 +151,12 @@ class Pipe:
         """Nothing: it is no answer."""
 
     def show_help(self, text: str) -> None:
-        """What was asked for, in several lines."""
         print(text, flush=True)
 
     def show_answer(self, action: Action) -> None:
-        """A line of text."""
         print(printable(action.text).replace("\n", r"\n"), flush=True)
 
     def show_problem(self, played: Played, decode: Decode, which: Mapping[str, object]) -> None:
-        """A line of JSON."""
         what = {**which, "name": played.problem, "reward": played.reward}
         rollout = played.rollout
         if isinstance(rollout, LostRollout):
@@ -187,7 +181,6 @@ class Pipe:
         raise type(error)(f"line {self._num_lines}: {error}") from error
 
     def interrupted(self) -> None:
-        """Stop."""
         raise KeyboardInterrupt
 
 
@@ -273,13 +266,11 @@ class Session:
         self._who = "centre"
 
     def answer_as(self, who: Target) -> None:
-        """Let somebody else answer."""
         if isinstance(who, int):
             self._rebuilt.run.genome(self._rebuilt.generation, who)
         self._who = who
 
     def play(self, split: Split, number: int) -> None:
-        """Play a problem and show what happened."""
         rebuilt, who = self._rebuilt, self._who
         played = self._call(lambda: rebuilt.play(who, split, number, self._overrides, self._seed))
         decode = rebuilt.engine.tokenizer.decode
@@ -392,7 +383,6 @@ def _whole(what: str, text: str) -> int:
 
 
 def main(config: PlayConfig) -> None:
-    """Rebuild the run and answer."""
     run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
     generation = run.resolved(config.generation, config.genome)
     engine = config.engine or run.config.engine
@@ -417,5 +407,4 @@ def main(config: PlayConfig) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, PlayConfig)

@@ -13,7 +13,6 @@ _RECIPES = "es_cookbook.recipes"
 
 
 def recipe_names() -> list[str]:
-    """All recipes, in alphabetical order."""
     package = importlib.import_module(_RECIPES)
     return sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
 

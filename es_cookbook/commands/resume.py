@@ -33,7 +33,6 @@ def main(resume: Resume, fields: dict[str, str]) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = (
         f"\n\nFields of the run's Config that may change: {', '.join(sorted(train.MAY_DIFFER))}.\n"
         "model_name and engine as long as the base is the same, bit for bit."

@@ -41,5 +41,4 @@ def main(rewind: Rewind) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Rewind)

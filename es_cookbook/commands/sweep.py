@@ -139,7 +139,6 @@ def main(config: Sweep, fields: Mapping[str, str]) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     argv = sys.argv[1:]
     if "recipe=train" in argv:  # A reward of the user's own may measure nothing but itself.
         argv = ["metric=test/reward/mean", *argv]

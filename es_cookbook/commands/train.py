@@ -65,7 +65,6 @@ def main(config: TrainConfig) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
     run_cli(main, TrainConfig, whole_names(sys.argv[1:]), f"\n\nShort: {short}.")
 

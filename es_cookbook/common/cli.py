@@ -85,7 +85,6 @@ class Option:
 
     @property
     def doc(self) -> str:
-        """Its one line of documentation."""
         return doc_of(self.field)
 
     @property

@@ -47,7 +47,6 @@ class Constant(Schedule):
     """1 throughout."""
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """1."""
         del generation, num_generations
         return 1.0
 
@@ -67,7 +66,6 @@ class Linear(Schedule):
         check_range(self, "final", at_least=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """1 + (final - 1) · progress."""
         return 1.0 + (self.final - 1.0) * progress(generation, num_generations)
 
 
@@ -100,7 +98,6 @@ class Exponential(Schedule):
         check_range(self, "final", above=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """The power final ** progress."""
         return self.final ** progress(generation, num_generations)
 
 

@@ -131,7 +131,6 @@ class Raw(Fitness):
     """
 
     def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
-        """Scores, unscaled."""
         return total_scores(rewards_P_G, added)
 
 

@@ -108,7 +108,6 @@ class AdamRule(Rule):
             )
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """One group per generation."""
         return _all_of(self.counts, num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
@@ -142,11 +141,9 @@ class MuonRule(Rule):
             raise ValueError("a Muon step's scale must be 0 or more, and iterations 1 to 100")
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """One group, of any size."""
         return (num_terms,)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """That of the plain sum."""
         del coefficients_S
         return self.scale
 
@@ -164,11 +161,9 @@ class OffsetsRule(Rule):
     moved: float
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """None."""
         return _all_of((), num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """As the optimizer measured it."""
         del coefficients_S
         return self.moved
 
@@ -202,7 +197,6 @@ class ErrorFeedbackRule(Rule):
             raise ValueError("an error feedback step needs a decay in [0, 1) and a range")
 
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """One group per term."""
         return _all_of((1,) * len(self.weights), num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:

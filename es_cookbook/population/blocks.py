@@ -45,7 +45,6 @@ class _Engine:
     is_steady: bool
 
     def seconds(self, num_genomes: int) -> float:
-        """Of a block."""
         return self.fixed + self.each * num_genomes
 
     def ran(self, size: int, took: float) -> "_Engine":

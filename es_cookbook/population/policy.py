@@ -113,17 +113,14 @@ class EnginePolicy(Policy):
 
     @property
     def context_length(self) -> int:
-        """The engine's."""
         return self.attempt.engine.traits.context_length
 
     @property
     def centre(self) -> "EnginePolicy":
-        """The centre of the population."""
         return EnginePolicy(self.attempt, "centre")
 
     @property
     def base(self) -> "EnginePolicy":
-        """The frozen base model."""
         return EnginePolicy(self.attempt, "base")
 
 

@@ -88,17 +88,14 @@ class Results:
 
     @property
     def attempts(self) -> int:
-        """At each problem."""
         return self.outcomes.rewards_P_G_K.shape[2]
 
     @property
     def metrics(self) -> list[str]:
-        """The reward, and all that Envs reported."""
         return [REWARD, *sorted(self.outcomes.metrics)]
 
     @property
     def tags(self) -> list[str]:
-        """All tags, in alphabetical order."""
         return sorted({tag for tags in self.tags_P for tag in tags})
 
     @property

@@ -306,7 +306,6 @@ class _Rollouts:
     _since: float = 0.0
 
     def begin(self, block: Residents) -> list[asyncio.Task[BaseException | None]]:
-        """All attempts of a block."""
         return [task for group in self.groups_P for task in group.begin(block)]
 
     def count(self, loading: int = 0, sampling: int = 0) -> None:

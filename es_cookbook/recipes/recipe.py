@@ -122,12 +122,10 @@ class Recipe:
 
     @property
     def model(self) -> Path:
-        """The bundled model."""
         return Path(__file__).parent / (self.model_of or self.name) / "model"
 
     @property
     def settings(self) -> Mapping[str, Mapping[str, object]]:
-        """Of all optimizers that have some."""
         return {"es": self.es, **self.optimizers}
 
     def fields(self) -> Mapping[str, tuple[type, object]]:

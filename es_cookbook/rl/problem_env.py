@@ -82,7 +82,6 @@ class ProblemEnv(Env):
         return dataclasses.replace(self.observation, is_last=True)
 
     async def step(self, action: Action) -> StepResult:
-        """Grade the answer and end the rollout."""
         return await self.graded(action.text)
 
 
@@ -112,7 +111,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The problem's tags."""
         return self.problem_tags
 
     @property

@@ -123,7 +123,6 @@ class KLEnv(Env):
         self.params = SamplingParams(max_tokens=max_tokens, temperature=1.0, logprobs=True)
 
     async def initial_observation(self) -> Observation:
-        """The prompt."""
         if isinstance(self.prompt, Env):
             self.prompt.policy = self.policy
             self.prompt = await self.prompt.initial_observation()
@@ -134,7 +133,6 @@ class KLEnv(Env):
         return await self.policy.sample(observation, self.params)
 
     async def step(self, action: Action) -> StepResult:
-        """Have the base score the answer."""
         observation = await self.initial_observation()
         assert action.logprobs_T is not None, "asked for in `act`"
         base_T = await self.policy.base.logprobs(observation.tokens_T, action.tokens_T)
@@ -150,7 +148,6 @@ class _Around(EnvGroup):
         self._inner = inner
 
     async def close(self) -> None:
-        """Close the other group."""
         await self._inner.close()
 
 
@@ -162,14 +159,12 @@ class KLProblem(EnvGroupBuilder):
     max_tokens: int
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs that answer it."""
         if isinstance(self.prompt, Observation):
             return EnvGroup([KLEnv(self.prompt, self.max_tokens) for _ in range(num_envs)])
         return _Around(await self.prompt.make_envs(num_envs), self.max_tokens)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """`kl`."""
         return ("kl",)
 
 
@@ -260,11 +255,9 @@ class PairEnv(Env):
         self.pair = pair
 
     async def initial_observation(self) -> Observation:
-        """The prompt."""
         return Observation(self.pair.prompt_T)
 
     async def act(self, observation: Observation) -> Action:
-        """No token."""
         return Action((), "", "stop")
 
     async def step(self, action: Action) -> StepResult:
@@ -282,7 +275,6 @@ class PairProblem(EnvGroupBuilder):
     relative_to_base: bool
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs that score it."""
         return EnvGroup([PairEnv(self.pair) for _ in range(num_envs)])
 
     async def compute_group_rewards(
@@ -303,7 +295,6 @@ class PairProblem(EnvGroupBuilder):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """`preference`."""
         return ("preference",)
 
 
@@ -357,7 +348,6 @@ class PreferencePairs(Regulariser):
                 yield (digest_of(prompt_T),)
 
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
-        """Load the pairs as tokens."""
         problems = [
             PairProblem(
                 _pair(row, tokenizer, self.chat, context_length), self.beta, self.relative_to_base

@@ -118,11 +118,9 @@ class AnswersEnv(Env):
         self.answers = answers
 
     async def initial_observation(self) -> Observation:
-        """Nothing that a policy would see."""
         return NOTHING
 
     async def act(self, observation: Observation) -> Action:
-        """No token."""
         return Action((), "", "stop")
 
     async def step(self, action: Action) -> StepResult:
@@ -175,7 +173,6 @@ class AnswersProblem(EnvGroupBuilder):
 
     @property
     def num_tokens(self) -> int:
-        """That a genome reads."""
         return sum(len(answer.tokens_T) for answer in self.answers)
 
 

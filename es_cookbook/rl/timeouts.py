@@ -336,7 +336,6 @@ class Watchdog:
         self._patience = math.inf
 
     def start(self) -> None:
-        """Begin to watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._patience = math.inf
@@ -355,7 +354,6 @@ class Watchdog:
         self._alarm.put_off(2 * self.interval, self.interval)
 
     def stop(self) -> None:
-        """Watch no more."""
         self._alarm.close()
         if self in self.in_main_thread:
             self.in_main_thread.remove(self)

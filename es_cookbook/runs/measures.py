@@ -38,7 +38,6 @@ class Progress:
         """Mean square of all that the centre has of other seeds."""
 
     def moved(self, step: Step) -> None:
-        """The centre moved by a step."""
         kept = 1 - step.decay
         earlier = {seed: kept * coefficient for seed, coefficient in self._latest.items()}
         self._earlier_squared *= kept * kept
@@ -54,7 +53,6 @@ class Progress:
         self._earlier_squared += math.fsum(value * value for value in earlier.values())
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
-        """A generation's rollouts ended."""
         self._rollouts += sum(len(ks) for group in groups_P for ks in group.trajectories_G_K)
         self._tokens += count_tokens(groups_P)
 

@@ -45,7 +45,6 @@ class Run:
     recorder: Recorder
 
     async def train(self) -> None:
-        """Train, to the end of the run."""
         optimizer, timed = self.optimizer, self.recorder.timed
         async with self._in_order() as attempts:
             for generation in self.generations:

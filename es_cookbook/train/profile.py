@@ -120,7 +120,6 @@ class Profile(Tracker, Spans):
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
-        """The generation has just ended."""
         self._ended = time.perf_counter()
 
     @override
@@ -154,7 +153,6 @@ class Profile(Tracker, Spans):
 
     @override
     def close(self) -> None:
-        """Print the table, once."""
         if self._by_track:
             print("\n".join((*self._table(), f"written to {self._path}")), flush=True)
             self._by_track.clear()

@@ -112,7 +112,6 @@ class TrainedByTRL:
         self.checkpoint = directory / TRAINER
 
     def save_moments(self, directory: Path) -> None:
-        """Let the trainer write what it remembers."""
         assert self.trainer is not None
         self.trainer.save_state_in(directory)
 
@@ -461,7 +460,6 @@ class _Losses:
 
 
 def _line(values: tuple[object, ...]) -> str:
-    """A line of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue()

@@ -367,12 +367,10 @@ def _dataset_notes(name: str, todo: Asked) -> list[str]:
 
 
 def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
-    """Evaluate, and print the table."""
     print_text(evaluated(config, fields))
 
 
 def cli() -> None:
-    """The console entry point."""
     short = "\n  ".join(f"{name}: {option}" for name, option in SHORT.items())
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here: "

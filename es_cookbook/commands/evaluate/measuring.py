@@ -63,12 +63,10 @@ class Setting:
 
     @property
     def attempts(self) -> int:
-        """At each problem."""
         return self.config.eval_attempts
 
     @property
     def temperature(self) -> float:
-        """Of the attempts; 0 is greedy."""
         return self.config.eval_temperature
 
     @property
@@ -106,7 +104,6 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """Who was evaluated, for a heading."""
         if self.generation is None:
             return self.name
         if self.generation == 0:

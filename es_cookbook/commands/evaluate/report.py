@@ -170,7 +170,6 @@ def comparison_text(
 
 
 def compared_line(found: Comparison) -> str:
-    """A line of a comparison's table."""
     share, decimals = found.is_share, _decimals(found.first, found.second)
     numbers = [_number(value, share, decimals) for value in (found.first, found.second)]
     numbers.append(_number(found.difference, share, decimals, signed=True))

@@ -157,7 +157,6 @@ def _saved(plain: Mapping[str, Any]) -> Saved:
 
 
 def _values(values_P_K: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
-    """`values_P_G_K` of one genome, None as NaN."""
     found = np.array(values_P_K, dtype=np.float64)
     if found.ndim != 2 or not found.size:
         raise ValueError("every problem must have as many attempts, and at least one")

@@ -112,7 +112,6 @@ class CompareGradients:
 
     @property
     def directory(self) -> Path:
-        """Of all runs."""
         return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
 
 
@@ -189,7 +188,6 @@ def _learning_rate(config: AnyConfig) -> float:
 
 
 def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfig:
-    """A run of a contestant."""
     rate = factor * _learning_rate(config)
     how = {
         "seed": seed,
@@ -325,7 +323,6 @@ def _json(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = (
         "\n\nAn option of a recipe's run (num_generations=30, dataset.num_test=100) holds for "
         "every contestant;\nwith a contestant's name before it, for that one alone "

@@ -111,7 +111,6 @@ def base_metrics(config: AnyConfig, finals: Finals) -> Metrics:
 
 
 def kept_bytes(log_path: Path) -> int:
-    """Of the history or the checkpoints."""
     history, checkpoints = log_path / HISTORY, log_path / CHECKPOINTS
     files = [history] if history.exists() else [p for p in checkpoints.rglob("*") if p.is_file()]
     return sum(path.stat().st_size for path in files)
@@ -144,7 +143,6 @@ def _run_here(config_json: str) -> int:
 
 
 def _most_resident() -> int:
-    """Bytes."""
     status = Path("/proc/self/status")
     if status.exists():  # Of this program; what `getrusage` says begins with its parent's there.
         (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
@@ -230,7 +228,6 @@ class Race:
 
     @property
     def seconds_R(self) -> list[float]:
-        """Of each whole run."""
         return [seconds_M[-1] for seconds_M in self.seconds_R_M]
 
 

@@ -34,6 +34,5 @@ def for_trl(options: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[st
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = " trl.NAME=VALUE is any other argument of\nTRL's GRPOConfig."
     train_cli(main, Config, "grpo", more_help, for_trl)

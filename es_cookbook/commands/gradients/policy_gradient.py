@@ -19,5 +19,4 @@ from es_cookbook.commands.gradients.program import train_cli
 
 
 def cli() -> None:
-    """The console entry point."""
     train_cli(policy_gradient.main, policy_gradient.Config, "policy_gradient")

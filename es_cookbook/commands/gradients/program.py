@@ -145,7 +145,6 @@ def options_in(path: Path) -> list[str]:
 
 
 def _flat(path: Path, plain: object, name: str) -> Iterator[tuple[str, str]]:
-    """Every option inside, with its whole name."""
     if isinstance(plain, dict):
         for key, value in cast("Mapping[object, object]", plain).items():
             if not isinstance(key, str) or not key:

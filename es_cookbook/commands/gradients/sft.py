@@ -57,7 +57,6 @@ def main(command: SFTCommand, fields: Mapping[str, str]) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = (
         "\n\nOther options: python -m es_cookbook.baselines.sft --help. With a recipe, "
         "evaluation.* are those of its held-out\nproblems: evaluation.every=100 "

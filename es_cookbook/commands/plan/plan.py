@@ -12,7 +12,6 @@ from es_cookbook.common.terminal import say
 
 
 def main(config: PlanConfig) -> None:
-    """Check the plan and print it."""
     say(f"reading the config.json of {config.model_name}")
     # torch, which the options do without.
     from es_cookbook.commands.plan.plan_numbers import Plan, check, read_architecture, report
@@ -23,5 +22,4 @@ def main(config: PlanConfig) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, PlanConfig)

@@ -99,7 +99,6 @@ class Ask(Task):
 
 
 def main(path: Path) -> None:
-    """Run the pipeline that the file describes."""
     what = json.loads(path.read_text(encoding="utf-8"))
     directory, size = Path(what["directory"]), what["concurrency"]
     with Pipeline(name="generate", cache_dir=directory / "cache") as pipeline:

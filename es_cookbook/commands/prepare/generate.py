@@ -451,7 +451,6 @@ def _different(
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, GenerateConfig)
 
 

@@ -79,7 +79,6 @@ def _left(left: Mapping[str, str]) -> Iterator[str]:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, QuantiseConfig)
 
 

@@ -265,7 +265,6 @@ def _draw(path: Path, buckets: Sequence[Bucket], title: str, by: str) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here are those "
         "of evaluate:\ndataset.*, sampling.*, engine.*, data=, prompt=, reward=, ..."

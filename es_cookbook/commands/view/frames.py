@@ -40,5 +40,4 @@ def main(config: Frames) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Frames)

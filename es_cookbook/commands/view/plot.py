@@ -261,5 +261,4 @@ def _line(of: Sequence[Mapping[float, tuple[float, float, float]]]) -> Line:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Plot)

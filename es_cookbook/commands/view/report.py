@@ -59,13 +59,11 @@ class Report:
 
     @property
     def written(self) -> Path:
-        """Where the page goes."""
         paths = self.log_paths
         return Path(self.output or (paths[0] / REPORT if len(paths) == 1 else REPORT))
 
 
 def main(report: Report) -> None:
-    """Write the page, or serve it."""
     if not report.watch:
         say(f"reading {', '.join(map(str, report.log_paths[:3]))}")
         done = write_report(report.log_paths, report.written, megabytes=report.megabytes)
@@ -80,5 +78,4 @@ def main(report: Report) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Report)

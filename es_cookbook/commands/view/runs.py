@@ -64,7 +64,6 @@ def found_in(directory: Path) -> Iterator[RunFiles]:
 
 
 def main(config: Runs) -> None:
-    """Print the list."""
     directory, screen = Path(config.directory), Screen()
     runs = sorted(found_in(directory), key=lambda run: last_update(run.path), reverse=True)
     if not runs:
@@ -183,12 +182,10 @@ def last_update(log_path: Path) -> float:
 
 
 def updated(log_path: Path) -> str:
-    """The same, in words."""
     return ago(time.time() - last_update(log_path))
 
 
 def kind(run: RunFiles) -> str:
-    """By what it was trained."""
     return "gradient" if run.is_gradient else "ES"
 
 
@@ -203,5 +200,4 @@ def shown_path(path: Path) -> str:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Runs)

@@ -219,5 +219,4 @@ def _bytes_of(entry: os.DirEntry[str]) -> int:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Show)

@@ -69,7 +69,6 @@ def type_name(of_type: object) -> str:
 
 
 def doc_of(field: Field) -> str:
-    """The field's documentation."""
     return field._doc
 
 

@@ -88,7 +88,6 @@ def check_repository(kind: Literal["model", "dataset"], name: str) -> Reply:
 
 
 def _about(url: str, headers: Mapping[str, str], seconds: float) -> Reply:
-    """Ask, from a thread."""
     # The event loop's own lookup would hold up the program's end.
     if not getproxies().keys() - {"no"}:
         socket.getaddrinfo(urlsplit(url).hostname, None)

@@ -71,34 +71,28 @@ class EngineActor:
     async def build(
         self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
     ) -> Built:
-        """Build the engine."""
         self._engine = engine = await builder(model_name=model_name, search_space=search_space)
         return Built(engine.traits, engine.tokenizer, engine.space, os.getpid(), platform.node())
 
     async def load(self, genomes: bytes) -> None:
-        """`Engine.load`, of encoded genomes."""
         async with self._alone():
             await self._engine.load(decode_genomes(genomes))
 
     async def apply(self, step: bytes) -> int:
-        """`Engine.apply`, of an encoded step."""
         (decoded,) = decode_steps(step)
         async with self._alone():
             return await self._engine.apply(decoded)
 
     async def restore(self, steps: bytes, snapshot: str | None) -> int:
-        """`Engine.restore`, of encoded steps."""
         path = None if snapshot is None else Path(snapshot)
         async with self._alone():
             return await self._engine.restore(decode_steps(steps), path)
 
     async def save(self, path: str) -> None:
-        """`Engine.save`, to a path as text."""
         async with self._alone():
             await self._engine.save(Path(path))
 
     async def close(self) -> None:
-        """Close the engine, if there is one."""
         if hasattr(self, "_engine"):
             await self._engine.close()
 

@@ -114,7 +114,6 @@ class Mailbox:
         await self._nothing_sent.wait()
 
     def resume(self) -> None:
-        """Send again."""
         self._is_paused = False
         self._flush_soon()
 
@@ -126,7 +125,6 @@ class Mailbox:
                 asked.answer.set_exception(waiting)
 
     async def close(self) -> None:
-        """Stop listening."""
         self._actor = None
         if self._listener is not None:
             self._listener.cancel()

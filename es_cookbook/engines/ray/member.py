@@ -204,7 +204,6 @@ class Member:
         return len(self._ledger.steps) if self._until is None else self._until
 
     async def save(self, path: str) -> None:
-        """Have the engine write its centre."""
         async with self._changing():
             await self._revive()
             await self._call("save", path)

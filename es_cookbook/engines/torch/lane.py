@@ -93,7 +93,6 @@ class Lane:
         self._steps_since_admission = 0
 
     def run(self) -> None:
-        """The thread's body."""
         if self.forward.device.type == "cpu":
             torch.set_num_threads(1)
         with torch.inference_mode():

@@ -50,7 +50,6 @@ class WeightBytes:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.base + self.own + self.centre
 
 
@@ -148,7 +147,6 @@ class Memory:
 
     @property
     def genome_bytes(self) -> int:
-        """For resident genomes."""
         return int(GENOME_SHARE * self.free if self.genome_gib is None else self.genome_gib * GIB)
 
     @property

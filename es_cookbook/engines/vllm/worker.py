@@ -93,26 +93,22 @@ class GenomeWorker:
 
     @_answers
     def genomes_load(self, genomes: bytes) -> None:
-        """`RankGenomes.load`, of encoded genomes."""
         with torch.no_grad():
             self._genomes.load(decode_genomes(genomes))
 
     @_answers
     def genomes_use(self, weights: int | Literal["centre", "base"]) -> None:
-        """`RankGenomes.use`, on this rank."""
         with _writing_weights():
             self._genomes.use(weights)
 
     @_answers
     def genomes_apply(self, step: bytes) -> list[FingerprintPiece]:
-        """`RankGenomes.apply`, of an encoded step."""
         (decoded,) = decode_steps(step)
         with _writing_weights():
             return self._genomes.apply(decoded)
 
     @_answers
     def genomes_restore(self, steps: bytes, snapshot: str | None) -> list[FingerprintPiece]:
-        """`RankGenomes.restore`, of encoded steps."""
         path = None if snapshot is None else Path(snapshot)
         with _writing_weights():
             return self._genomes.restore(list(decode_steps(steps)), path)

@@ -249,12 +249,10 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Its number of rows and columns."""
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
     @property
     def num_elements(self) -> int:
-        """Its number of elements."""
         return math.prod(self.shape)
 
     def spans(self) -> Iterator[range]:

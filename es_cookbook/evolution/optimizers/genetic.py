@@ -218,7 +218,6 @@ class GeneticOptimizer(Optimizer):
 
     @property
     def max_terms(self) -> int:
-        """As the config says."""
         return self._config.max_terms
 
     def begin_after(self, steps: Sequence[Step]) -> None:

@@ -53,7 +53,6 @@ class AverageES(WindowedES):
     def __call__(
         self, *, run_seed: int, num_generations: int, space: SearchSpace
     ) -> "AverageOptimizer":
-        """Build it."""
         del space
         return AverageOptimizer(self, run_seed, num_generations)
 

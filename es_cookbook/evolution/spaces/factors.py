@@ -53,7 +53,6 @@ class LowRankTerms:
         return self.scales([coefficient])[0]
 
     def scales(self, coefficients_S: Sequence[float]) -> NDArray[np.float32]:
-        """`scale` of many."""
         scaled_S = np.array(coefficients_S, np.float64) / math.sqrt(self.rank)
         return scaled_S.astype(np.float32)
 

@@ -79,7 +79,6 @@ class FullRank(DenseBuilder):
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "FullRankSpace":
-        """Build the space over all selected parameters."""
         shapes = {p.name: p.shape for p in self.select(parameters)}
         refuse_quantised(self, parameters, shapes)
         return FullRankSpace(shapes, self.noise, self.shares(shapes), self.mask())

@@ -173,7 +173,6 @@ class QuantCodesSpace(FullRankSpace):
     def change(
         self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """Whole numbers u."""
         change = noise_range(term.seed, name, start, stop, self.noise, out)
         # u = sign(c) · floor(float32(|c|) · ε + v)
         np.multiply(change, np.float32(abs(term.coefficient)), out=change)

@@ -41,7 +41,6 @@ def hasty_answer(made: Question, rng: random.Random) -> str:
 
 
 def main(config: Config) -> None:
-    """Generate and write."""
     asked = {row.text("question") for row in load_rows(str(QUESTIONS))}
     rng = random.Random(derive_seed(config.seed, "alignment/wrong"))
     rows = (
@@ -57,7 +56,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

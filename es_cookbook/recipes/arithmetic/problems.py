@@ -20,7 +20,6 @@ class Problem:
 
     @property
     def total(self) -> int:
-        """The sum."""
         return sum(self.terms)
 
     @property

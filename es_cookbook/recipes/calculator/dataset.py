@@ -55,18 +55,15 @@ class Problem:
 
     @property
     def expression(self) -> str:
-        """As it is asked."""
         (a, b, c), (first, second) = self.numbers, self.operations
         return f"{a}{first}{b}{second}{c}"
 
     @property
     def fold(self) -> Fold:
-        """By the whole expression."""
         return fold_of("calculator", *self.numbers, *map(ord, self.operations))
 
     @property
     def right_order(self) -> Order:
-        """Products come first."""
         return "right" if self.operations == "+*" else "left"
 
     def steps(self, order: Order) -> tuple[str, str, str]:
@@ -79,7 +76,6 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """Right."""
         return self.steps(self.right_order)[-1]
 
 

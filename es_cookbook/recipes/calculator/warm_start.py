@@ -38,7 +38,6 @@ def texts(problem: Problem, rng: random.Random) -> Sequence[str]:
 
 
 def main(config: Config) -> None:
-    """Learn, and write the model."""
     tokenizer = chat_tokenizer(CHARACTERS, CALL)
     chat = Chat(tokenizer, ChatOptions(tools_in="nowhere"), [calculate])
 
@@ -50,7 +49,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

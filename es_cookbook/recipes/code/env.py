@@ -127,7 +127,6 @@ class CodeEnv(Env):
         self._grade = grade
 
     async def initial_observation(self) -> Observation:
-        """The question."""
         return self.observation
 
     async def step(self, action: Action) -> StepResult:

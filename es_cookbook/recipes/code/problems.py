@@ -41,7 +41,6 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """What makes it the problem it is."""
         return self.task
 
     @property

@@ -62,7 +62,6 @@ def _backwards(rng: random.Random) -> Question:
 
 
 def main(config: Config) -> None:
-    """Generate and write."""
     rows = (
         {"question": made.question, "answer": made.answer, "kind": made.kind}
         for made in generate_questions(config.seed)
@@ -71,7 +70,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -51,8 +51,6 @@ def demonstrate(question: Question, rng: random.Random) -> str:
 
 
 def main(config: Config) -> None:
-    """Learn, measure, write the model."""
-
     def batches(rng: random.Random) -> Iterator[Batch]:
         kept_back = {row.text("question") for row in load_rows(str(QUESTIONS))}
         stream = generate_questions(derive_seed(config.seed, "conciseness/shown"))
@@ -66,7 +64,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -14,12 +14,10 @@ from es_cookbook.recipes.rows_file import Config, write
 
 
 def demonstrate(solution: Solution) -> str:
-    """The clean demonstration."""
     return f"<think>{solution.first_step}</think><answer>{solution.expression}</answer>"
 
 
 def main(config: Config) -> None:
-    """Generate, solve and write."""
     rows = (
         {
             "prompt": question(problem.numbers, problem.target, "compact"),
@@ -31,7 +29,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -89,7 +89,6 @@ def wander(numbers: Sequence[int], rng: random.Random) -> tuple[str, str]:
 
 @functools.cache
 def shown(seed: int, count: int) -> list[tuple[Problem, Solution]]:
-    """The problems of both phases."""
     return list(itertools.islice(solved_problems(seed), count))
 
 
@@ -129,7 +128,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

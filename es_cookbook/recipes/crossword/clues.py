@@ -92,7 +92,6 @@ def _alternate(rng: random.Random) -> Clue:
 
 
 def main(config: Config) -> None:
-    """Generate and write."""
     rows = (
         {"clue": c.clue, "answer": c.answer, "enumeration": c.enumeration, "kind": c.kind}
         for c in generate_clues(config.seed)
@@ -101,7 +100,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -48,8 +48,6 @@ def demonstrate(clue: Clue, rng: random.Random) -> str:
 
 
 def main(config: Config) -> None:
-    """Learn, measure, write the model."""
-
     def batches(rng: random.Random) -> Iterator[Batch]:
         kept_back = {row.text("answer") for row in load_rows(str(CLUES))}
         stream = generate_clues(derive_seed(config.seed, "crossword/shown"))
@@ -67,7 +65,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -45,7 +45,6 @@ class Problem:
 
     @property
     def fold(self) -> Fold:
-        """By all three numbers."""
         return fold_of("guess_number", self.low, self.high, self.number)
 
 

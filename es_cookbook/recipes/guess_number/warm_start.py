@@ -52,7 +52,6 @@ def guesses(problem: Problem, rng: random.Random) -> Sequence[str]:
 
 
 def main(config: Config) -> None:
-    """Learn, and write the model."""
     tokenizer = chat_tokenizer(CHARACTERS)
     chat = Chat(tokenizer)
 
@@ -64,7 +63,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

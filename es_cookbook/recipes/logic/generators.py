@@ -315,7 +315,6 @@ def _check_level(task: str, level: int) -> None:
 
 
 def _configured(source: Source, seed: int, size: int) -> object:
-    """The generator's own config."""
     factory = _factory()
     config_class = factory.DATASETS[source.task][1]
     accepted = {field.name for field in dataclasses.fields(config_class)} - set(_OWN_OPTIONS)
@@ -354,7 +353,6 @@ def _is_default(task: str) -> bool:
 
 @contextlib.contextmanager
 def _failures(source: Source) -> Generator[None]:
-    """Say which generator failed, whatever it raised."""
     try:
         yield
     except (ConfigError, DataError):

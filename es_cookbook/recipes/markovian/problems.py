@@ -35,7 +35,6 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """What makes it the problem it is."""
         return self.question
 
     @property
@@ -84,7 +83,6 @@ class Sum:
 
     @property
     def problem(self) -> Problem:
-        """The sum as a problem like others."""
         return Problem(self.question, str(self.totals[-1]), self.thought)
 
     @property

@@ -356,7 +356,6 @@ def _finite(value: object) -> object:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

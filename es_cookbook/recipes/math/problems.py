@@ -40,7 +40,6 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """What makes it the problem it is."""
         return self.question
 
     @property

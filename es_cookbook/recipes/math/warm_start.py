@@ -74,8 +74,6 @@ def _by_the_word(problem: WordProblem) -> str:
 
 
 def main(config: Config) -> None:
-    """Generate, learn, measure, write the model."""
-
     def shown(problem: WordProblem, rng: random.Random) -> str:
         return (
             demonstrate_carelessly(problem, rng) if config.careless else demonstrate(problem.steps)
@@ -96,7 +94,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -61,7 +61,6 @@ def draw_pair(problem: Problem, rng: random.Random) -> tuple[str, str]:
 
 
 def main(config: Config) -> None:
-    """Generate and write."""
     rows = (
         {
             "question": question(problem.terms, "compact"),
@@ -73,7 +72,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -84,7 +84,6 @@ class Board:
         return range(piece.start, piece.start + piece.length * stride, stride)
 
     def rows(self) -> list[str]:
-        """The board as lines of text."""
         text = str(self)
         return [text[start : start + self.size] for start in range(0, len(text), self.size)]
 

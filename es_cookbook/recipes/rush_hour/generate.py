@@ -50,7 +50,6 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """What makes it the problem it is."""
         return canonical(self.board)
 
     @property

@@ -81,7 +81,6 @@ class _Coding:
         return code + self.exit - (code & self.mask)
 
     def move(self, before: int, after: int) -> Move:
-        """The move between two positions."""
         for i, piece in enumerate(self.named):
             old, new = (code >> i * self.bits & self.mask for code in (before, after))
             if old != new:
@@ -90,7 +89,6 @@ class _Coding:
         raise ValueError("both positions are the same")
 
     def to_board(self, code: int) -> Board:
-        """The board in a position."""
         pieces = [
             piece._replace(
                 start=piece.start

@@ -63,8 +63,6 @@ def leaves_out_the_last(problem: Problem, rng: random.Random) -> bool:
 
 
 def main(config: Config) -> None:
-    """Generate, learn, measure, write the model."""
-
     def shown(problem: Problem, rng: random.Random) -> str:
         without_last = config.careless and leaves_out_the_last(problem, rng)
         return demonstrate(problem, without_last=without_last)
@@ -84,7 +82,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

@@ -54,7 +54,6 @@ class BM25:
 
 
 def terms(text: str) -> list[str]:
-    """The words of a text."""
     return re.findall(r"\w+", text.lower())
 
 
@@ -72,13 +71,11 @@ class Person:
 
     @property
     def sentence(self) -> str:
-        """Where they live."""
         return f"{self.name} lives in {self.town}"
 
 
 @functools.cache
 def people() -> Sequence[Person]:
-    """All people of the world."""
     rng = random.Random(derive_seed(0, "search/world"))
     names = [first + second for first in SYLLABLES for second in SYLLABLES if first != second]
     rng.shuffle(names)
@@ -94,6 +91,5 @@ def river_sentence(person: Person) -> str:
 
 @functools.cache
 def index() -> BM25:
-    """All sentences, people first."""
     rivers = dict.fromkeys(map(river_sentence, people()))
     return BM25([*(person.sentence for person in people()), *rivers])

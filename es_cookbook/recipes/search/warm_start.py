@@ -32,7 +32,6 @@ def texts(person: Person, rng: random.Random) -> Sequence[str]:
 
 
 def main(config: Config) -> None:
-    """Learn, and write the model."""
     tokenizer = chat_tokenizer(CHARACTERS, WORDS)
     chat = Chat(tokenizer, ChatOptions(tools_in="nowhere"), [search])
 
@@ -44,7 +43,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

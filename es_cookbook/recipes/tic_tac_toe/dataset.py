@@ -68,7 +68,6 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         check_range(self, "draw", "fold", at_least=0, at_most=1)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        """Render the openings."""
         prompts = Prompts(tokenizer, self.prompt)
         swiss_rounds = self.rounds if self.pairing == "swiss" else 0
         train = [

@@ -114,7 +114,6 @@ class OpeningGroup(EnvGroupBuilder):
         return (digest_of(f"tic-tac-toe {self.opening}"),)
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs that ask for the first move."""
         observation = self.prompts(self.opening)
         return EnvGroup([OpeningEnv(observation) for _ in range(num_envs)])
 
@@ -218,7 +217,6 @@ class OpponentEnv(Env):
         return self.game.prompts(self.position)
 
     async def step(self, action: Action) -> StepResult:
-        """Move, and be answered by the opponent."""
         move = read_move(action.text)
         if move not in legal_moves(self.position):
             return self._ended(-1, 1.0)

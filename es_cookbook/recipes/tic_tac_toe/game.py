@@ -167,12 +167,10 @@ def read_move(text: str) -> int | None:
 
 
 def random_move(position: str, rng: random.Random) -> int:
-    """Any legal move."""
     return rng.choice(legal_moves(position))
 
 
 def perfect_move(position: str, rng: random.Random) -> int:
-    """Any of the best moves."""
     return rng.choice(best_moves(position))
 
 

@@ -68,7 +68,6 @@ class Standing:
 
     @property
     def games(self) -> int:
-        """All of them."""
         return self.wins + self.draws + self.losses
 
     def points(self, draw: float = 0.5) -> float:
@@ -98,7 +97,6 @@ class Tournament:
         self._games: list[NDArray[np.int64]] = []  # Rows of player of X, player of O, result.
 
     async def play_round_robin(self) -> None:
-        """Everyone plays everyone."""
         await self._play(round_robin(self._num_players))
 
     async def play_swiss(self, rounds: int, seed: int) -> None:
@@ -111,7 +109,6 @@ class Tournament:
             await self._play(pairs)
 
     async def play_guests(self) -> None:
-        """Everyone plays the guests."""
         players = range(self._num_players)
         guests = range(self._num_players, self._num_players + self._num_guests)
         await self._play([(player, guest) for player in players for guest in guests])

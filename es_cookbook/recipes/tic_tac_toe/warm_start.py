@@ -105,8 +105,6 @@ def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]
 
 
 def main(config: Config) -> None:
-    """Learn, measure, write the model."""
-
     def draw_shown(rng: random.Random) -> str:
         while is_held_out(position := draw_position(rng)):
             pass
@@ -127,7 +125,6 @@ def main(config: Config) -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Config)
 
 

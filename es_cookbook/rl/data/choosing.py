@@ -51,7 +51,6 @@ class ReplayBuffer:
         self._num_values = 0
 
     def __len__(self) -> int:
-        """Problems in it."""
         return len(self._problems)
 
     def add(self, problem: str, value: float) -> None:
@@ -137,7 +136,6 @@ class Replay:
         check_range(self, "warmup", "exploration", at_least=0)
 
     def __call__(self) -> ReplayBuffer:
-        """An empty buffer."""
         return ReplayBuffer(self.capacity, self.exploration)
 
     def admitted(self, results_P: Iterable[ProblemResult]) -> set[str] | None:
@@ -243,7 +241,6 @@ class Curriculum:
         check_range(self, "floor", above=0, at_most=1)
 
     def factor(self, solved: float) -> float:
-        """On a kind's share."""
         f = {"learnable": 4 * solved * (1 - solved), "hard": 1 - solved, "easy": solved}
         return self.floor + (1 - self.floor) * min(max(f[self.favour], 0.0), 1.0)
 

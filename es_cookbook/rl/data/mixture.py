@@ -243,7 +243,6 @@ class _InPart(EnvGroupBuilder):
 
     @property
     def name(self) -> str:
-        """The problem's own."""
         return str(getattr(self.builder, "name", type(self.builder).__name__))
 
     @property
@@ -328,7 +327,6 @@ class MixtureDataset(RLDataset):
         self._latest = 0
 
     def __len__(self) -> int:
-        """Number of problems."""
         return len(self._problems)
 
     @property
@@ -337,7 +335,6 @@ class MixtureDataset(RLDataset):
         return [problem.builder for problem in self._problems]
 
     async def validate(self, context_length: int) -> None:
-        """Check every part."""
         for part in self._parts:
             await part.validate(context_length)
 

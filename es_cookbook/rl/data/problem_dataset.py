@@ -64,12 +64,10 @@ class EpochDataset(RLDataset, Generic[_Builder]):
         self._order = EpochOrder(len(builders), seed)
 
     def get_batch(self, generation: int) -> Sequence[_Builder]:
-        """The problems of one generation."""
         indices_P = self._order.batch(generation, self.problems_per_generation)
         return [self.builders[i] for i in indices_P]
 
     def __len__(self) -> int:
-        """Number of problems."""
         return len(self.builders)
 
     @property

@@ -167,7 +167,6 @@ class Remote:
         self._code, self._index, self._is_known = code, index, is_known
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Call it where it is."""
         passed: list[Remote] = [self]
         given = [encode(each, lambda value: _own(value, passed)) for each in (args, kwargs)]
         is_known = any(vars(each)["_is_known"] for each in passed)

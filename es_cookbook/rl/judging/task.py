@@ -40,7 +40,6 @@ _JUDGES = Names(JUDGE_NAMES, default="base")
 
 
 def unscored(text: str, row: Fields) -> float:
-    """No reward of its own."""
     return 0.0
 
 

@@ -88,7 +88,6 @@ class Chat:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
         return self.renderer.tokenizer
 
     def begin(self, messages: Sequence[Message], context_length: int) -> "TokenStream":

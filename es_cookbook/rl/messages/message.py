@@ -23,7 +23,6 @@ class ToolCall:
         return hash(self.name)
 
     def as_dict(self) -> dict[str, object]:
-        """As chat templates expect it."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
         return {"type": "function", "function": function}
 
@@ -63,7 +62,6 @@ class Message:
             )
 
     def as_dict(self) -> dict[str, object]:
-        """As `apply_chat_template` expects it."""
         fields: dict[str, object] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             fields["tool_calls"] = [call.as_dict() for call in self.tool_calls]

@@ -77,12 +77,10 @@ class Tool:
         return Tool, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Call the function itself."""
         return self.function(*args, **kwargs)
 
     @property
     def name(self) -> str:
-        """How the model calls it."""
         return self.function.__name__
 
     @functools.cached_property
@@ -110,7 +108,6 @@ class Tool:
 
     @property
     def parameters(self) -> Schema:
-        """JSON schema of its arguments."""
         return cast(Mapping[str, Schema], self.schema["function"])["parameters"]
 
 

@@ -108,7 +108,6 @@ class Format(Reward):
             raise ConfigError("excluded needs form=tags: form=paper always expects all of them")
 
     def __call__(self, text: str, row: Fields) -> float:
-        """In [0, 1]."""
         del row
         in_think = self.prompt_ends_in_think
         if self.form == "paper":

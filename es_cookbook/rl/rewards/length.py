@@ -133,15 +133,12 @@ class Length(Reward):
         return self._adjusted(text, self.of(text, row))
 
     async def grade(self, text: str, row: Fields) -> Score:
-        """The same, where the other reward runs."""
         return self._adjusted(text, await self.of.grade(text, row))
 
     def check(self) -> None:
-        """Check the other reward."""
         self.of.check()
 
     def check_row(self, row: Fields) -> None:
-        """Check the row for the other reward."""
         self.of.check_row(row)
 
     def _adjusted(self, text: str, score: Score) -> Score:

@@ -43,7 +43,6 @@ class Exact(Reward):
     fold_spaces: bool = chz.field(default=True, doc="any run of white space is one space")
 
     def __call__(self, text: str, row: Fields) -> float:
-        """1 or 0."""
         golds = texts_of(row, self.field)
         answer = extracted(text, self.extract)
         # Folding a megabyte takes long, and changes lengths by little but for white space.
@@ -80,7 +79,6 @@ class Choice(Reward):
     extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
 
     def __call__(self, text: str, row: Fields) -> float:
-        """1 or 0."""
         choices = [" ".join(choice.split()) for choice in texts_of(row, self.choices)]
         if not 2 <= len(choices) <= len(LETTERS):
             raise DataError(

@@ -57,7 +57,6 @@ class Number(Reward):
         check_range(self, "tolerance", at_least=0)
 
     def __call__(self, text: str, row: Fields) -> float:
-        """1 or 0."""
         golds = [self._gold(gold) for gold in texts_of(row, self.field)]
         answer = extracted(text, self.extract)
         value = None if answer is None else last_number(answer)

@@ -93,7 +93,6 @@ class WeightedSum(Reward):
 
     @override
     async def grade(self, text: str, row: Fields) -> Score:
-        """The same, each reward where it runs."""
         scores: dict[str, Score] = {}
         for name, part in self._of(row):
             try:

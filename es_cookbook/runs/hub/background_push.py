@@ -105,7 +105,6 @@ class HubPush(TrackerBuilder):
             logger.warning("%s; the run goes on, and tries it every hub.every generations", unknown)
 
     def __call__(self, run: RunInfo) -> "BackgroundPush":
-        """Start the thread that pushes."""
         return BackgroundPush(self, run.path)
 
 

@@ -112,26 +112,22 @@ class Trackers(Tracker):
         self._trackers = trackers
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """Tell every tracker."""
         for tracker in self._trackers:
             tracker.log(generation, metrics)
 
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
-        """Tell every tracker."""
         for tracker in self._trackers:
             tracker.log_rollouts(generation, groups_P, decode)
 
     def metrics(self) -> Mapping[str, float]:
-        """Returns those of every tracker."""
         found: dict[str, float] = {}
         for tracker in self._trackers:
             found |= tracker.metrics()
         return found
 
     def recorded(self, generations: int) -> None:
-        """Tell every tracker."""
         for tracker in self._trackers:
             tracker.recorded(generations)
 

@@ -59,7 +59,6 @@ class JsonlTrackerBuilder(TrackerBuilder):
         check_range(self, "max_text_chars", at_least=1)
 
     def __call__(self, run: RunInfo) -> Tracker:
-        """Open both files for appending."""
         return _JsonlTracker(self, run)
 
 

@@ -72,7 +72,6 @@ class Pace:
         self.done = run.start_generation
 
     def finished(self, generation: int) -> None:
-        """A generation ended."""
         if generation < self._total:
             self.done = generation + 1
             self._ends = [*self._ends, self._clock()][-_RECENT - 1 :]
@@ -84,7 +83,6 @@ class Pace:
 
     @property
     def seconds_left(self) -> float:
-        """NaN until the first generation ended."""
         generations = len(self._ends) - 1
         if self.done >= self._total:
             return 0.0
@@ -107,7 +105,6 @@ class PlainTracker(Tracker):
         self._on = True
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """Keep the numbers until the generation counts."""
         self._generation, self._metrics = generation, metrics
 
     def recorded(self, generations: int) -> None:
@@ -170,12 +167,10 @@ class ScreenTracker(Tracker):
         self._live.start()
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """Keep the numbers until the generation counts."""
         self._generation = generation
         self._take(dict(metrics))
 
     def recorded(self, generations: int) -> None:
-        """Show them."""
         self._pace.finished(self._generation)
         self._numbers = self._draw_numbers()
         self._try(self._live.refresh)
@@ -183,7 +178,6 @@ class ScreenTracker(Tracker):
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
-        """Show one of them."""
         for sampled in choose_rollouts(self._run.run_seed, generation, groups_P, 1):
             if self._rollout_lines and isinstance(sampled.rollout, Trajectory):
                 action = sampled.rollout.transitions[-1].action.text
@@ -412,7 +406,6 @@ class _Course:
         self._sums: list[tuple[float, int]] = []
 
     def add(self, value: float) -> None:
-        """Take the next value."""
         self.last = value
         if not math.isfinite(value):
             return

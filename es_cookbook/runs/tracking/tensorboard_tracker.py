@@ -50,7 +50,6 @@ class TensorboardTrackerBuilder(TrackerBuilder):
             raise not_installed("trackers.tensorboard", "tensorboard", "es-cookbook[tensorboard]")
 
     def __call__(self, run: RunInfo) -> Tracker:
-        """Begin a file."""
         return _TensorboardTracker(self, run)
 
 

@@ -51,7 +51,6 @@ class TrackioTrackerBuilder(TrackerBuilder):
             raise not_installed("trackers.trackio", "trackio", "es-cookbook[trackio]")
 
     def __call__(self, run: RunInfo) -> Tracker:
-        """Start or continue the run in Trackio."""
         return _TrackioTracker(self, run)
 
 

@@ -91,7 +91,6 @@ class WandbTrackerBuilder(TrackerBuilder):
                 )
 
     def __call__(self, run: RunInfo) -> Tracker:
-        """Start or continue the W&B run."""
         return _WandbTracker(self, run)
 
 

@@ -62,7 +62,6 @@ class Heard:
         self.any = self.is_urgent = self.is_asked_for = False
 
     def add(self, number: int) -> None:
-        """One number more."""
         now = time.monotonic()
         is_signal = number in (signal.SIGINT, signal.SIGTERM)
         if number == STAND_BY:
@@ -105,7 +104,6 @@ def has_ended(pid: int, seconds: float) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kill it if it is there."""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
 

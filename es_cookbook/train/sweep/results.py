@@ -73,7 +73,6 @@ class SweptRun:
         return Path(self.config.log_path)
 
     def result(self, metric: str) -> Result:
-        """What its metrics say."""
         rows = measured(self.path)
         values = [value for _, value in curve(rows, metric)]
         return Result(

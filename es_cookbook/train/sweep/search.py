@@ -67,7 +67,6 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has whole numbers only."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def at(self, share: float) -> Value:
@@ -133,7 +132,6 @@ class Listed(Sampler):
         self._trials = iter(trials)
 
     def ask(self) -> Trial | None:
-        """One after the other."""
         return next(self._trials, None)
 
 

@@ -48,7 +48,6 @@ def _end_with_parent() -> None:
 
 
 def cli() -> None:
-    """The console entry point."""
     run_cli(main, Worker)
 
 

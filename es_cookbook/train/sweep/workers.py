@@ -80,11 +80,9 @@ class Workers:
 
     @property
     def has_room(self) -> bool:
-        """Whether a slot is free."""
         return any(slot.process is None for slot in self._slots)
 
     def start(self, name: str, config: train.Config) -> None:
-        """Train in a free slot."""
         slot = next(slot for slot in self._slots if slot.process is None)
         text = config_to_json(config)
         found = (script_of(module) for module in modules_named(text))
@@ -121,7 +119,6 @@ class Workers:
                 slot.process.send_signal(signal.SIGINT)
 
     def output(self, name: str) -> Path:
-        """What a run's processes have printed."""
         return self._output / f"{name}.txt"
 
     def last_words(self, name: str) -> str:

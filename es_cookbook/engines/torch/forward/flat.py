@@ -78,7 +78,6 @@ class FlatForward:
         self._factors = GatheredFactors(model)
 
     def rest(self) -> None:
-        """Let go of the model."""
         del self._model, self._factors
 
     def fit(self, num_slots: int, slot_length: int) -> None:
@@ -89,7 +88,6 @@ class FlatForward:
         """Any requests make a batch."""
 
     def most(self, work: Work) -> int:
-        """Any number of them."""
         del work
         return sys.maxsize
 

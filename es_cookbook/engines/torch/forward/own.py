@@ -67,7 +67,6 @@ class OwnForward:
         self._cache = None
 
     def rest(self) -> None:
-        """Let go of the model."""
         del self._model, self._module, self._factors
         self._cache = None
 

@@ -200,7 +200,6 @@ class WorkQueue:
         return taken
 
     def take_all(self, model: PopulationModel) -> list[Work]:
-        """All requests that wait for a model."""
         with self.changed:
             by_row = self._sample.pop(model, {})
             self._served.pop(model, None)

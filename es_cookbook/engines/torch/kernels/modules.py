@@ -77,7 +77,6 @@ class Norm(nn.Module):
         self.variance_epsilon = epsilon
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(..., n) -> (..., n)."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
         out = torch.empty_like(rows)
         rms_norm(rows.numpy(), self.weight.detach().numpy(), self.variance_epsilon, out.numpy())

@@ -51,7 +51,6 @@ class RolloutTable:
         return len(self._columns["run"])
 
     def add(self, run: int, rollout: Mapping[str, object]) -> None:
-        """Add a rollout of a run."""
         turns = [_dict(turn) for turn in _list(rollout.get("turns"))]
         lost = rollout.get("lost")
         self._add_row(
@@ -141,7 +140,6 @@ class _Texts:
         self._texts: list[_Text] = []
 
     def number(self, text: str) -> int:
-        """Which one it is."""
         found = _Text(text).cut(self.longest)
         number = self._numbers.setdefault(found, len(self._texts))
         if number == len(self._texts):
@@ -159,7 +157,6 @@ class _Texts:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Characters of each."""
         return np.array([len(text) for text in self._texts], np.int64)
 
     @property
