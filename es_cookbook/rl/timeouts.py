@@ -119,6 +119,10 @@ class Watch:
     `clocks` have not ended. `stop` cancels the bodies of all clocks, now and from now on.
     """
 
+    in_main_thread: ClassVar[set["Watch"]] = set()
+    """Those in the main thread, which share the signal's handler."""
+    _former_handlers: ClassVar[list[Any]] = []
+
     def __init__(
         self,
         timeout: float,
@@ -134,8 +138,14 @@ class Watch:
         self.clocks: set[Clock] = set()
         self.is_stopping = False
         self._shortest = min(timeout, self.turn_timeout)
-        warned = set() if warned is None else warned
-        self.watchdog = Watchdog(self._shortest, warn_after, warned)
+        self._interval = min(self._shortest / LOOKS, warn_after / LOOKS, LONGEST_INTERVAL)
+        self._warn_after = warn_after
+        self._warned = set[str]() if warned is None else warned
+        self._num_turns = 0
+        self._holding: tuple[object, int] = (None, 0)
+        self._last_warned = self._holding
+        self._held_since = 0.0
+        self._patience = math.inf
         self._spans = spans
         self._num_running = 0
         self._since = 0.0
@@ -145,12 +155,25 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         self._loop = asyncio.get_running_loop()
-        self.watchdog.start()
+        self._thread = threading.get_ident()
+        self._patience = math.inf
+        if threading.current_thread() is not threading.main_thread():
+            self._alarm = _ThreadAlarm(self._only_warn)
+        else:
+            if not self.in_main_thread:
+                self._former_handlers.append(signal.signal(signal.SIGURG, _on_alarm))
+            self._alarm = _alarm_of_main_thread()
+            self.in_main_thread.add(self)
         self._wait(time.perf_counter())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.watchdog.stop()
+        self._alarm.close()
+        if self in self.in_main_thread:
+            self.in_main_thread.remove(self)
+            if not self.in_main_thread:
+                former = self._former_handlers.pop()  # None if it is not Python's to put back.
+                signal.signal(signal.SIGURG, former or signal.SIG_DFL)
         self._timer.cancel()
 
     def stop(self) -> None:
@@ -160,14 +183,16 @@ class Watch:
             clock.cancel_if_stopping()
 
     def _wait(self, now: float) -> None:
-        self._turn_at = now + self.watchdog.interval
-        self._timer = self._loop.call_later(self.watchdog.interval, self._turn)
+        """The loop has gone round: it is to come here again in an interval."""
+        self._turn_at = now + self._interval
+        self._timer = self._loop.call_later(self._interval, self._turn)
+        self._num_turns += 1
+        self._alarm.put_off(2 * self._interval, self._interval)
 
     def _turn(self) -> None:
         now = time.perf_counter()
         self._late += max(now - self._turn_at, 0.0)
         self._wait(now)
-        self.watchdog.turn()
         if now >= self._check_at:
             self._check_at = now + self._shortest / CHECKS_PER_TIMEOUT
             for clock in self.clocks:
@@ -194,184 +219,17 @@ class Watch:
             self._spans.add("environments", "score", self._since, now)
         return (now if now < self._turn_at else self._turn_at) - self._late
 
-
-class Clock:
-    """Runs while the code inside `with clock:` has control.
-
-    The body is cancelled when the clock is overdue, and interrupted when it holds the event loop
-    for as long; the `with` statement then ends quietly, and `overdue_at` is the traceback of the
-    place. It is cancelled, too, when the watch stops, unless it is shielded.
-
-    Attributes:
-        watchdog: the watch's.
-        has_control: whether the clock is running.
-        interrupted: where the body held the event loop, in one line; None if it never did.
-        limit: seconds for which the body may hold it, and the option that says so.
-        overdue_at: where the body was when it was stopped.
-    """
-
-    def __init__(self, watch: Watch, *, is_shielded: bool = False) -> None:
-        self.watchdog = watch.watchdog
-        self.has_control = False
-        self.interrupted: str | None = None
-        self.overdue_at: str | None = None
-        self._watch = watch
-        self._is_shielded = is_shielded
-        self._num_waiting = 0
-        self._spent = 0.0
-        self._spent_before_turn = math.inf  # No turn has started.
-        self._turn_is_overdue = False
-        self._since = 0.0
-        self.limit = watch.limits[0]
-
-    def __enter__(self) -> None:
-        # As made by `anyio.CancelScope()`, which initialises what this has initialised.
-        self._scope = anyio.CancelScope.__new__(anyio.CancelScope)
-        self._scope.__enter__()
-        self._watch.clocks.add(self)
-        self.cancel_if_stopping()
-        GUEST.set(self)
-        self._start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> bool:
-        self._stop()
-        GUEST.set(None)
-        self._watch.clocks.discard(self)
-        ended_quietly = bool(self._scope.__exit__(kind, error, where))
-        del self._scope
-        if isinstance(error, Interrupted):
-            ended_quietly = True
-        if ended_quietly and error is not None:
-            self.overdue_at = "".join(traceback.format_exception(error))
-        return ended_quietly
-
-    @property
-    def reason(self) -> str | None:
-        """Why the body was stopped, in one line; None if it was not, or stopped by others."""
-        if self.interrupted is not None:
-            return f"TimeoutError: {self.interrupted}"
-        if self.overdue_at is not None:
-            if self._turn_is_overdue:
-                seconds = self._watch.turn_timeout
-                return f"TimeoutError: a turn not done after {seconds:g} s (turn_timeout)"
-            return f"TimeoutError: not done after {self._watch.timeout:g} s (rollout_timeout)"
-        return None
-
-    def begin_turn(self) -> None:
-        """What was spent until now counts towards no turn, or to the one that ends."""
-        watch = self._watch
-        if watch.turn_timeout < math.inf:
-            self._spent_before_turn = self._spent + watch.time() - self._since
-            self.limit = min(watch.limits)
-
-    def wait(self) -> "Clock | None":
-        """Stop: the engine has control now. Waits may overlap; `go_on` takes what this returns."""
-        self._num_waiting += 1
-        if self._num_waiting == 1:
-            self._stop()
-        guest = GUEST.get()
-        GUEST.set(None)
-        return guest
-
-    def go_on(self, guest: "Clock | None") -> None:
-        """One wait is over."""
-        GUEST.set(guest)
-        self._num_waiting -= 1
-        if self._num_waiting == 0:
-            self._start()
-
-    def cancel_if_overdue(self) -> None:
-        """Cancel the body if it has had control for too long."""
-        if self._num_waiting == 0:
-            spent = self._spent + self._watch.time() - self._since
-            self._turn_is_overdue = spent - self._spent_before_turn >= self._watch.turn_timeout
-            if self._turn_is_overdue or spent >= self._watch.timeout:
-                self._scope.cancel()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the body is cancelled because the watch stops."""
-        return self._watch.is_stopping and not self._is_shielded
-
-    def cancel_if_stopping(self) -> None:
-        """Cancel the body if nobody wants it any more."""
-        if self.is_stopping:
-            self._scope.cancel()
-
-    def _start(self) -> None:
-        self._since = self._watch.started()
-        self.has_control = True
-
-    def _stop(self) -> None:
-        self.has_control = False
-        self._spent += self._watch.stopped() - self._since
-
-
-class Watchdog:
-    """Watches one event loop, from `start` to `stop`, both called in its thread.
-
-    Args:
-        timeout: the least of the seconds for which guests may hold the loop without a break.
-        warn_after: seconds after which a warning says who does.
-        warned: places of which it has been said; grows.
-    """
-
-    in_main_thread: ClassVar[set["Watchdog"]] = set()
-    """Those in the main thread, which share the signal's handler."""
-    _former_handlers: ClassVar[list[Any]] = []
-
-    def __init__(self, timeout: float, warn_after: float, warned: set[str]) -> None:
-        self.interval = min(timeout / LOOKS, warn_after / LOOKS, LONGEST_INTERVAL)
-        self._warn_after = warn_after
-        self._warned = warned
-        self._num_turns = 0
-        self._holding: tuple[object, int] = (None, 0)
-        self._last_warned = self._holding
-        self._since = 0.0
-        self._patience = math.inf
-
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._patience = math.inf
-        if threading.current_thread() is not threading.main_thread():
-            self._alarm = _ThreadAlarm(self._only_warn)
-        else:
-            if not self.in_main_thread:
-                self._former_handlers.append(signal.signal(signal.SIGURG, _on_alarm))
-            self.in_main_thread.add(self)
-            self._alarm = _alarm_of_main_thread()
-        self.turn()
-
-    def turn(self) -> None:
-        """The loop has gone round; to be called at least once an `interval`."""
-        self._num_turns += 1
-        self._alarm.put_off(2 * self.interval, self.interval)
-
-    def stop(self) -> None:
-        self._alarm.close()
-        if self in self.in_main_thread:
-            self.in_main_thread.remove(self)
-            if not self.in_main_thread:
-                former = self._former_handlers.pop()  # None if it is not Python's to put back.
-                signal.signal(signal.SIGURG, former or signal.SIG_DFL)
-
     @classmethod
     def hurry_all(cls) -> None:
         """The run is to end, which needs its event loop: be patient no longer."""
-        for watchdog in cls.in_main_thread:
-            watchdog._patience = PATIENCE_AT_THE_END
+        for watch in cls.in_main_thread:
+            watch._patience = PATIENCE_AT_THE_END
 
     def rest(self) -> None:
-        """Look again after an `interval`, and not before."""
-        self._alarm.put_off(self.interval, self.interval)
+        """Look again after an interval, and not before."""
+        self._alarm.put_off(self._interval, self._interval)
 
-    def look(self, guest: Clock, frame: FrameType) -> None:
+    def look(self, guest: "Clock", frame: FrameType) -> None:
         """Look at the code of a guest at which the alarm has gone off.
 
         Raises:
@@ -400,8 +258,8 @@ class Watchdog:
         now = time.monotonic()
         holding = (asyncio.current_task(self._loop), self._num_turns)
         if holding != self._holding:
-            self._holding, self._since = holding, now
-        return now - self._since
+            self._holding, self._held_since = holding, now
+        return now - self._held_since
 
     def _only_warn(self) -> None:
         """Look from another thread, which cannot interrupt."""
@@ -424,13 +282,129 @@ class Watchdog:
             )
 
 
+class Clock:
+    """Runs while the code inside `with clock:` has control.
+
+    The body is cancelled when the clock is overdue, and interrupted when it holds the event loop
+    for as long; the `with` statement then ends quietly, and `overdue_at` is the traceback of the
+    place. It is cancelled, too, when the watch stops, unless it is shielded.
+
+    Attributes:
+        watch: the one that checks it.
+        has_control: whether the clock is running.
+        interrupted: where the body held the event loop, in one line; None if it never did.
+        limit: seconds for which the body may hold it, and the option that says so.
+        overdue_at: where the body was when it was stopped.
+    """
+
+    def __init__(self, watch: Watch, *, is_shielded: bool = False) -> None:
+        self.watch = watch
+        self.has_control = False
+        self.interrupted: str | None = None
+        self.overdue_at: str | None = None
+        self._is_shielded = is_shielded
+        self._num_waiting = 0
+        self._spent = 0.0
+        self._spent_before_turn = math.inf  # No turn has started.
+        self._turn_is_overdue = False
+        self._since = 0.0
+        self.limit = watch.limits[0]
+
+    def __enter__(self) -> None:
+        # As made by `anyio.CancelScope()`, which initialises what this has initialised.
+        self._scope = anyio.CancelScope.__new__(anyio.CancelScope)
+        self._scope.__enter__()
+        self.watch.clocks.add(self)
+        self.cancel_if_stopping()
+        GUEST.set(self)
+        self._start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool:
+        self._stop()
+        GUEST.set(None)
+        self.watch.clocks.discard(self)
+        ended_quietly = bool(self._scope.__exit__(kind, error, where))
+        del self._scope
+        if isinstance(error, Interrupted):
+            ended_quietly = True
+        if ended_quietly and error is not None:
+            self.overdue_at = "".join(traceback.format_exception(error))
+        return ended_quietly
+
+    @property
+    def reason(self) -> str | None:
+        """Why the body was stopped, in one line; None if it was not, or stopped by others."""
+        if self.interrupted is not None:
+            return f"TimeoutError: {self.interrupted}"
+        if self.overdue_at is not None:
+            if self._turn_is_overdue:
+                seconds = self.watch.turn_timeout
+                return f"TimeoutError: a turn not done after {seconds:g} s (turn_timeout)"
+            return f"TimeoutError: not done after {self.watch.timeout:g} s (rollout_timeout)"
+        return None
+
+    def begin_turn(self) -> None:
+        """What was spent until now counts towards no turn, or to the one that ends."""
+        watch = self.watch
+        if watch.turn_timeout < math.inf:
+            self._spent_before_turn = self._spent + watch.time() - self._since
+            self.limit = min(watch.limits)
+
+    def wait(self) -> "Clock | None":
+        """Stop: the engine has control now. Waits may overlap; `go_on` takes what this returns."""
+        self._num_waiting += 1
+        if self._num_waiting == 1:
+            self._stop()
+        guest = GUEST.get()
+        GUEST.set(None)
+        return guest
+
+    def go_on(self, guest: "Clock | None") -> None:
+        """One wait is over."""
+        GUEST.set(guest)
+        self._num_waiting -= 1
+        if self._num_waiting == 0:
+            self._start()
+
+    def cancel_if_overdue(self) -> None:
+        """Cancel the body if it has had control for too long."""
+        if self._num_waiting == 0:
+            spent = self._spent + self.watch.time() - self._since
+            self._turn_is_overdue = spent - self._spent_before_turn >= self.watch.turn_timeout
+            if self._turn_is_overdue or spent >= self.watch.timeout:
+                self._scope.cancel()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the body is cancelled because the watch stops."""
+        return self.watch.is_stopping and not self._is_shielded
+
+    def cancel_if_stopping(self) -> None:
+        """Cancel the body if nobody wants it any more."""
+        if self.is_stopping:
+            self._scope.cancel()
+
+    def _start(self) -> None:
+        self._since = self.watch.started()
+        self.has_control = True
+
+    def _stop(self) -> None:
+        self.has_control = False
+        self._spent += self.watch.stopped() - self._since
+
+
 def _on_alarm(number: int, frame: FrameType | None) -> None:
     guest = GUEST.get()
     if guest is not None and frame is not None:
-        guest.watchdog.look(guest, frame)
+        guest.watch.look(guest, frame)
         return
-    for watchdog in Watchdog.in_main_thread:
-        watchdog.rest()
+    for watch in Watch.in_main_thread:
+        watch.rest()
 
 
 def place_of(frame: FrameType) -> str | None:

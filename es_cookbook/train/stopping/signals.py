@@ -33,7 +33,7 @@ from typing import TypeAlias, TypeVar
 
 import anyio
 
-from es_cookbook.rl.timeouts import Watchdog
+from es_cookbook.rl.timeouts import Watch
 from es_cookbook.train.stopping import ending
 
 _Result = TypeVar("_Result")
@@ -137,7 +137,7 @@ def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
         for number in _NUMBERS:
             signal.signal(number, second)
         end.when_python_ends()
-        Watchdog.hurry_all()
+        Watch.hurry_all()
         stop()
 
     def second(number: int, frame: FrameType | None) -> None:
