@@ -159,35 +159,19 @@ class Objective(ABC):
     """Turns a genome's attempts at a problem into one score."""
 
     @property
-    def min_attempts(self) -> int:
-        """Fewest attempts of a genome at a problem."""
-        return 1
-
-    @property
     def counted(self) -> Sequence[str]:
         """Env metrics that it counts in place of the rewards, none by default."""
         return ()
 
-    def options(self, path: str = "objective") -> str:
-        """What makes `min_attempts` what it is, as a user types it; `path` is the objective's."""
-        return f"{path}={type(self).__name__}"
+    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
+        """Refuse a run in which attempts are too few, or all the same; by default none.
 
-    def check(self, attempts: int, temperature: float) -> None:
-        """Refuse a run in which attempts are too few, or all the same.
+        `path` is the objective's, as a user types it.
 
         Raises:
             ConfigError: They are.
         """
-        if self.min_attempts > attempts:
-            raise ConfigError(
-                f"{self.options()} needs attempts={self.min_attempts} or more of a genome at a "
-                f"problem, found attempts={attempts}"
-            )
-        if self.min_attempts > 1 and temperature == 0:
-            raise ConfigError(
-                f"{self.options()} needs attempts that differ, and greedy ones do not: set "
-                "sampling.temperature above 0"
-            )
+        del attempts, temperature, path
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
@@ -220,14 +204,18 @@ class MaxOfK(Objective):
     def _k(self) -> None:
         check_range(self, "k", at_least=1)
 
-    @property
     @override
-    def min_attempts(self) -> int:
-        return self.k
-
-    @override
-    def options(self, path: str = "objective") -> str:
-        return f"{path}.k={self.k}"
+    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
+        if self.k > attempts:
+            raise ConfigError(
+                f"{path}.k={self.k} needs attempts={self.k} or more of a genome at a problem, "
+                f"found attempts={attempts}"
+            )
+        if self.k > 1 and temperature == 0:
+            raise ConfigError(
+                f"{path}.k={self.k} needs attempts that differ, and greedy ones do not: set "
+                "sampling.temperature above 0"
+            )
 
     @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
@@ -296,14 +284,9 @@ class LengthPenalty(Objective):
                 "inner.rewards=reward,..."
             )
 
-    @property
     @override
-    def min_attempts(self) -> int:
-        return self.inner.min_attempts
-
-    @override
-    def options(self, path: str = "objective") -> str:
-        return self.inner.options(f"{path}.inner")
+    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
+        self.inner.check(attempts, temperature, f"{path}.inner")
 
     @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
