@@ -40,16 +40,15 @@ from es_cookbook.recipes.tic_tac_toe.game import read_move
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.judging.judges import verdict_in
-from es_cookbook.rl.messages.tool_calls import parse_tool_calls
-from es_cookbook.rl.rewards.answers import boxed, extracted
+from es_cookbook.rl.messages.message import parse_tool_calls
+from es_cookbook.rl.rewards.answers import boxed, extracted, last_number
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.rl.rewards.crossword import Crossword, canonical, letters
 from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.judge import mark_in
 from es_cookbook.rl.rewards.length import Conciseness, Length
-from es_cookbook.rl.rewards.matching import Choice, Exact, Regex
+from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
 from es_cookbook.rl.rewards.math_answers import Math, as_latex
-from es_cookbook.rl.rewards.number import Number, last_number
 from es_cookbook.rl.types import Observation
 
 CASES = 100_000

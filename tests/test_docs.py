@@ -17,7 +17,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.data.problem_dataset import check_problem
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.runs.history.store import read_history
 from tests.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE

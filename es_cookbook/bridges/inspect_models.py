@@ -46,13 +46,12 @@ from inspect_ai.tool import ToolCall as InspectToolCall
 from inspect_ai.tool import ToolChoice, ToolInfo
 from typing_extensions import override
 
-from es_cookbook.bridges.chats import Described, chat_with
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import printable
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, TokenStream
-from es_cookbook.rl.messages.message import Message, ToolCall
-from es_cookbook.rl.messages.tool_calls import Parsed, parse_tool_calls
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
@@ -165,9 +164,9 @@ class RunModel(ModelAPI):
 
     def _chat_with(self, schemas: str) -> Chat:
         found = cast("list[dict[str, dict[str, str]]]", json.loads(schemas))
-        tools = [Described(schema["function"]["name"], schema) for schema in found]
+        tools = [ToolSchema(schema["function"]["name"], schema) for schema in found]
         options = chz.replace(self._source.chat, max_turns=2**31)
-        return chat_with(self._source.tokenizer, options, tools)
+        return Chat(self._source.tokenizer, options, tools)
 
     def _stream(self, chat: Chat, messages: Sequence[ChatMessage]) -> TokenStream | None:
         """The tokens of a chat; None where there is no room left for a turn."""
@@ -175,7 +174,6 @@ class RunModel(ModelAPI):
         turns = [i for i, m in enumerate(messages, 1) if isinstance(m, ChatMessageAssistant)]
         if turns and (known := self._streams.get(ids[: turns[-1]])) and known[0].chat is chat:
             stream, action = dataclasses.replace(known[0]), known[1]
-            stream.take(action)
             added = [_message(message) for message in messages[turns[-1] :]]
             return None if stream.add(action, added) is not None else stream
         length = self._source.context_length

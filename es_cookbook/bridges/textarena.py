@@ -21,13 +21,14 @@ a held-out one is not a new one.
 Left out: games of three players and more.
 """
 
-import dataclasses
+import functools
 import importlib.util
 import random
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, TypeVar, cast
+from types import ModuleType
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import chz
 from typing_extensions import override
@@ -37,14 +38,12 @@ from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_i
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
-from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.types import (
     Action,
     Datasets,
     Env,
-    EnvGroup,
-    EnvGroupBuilder,
     Observation,
     RLDatasetBuilder,
     StepResult,
@@ -65,24 +64,6 @@ _NEEDED = {
 _LISTED = re.compile(r"[Aa]vailable (?:[Mm]oves|[Aa]ctions)[^:\n]*:(.*)")
 
 
-class _Spec(Protocol):
-    """What TextArena's registry knows of a game."""
-
-    entry_point: str
-
-
-class _Game(Protocol):
-    """A game of TextArena, as far as it is used here."""
-
-    def reset(self, num_players: int, seed: int) -> None: ...
-
-    def get_observation(self) -> tuple[int, str]: ...
-
-    def step(self, action: str) -> tuple[bool, Mapping[str, object]]: ...
-
-    def close(self) -> tuple[Mapping[int, float], Mapping[int, Mapping[str, object]]]: ...
-
-
 def legal_moves(shown: str) -> list[str]:
     """The moves that a game lists last in what it shows; none where it lists none.
 
@@ -93,16 +74,13 @@ def legal_moves(shown: str) -> list[str]:
     return re.findall(r"\[[^\[\]]+\]", listed[-1]) if listed else []
 
 
-def _registry() -> tuple[Mapping[str, _Spec], Callable[[str], _Game]]:
-    """The games that there are, by name, and what makes one."""
+def _registration() -> ModuleType:
+    """The library's module with the games that there are, by name, and what makes one."""
     if importlib.util.find_spec("textarena") is None:
         raise not_installed("dataset.game", "textarena", "es-cookbook[textarena]")
     from textarena.envs import registration  # pyright: ignore[reportMissingImports]
 
-    return (
-        cast(Mapping[str, _Spec], registration.ENV_REGISTRY),
-        cast(Callable[[str], _Game], registration.make),
-    )
+    return cast(ModuleType, registration)
 
 
 def check_game(name: str) -> int:
@@ -112,13 +90,13 @@ def check_game(name: str) -> int:
         ConfigError: textarena is not installed or knows no such game, or the game needs more than
             is on this machine, or more than two players.
     """
-    known, _ = _registry()
+    known = cast("Mapping[str, Any]", _registration().ENV_REGISTRY)
     if name not in known:
         raise ConfigError(
             f"textarena has no game {name!r}{did_you_mean(name, known)} "
             f"(it has {len(known)}, of which TowerOfHanoi-v0 is one)"
         )
-    module = known[name].entry_point.partition(":")[0]
+    module = str(known[name].entry_point).partition(":")[0]
     spec = importlib.util.find_spec(module)
     source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     for word, why in _NEEDED.items():
@@ -141,8 +119,7 @@ class _Played:
 
     def __init__(self, name: str, num_players: int, seed: int) -> None:
         self._random = random.Random(seed).getstate()
-        _, make = _registry()
-        self._game = self._alone(lambda: make(name))
+        self._game = self._alone(lambda: _registration().make(name))
         self._alone(lambda: self._game.reset(num_players=num_players, seed=seed))
         self.done = False
 
@@ -158,7 +135,7 @@ class _Played:
 
     def shown(self) -> tuple[int, str]:
         """Whose turn it is, and what that player is shown."""
-        return self._alone(self._game.get_observation)
+        return self._alone(lambda: self._game.get_observation())
 
     def move(self, text: str) -> None:
         """Make the move of the player whose turn it is."""
@@ -169,11 +146,13 @@ class _Played:
         return self._game.close()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GameProblem(EnvGroupBuilder):
-    """One game, the same for everyone who plays it.
+class _TextArenaEnv(Env):
+    """One game, a move a turn.
 
-    Attributes:
+    Metrics: `correct`, won or, alone, solved (the game's whole reward of 1); `invalid`, ended by
+    the policy's own invalid move; `unfinished`, ended by `max_turns`; `turns`.
+
+    Args:
         game: its name in TextArena.
         num_players: one or two.
         player: which of them the policy is.
@@ -183,42 +162,27 @@ class GameProblem(EnvGroupBuilder):
         tokenizer: of what the policy is shown.
     """
 
-    game: str
-    num_players: int
-    player: int
-    opponent: Opponent
-    max_turns: int
-    seed: int
-    tokenizer: Tokenizer
-
-    async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Games of their own."""
-        return EnvGroup([TextArenaEnv(self) for _ in range(num_envs)])
-
-    @property
-    @override
-    def tags(self) -> tuple[str, ...]:
-        return (f"player_{self.player}",) if self.num_players > 1 else ()
-
-
-class TextArenaEnv(Env):
-    """One game, a move a turn.
-
-    Metrics: `correct`, won or, alone, solved (the game's whole reward of 1); `invalid`, ended by
-    the policy's own invalid move; `unfinished`, ended by `max_turns`; `turns`.
-    """
-
-    def __init__(self, problem: GameProblem) -> None:
-        self.problem = problem
+    def __init__(
+        self,
+        game: str,
+        num_players: int,
+        player: int,
+        opponent: Opponent,
+        max_turns: int,
+        seed: int,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._game, self._player, self._opponent = game, player, opponent
+        self._max_turns, self._tokenizer = max_turns, tokenizer
         self._num_turns = 0
-        self._opponent_rng = random.Random(derive_seed(problem.seed, "textarena/opponent"))
-        self._played = _Played(problem.game, problem.num_players, problem.seed)
+        self._opponent_rng = random.Random(derive_seed(seed, "textarena/opponent"))
+        self._played = _Played(game, num_players, seed)
 
     @override
     async def initial_observation(self) -> Observation:
         shown = await self._shown_next()
         if shown is None:  # A game that ends before the policy's first turn has no problem.
-            raise EnvError(f"textarena's {self.problem.game} ended before the policy's turn")
+            raise EnvError(f"textarena's {self._game} ended before the policy's turn")
         return self._asked(shown)
 
     @override
@@ -226,7 +190,7 @@ class TextArenaEnv(Env):
         self._num_turns += 1
         self._played.move(action.text)
         shown = await self._shown_next()
-        if shown is not None and self._num_turns < self.problem.max_turns:
+        if shown is not None and self._num_turns < self._max_turns:
             return StepResult(0.0, False, self._asked(shown))
         return self._ended()
 
@@ -234,26 +198,30 @@ class TextArenaEnv(Env):
         """What the policy is shown at its next turn; None at the end of the game."""
         while not self._played.done:
             player, shown = self._played.shown()
-            if player == self.problem.player:
+            if player == self._player:
                 return shown
             self._played.move(await self._opponents_move(shown))
         return None
 
     async def _opponents_move(self, shown: str) -> str:
-        if self.problem.opponent == "base":
+        if self._opponent == "base":
             return (await self.policy.base.sample(self._asked(shown))).text
         moves = legal_moves(shown)
         if not moves:
-            raise EnvError(_no_list(self.problem.game))
+            raise EnvError(_no_list(self._game))
         return self._opponent_rng.choice(moves)
 
+    def asked_first(self) -> Observation:
+        """What the game's first player is shown."""
+        return self._asked(self._played.shown()[1])
+
     def _asked(self, shown: str) -> Observation:
-        return Observation(render_prompt(self.problem.tokenizer, shown, chat=True))
+        return Observation(render_prompt(self._tokenizer, shown, chat=True))
 
     def _ended(self) -> StepResult:
         finished = self._played.done
         rewards, known = self._played.result() if finished else ({}, {})
-        own = self.problem.player
+        own = self._player
         reward = float(rewards.get(own, 0.0))
         others = [value for player, value in rewards.items() if player != own]
         won = reward > max(others) if others else reward >= 1
@@ -274,16 +242,23 @@ def _no_list(game: str) -> str:
     )
 
 
-class GamesDataset(EpochDataset[GameProblem]):
-    """Games in an order that follows from a seed."""
+class _Game(ProblemGroupBuilder):
+    """A game, of which is not known whether another seed's is the same."""
 
-    async def validate(self, context_length: int) -> None:
-        """Check that the first turn's prompt of every game fits the context."""
-        for problem in self.builders:
-            played = _Played(problem.game, problem.num_players, problem.seed)
-            tokens_T = render_prompt(problem.tokenizer, played.shown()[1], chat=True)
-            name = f"textarena's {problem.game} with seed {problem.seed}"
-            check_prompt(name, len(tokens_T), context_length)
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return ()
+
+
+class _GamesDataset(ProblemDataset):
+    """Games whose first turn's prompt is checked before training."""
+
+    @override
+    async def check(self, builder: ProblemGroupBuilder, context_length: int) -> None:
+        env = builder.make_env()
+        assert isinstance(env, _TextArenaEnv)
+        check_prompt(builder.name, len(env.asked_first().tokens_T), context_length)
 
 
 def _package(_: "TextArenaDatasetBuilder") -> str:
@@ -337,18 +312,23 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
         """Choose seeds, and whose turn is the policy's."""
         num_players = self._num_players()
 
-        def games(purpose: str, seed: int, count: int) -> list[GameProblem]:
-            return [
-                GameProblem(
-                    *(self.game, num_players, i % num_players, self.opponent, self.max_turns),
-                    # TextArena's games take seeds of 32 bits.
-                    derive_seed(seed, f"textarena/{purpose}", i) % 2**32,
-                    tokenizer,
+        def games(purpose: str, seed: int, count: int) -> list[ProblemGroupBuilder]:
+            builders: list[ProblemGroupBuilder] = []
+            for i in range(count):
+                player = i % num_players
+                # TextArena's games take seeds of 32 bits.
+                own = derive_seed(seed, f"textarena/{purpose}", i) % 2**32
+                given = self.game, num_players, player, self.opponent, self.max_turns
+                builders.append(
+                    _Game(
+                        functools.partial(_TextArenaEnv, *given, own, tokenizer),
+                        f"textarena's {self.game} with seed {own}",
+                        problem_tags=(f"player_{player}",) if num_players > 1 else (),
+                    )
                 )
-                for i in range(count)
-            ]
+            return builders
 
         train = games("train", self.seed, self.num_train)
         # The same for every seed: runs compare.
         test_P = games("test", 0, self.num_test)
-        return Datasets(GamesDataset(train, self.problems_per_generation, self.seed), test_P)
+        return Datasets(_GamesDataset(train, self.problems_per_generation, self.seed), test_P)

@@ -136,13 +136,12 @@ class RolloutGroup:
 
     def result(self) -> TrajectoryGroup:
         """The group as an array of genomes x attempts."""
-        trajectories_G_K = self._by_genome(self._trajectories)
-        rewards = metrics = logs = None
-        if self._group_rewards is not None:
-            rewards = self._by_genome([given.reward for given in self._group_rewards])
-            metrics = self._by_genome([given.metrics for given in self._group_rewards])
-            logs = self._by_genome([given.logs for given in self._group_rewards])
-        return TrajectoryGroup(trajectories_G_K, rewards, metrics, logs, self._builder.tags)
+        given = self._group_rewards
+        return TrajectoryGroup(
+            self._by_genome(self._trajectories),
+            None if given is None else self._by_genome(given),
+            self._builder.tags,
+        )
 
     def _by_genome(self, flat: Sequence[_T]) -> list[Sequence[_T]]:
         num_attempts = len(self._seeds_K)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.fitness import Added, Fitness, reliability
-from es_cookbook.rl.data.pairs import deal, gather
+from es_cookbook.rl.data.problem_dataset import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
 from es_cookbook.rl.regularisers import Regulariser
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_rewards

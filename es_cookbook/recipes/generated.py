@@ -21,8 +21,8 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.row_dataset import load_splits
 from es_cookbook.rl.data.rows import Row, check_sources
+from es_cookbook.rl.data.task import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDataset, RLDatasetBuilder, Tokenizer
 

@@ -30,8 +30,7 @@ from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import FoldedDatasetBuilder
 from es_cookbook.recipes.recipe import Recipe
-from es_cookbook.rl.messages.message_env import MessageEnv
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import MessageEnv, Script
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Metrics, Tokenizer

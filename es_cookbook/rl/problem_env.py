@@ -11,7 +11,10 @@ import logging
 import weakref
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from es_cookbook.rl.types import (
     Action,
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 8
 """Unknown characters that are named."""
+_MAGIC = b"es_cookbook digests of training problems 1\n"
+_DIGEST = np.dtype("<u8")
 
 
 class Grade(StepResult):
@@ -127,6 +132,57 @@ def digest_of(content: str | Sequence[int]) -> int:
     is_text = isinstance(content, str)
     data = content.encode("utf-8", "replace") if is_text else array("q", content).tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """What a run trains on: digests of all its problems, sorted, each once.
+
+    Enough to say which problems of an evaluation are not held out. A problem has a digest of its
+    own content and, where it is known, of its prompt (`EnvGroupBuilder.digests`); two that share
+    one are the same problem, however they are asked.
+    """
+
+    digests: NDArray[np.uint64]
+
+    @staticmethod
+    def of(digests_P: Iterable[tuple[int, ...]]) -> "TrainedOn | None":
+        """Of each problem's digests; None where there is no problem, or one has none."""
+        found = array("Q")
+        for digests in digests_P:
+            if not digests:
+                return None
+            found.extend(digests)
+        return TrainedOn(np.unique(np.array(found, np.uint64))) if found else None
+
+    def and_of(self, other: "TrainedOn") -> "TrainedOn":
+        """All that the one or the other has."""
+        return TrainedOn(np.union1d(self.digests, other.digests))
+
+    def overlap(self, digests_P: Iterable[tuple[int, ...]]) -> int | None:
+        """How many of some problems are among them; None where one has no digests."""
+        count = 0
+        for digests in digests_P:
+            if not digests:
+                return None
+            count += any(map(self._has, digests))
+        return count
+
+    def _has(self, digest: int) -> bool:
+        place = int(np.searchsorted(self.digests, np.uint64(digest)))
+        return place < len(self.digests) and int(self.digests[place]) == digest
+
+    def encode(self) -> bytes:
+        """A line that says what it is, then 8 bytes for each digest, little end first, sorted."""
+        return _MAGIC + self.digests.astype(_DIGEST).tobytes()
+
+    @staticmethod
+    def decode(data: bytes) -> "TrainedOn | None":
+        """What `encode` made; None of anything else."""
+        found = data.removeprefix(_MAGIC)
+        if len(found) == len(data) or len(found) % _DIGEST.itemsize:
+            return None
+        return TrainedOn(np.frombuffer(found, _DIGEST).astype(np.uint64))
 
 
 def render_prompt(

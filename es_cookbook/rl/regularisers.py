@@ -112,7 +112,7 @@ def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:
     return math.fsum(max(math.expm1(ratio) - ratio, 0.0) for ratio in ratios_T) / len(ratios_T)
 
 
-class KLEnv(Env):
+class _KLEnv(Env):
     """Answers a prompt once, at temperature 1; the reward is minus the KL to the base.
 
     An Env in the prompt's place has the prompt as its first observation.
@@ -140,17 +140,6 @@ class KLEnv(Env):
         return StepResult(-kl, done=True, metrics={"kl": kl})
 
 
-class _Around(EnvGroup):
-    """KL Envs around the Envs of another group, which it closes."""
-
-    def __init__(self, inner: EnvGroup, max_tokens: int) -> None:
-        super().__init__([KLEnv(env, max_tokens) for env in inner.envs])
-        self._inner = inner
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class KLProblem(EnvGroupBuilder):
     """One prompt, or the prompt with which another problem's Envs begin."""
@@ -158,10 +147,13 @@ class KLProblem(EnvGroupBuilder):
     prompt: Observation | EnvGroupBuilder
     max_tokens: int
 
+    @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
         if isinstance(self.prompt, Observation):
-            return EnvGroup([KLEnv(self.prompt, self.max_tokens) for _ in range(num_envs)])
-        return _Around(await self.prompt.make_envs(num_envs), self.max_tokens)
+            return EnvGroup([_KLEnv(self.prompt, self.max_tokens) for _ in range(num_envs)])
+        group = await self.prompt.make_envs(num_envs)
+        group.envs = [_KLEnv(env, self.max_tokens) for env in group.envs]
+        return group
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -223,22 +215,6 @@ class KLToBase(Regulariser):
         return self._in_epochs(problems, f"{self.source}: there are no prompts", run_seed, "kl")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pair:
-    """A prompt and two answers to it, as tokens."""
-
-    prompt_T: tuple[int, ...]
-    chosen_T: tuple[int, ...]
-    rejected_T: tuple[int, ...]
-
-
-async def margin_of(policy: Policy, pair: Pair) -> float:
-    """Log-probability of the chosen answer minus that of the rejected one, sums over tokens."""
-    chosen_T = await policy.logprobs(pair.prompt_T, pair.chosen_T)
-    rejected_T = await policy.logprobs(pair.prompt_T, pair.rejected_T)
-    return math.fsum(chosen_T) - math.fsum(rejected_T)
-
-
 def log_sigmoid(x: float) -> float:
     """The log of 1 / (1 + e^-x), for any finite x.
 
@@ -248,52 +224,63 @@ def log_sigmoid(x: float) -> float:
     return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
 
 
-class PairEnv(Env):
+class _PairEnv(Env):
     """Scores both answers; samples nothing. The reward is the group's, which needs the base."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: "PairProblem") -> None:
         self.pair = pair
 
+    @override
     async def initial_observation(self) -> Observation:
         return Observation(self.pair.prompt_T)
 
+    @override
     async def act(self, observation: Observation) -> Action:
         return Action((), "", "stop")
 
+    @override
     async def step(self, action: Action) -> StepResult:
         """Metrics `margin`, and `preferred`: whether the chosen answer is the likelier one."""
-        margin = await margin_of(self.policy, self.pair)
+        margin = await self.pair.margin(self.policy)
         return StepResult(0.0, done=True, metrics={MARGIN: margin, "preferred": float(margin > 0)})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PairProblem(EnvGroupBuilder):
-    """One pair; `relative_to_base` subtracts the base's margin."""
+    """A prompt and two answers to it, as tokens; `relative_to_base` subtracts the base's margin."""
 
-    pair: Pair
+    prompt_T: tuple[int, ...]
+    chosen_T: tuple[int, ...]
+    rejected_T: tuple[int, ...]
     beta: float
     relative_to_base: bool
 
+    @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        return EnvGroup([PairEnv(self.pair) for _ in range(num_envs)])
+        return EnvGroup([_PairEnv(self) for _ in range(num_envs)])
 
+    async def margin(self, policy: Policy) -> float:
+        """Log-probability of the chosen answer minus that of the rejected one, over all tokens."""
+        chosen_T = await policy.logprobs(self.prompt_T, self.chosen_T)
+        rejected_T = await policy.logprobs(self.prompt_T, self.rejected_T)
+        return math.fsum(chosen_T) - math.fsum(rejected_T)
+
+    @override
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward]:
-        """Log-sigmoids of the margins."""
-        base_margin = 0.0
-        if self.relative_to_base:
-            base_margin = await margin_of(policies[0].base, self.pair)
+        base = await self.margin(policies[0].base) if self.relative_to_base else 0.0
         return [
             GroupReward(0.0)
             if isinstance(trajectory, LostRollout)
             else GroupReward(
-                log_sigmoid(self.beta * (trajectory.transitions[-1].metrics[MARGIN] - base_margin))
+                log_sigmoid(self.beta * (trajectory.transitions[-1].metrics[MARGIN] - base))
             )
             for trajectory in trajectories
         ]
 
     @property
+    @override
     def tags(self) -> tuple[str, ...]:
         return ("preference",)
 
@@ -348,31 +335,27 @@ class PreferencePairs(Regulariser):
                 yield (digest_of(prompt_T),)
 
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
-        problems = [
-            PairProblem(
-                _pair(row, tokenizer, self.chat, context_length), self.beta, self.relative_to_base
-            )
-            for row in load_rows(self.source, option="preference.source")
-        ]
+        """Load the pairs as tokens."""
+        rows = load_rows(self.source, option="preference.source")
+        problems = [self._pair(row, tokenizer, context_length) for row in rows]
         none = f"{self.source}: there are no preference pairs"
         return self._in_epochs(problems, none, run_seed, "preference")
 
+    def _pair(self, row: Row, tokenizer: Tokenizer, context_length: int) -> PairProblem:
+        end = cast("int | None", tokenizer.eos_token_id)
 
-def _pair(row: Row, tokenizer: Tokenizer, chat: bool, context_length: int) -> Pair:
-    end = cast("int | None", tokenizer.eos_token_id)
+        def answer(name: str) -> tuple[int, ...]:
+            tokens_T = tokenizer.encode(row.text(name), add_special_tokens=False)
+            return (*tokens_T, *([] if end is None else [end]))
 
-    def answer(name: str) -> tuple[int, ...]:
-        tokens_T = tokenizer.encode(row.text(name), add_special_tokens=False)
-        return (*tokens_T, *([] if end is None else [end]))
-
-    prompt_T = render_prompt(tokenizer, row.text("prompt"), chat=chat)
-    pair = Pair(prompt_T, answer("chosen"), answer("rejected"))
-    if pair.chosen_T == pair.rejected_T:
-        raise row.error("its chosen and its rejected answer are the same tokens")
-    length = len(prompt_T) + max(len(pair.chosen_T), len(pair.rejected_T))
-    if length > context_length:
-        raise row.error(
-            f"its prompt and longer answer have {length} tokens together, more than the engine's "
-            f"context of {context_length} tokens"
-        )
-    return pair
+        prompt_T = render_prompt(tokenizer, row.text("prompt"), chat=self.chat)
+        chosen_T, rejected_T = answer("chosen"), answer("rejected")
+        if chosen_T == rejected_T:
+            raise row.error("its chosen and its rejected answer are the same tokens")
+        length = len(prompt_T) + max(len(chosen_T), len(rejected_T))
+        if length > context_length:
+            raise row.error(
+                f"its prompt and longer answer have {length} tokens together, more than the "
+                f"engine's context of {context_length} tokens"
+            )
+        return PairProblem(prompt_T, chosen_T, rejected_T, self.beta, self.relative_to_base)

@@ -123,24 +123,22 @@ def checked_group_rewards(
     """
     if found is None:
         return None
-    rewards = list(cast(Iterable[object], found)) if isinstance(found, Sequence) else [found]
-    wrong = [reward for reward in rewards if not isinstance(reward, GroupReward | LostRollout)]
-    if wrong or len(rewards) != len(trajectories):
-        what = shown(wrong[0]) if wrong else f"{len(rewards)}"
+    given = list(cast(Iterable[object], found)) if isinstance(found, Sequence) else [found]
+    wrong = [each for each in given if not isinstance(each, GroupReward | LostRollout)]
+    if wrong or len(given) != len(trajectories):
         raise EnvError(
             f"{who}.compute_group_rewards must give None or {len(trajectories)} GroupRewards, "
-            f"one a trajectory, found {what}"
+            f"one a trajectory, found {shown(wrong[0]) if wrong else len(given)}"
         )
-    checked: list[GroupReward | LostRollout] = []
-    given_G = cast(list[GroupReward | LostRollout], rewards)
-    for given, trajectory in zip(given_G, trajectories, strict=True):
-        if isinstance(trajectory, LostRollout):
-            checked.append(GroupReward(0.0))
-            continue
-        if isinstance(given, GroupReward):
-            by = f"{who}.compute_group_rewards"
-            check_measured(by, given.reward, given.metrics, given.logs)
-        checked.append(given)
+    checked = [
+        GroupReward(0.0) if isinstance(trajectory, LostRollout) else each
+        for each, trajectory in zip(
+            cast(list[GroupReward | LostRollout], given), trajectories, strict=True
+        )
+    ]
+    for each in checked:
+        if isinstance(each, GroupReward):
+            check_measured(f"{who}.compute_group_rewards", each.reward, each.metrics, each.logs)
     return checked
 
 
@@ -182,17 +180,17 @@ def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
     """What one rollout that finished reported, itself and by its group reward."""
     trajectory = group.trajectories_G_K[g][k]
     own = _mean_over_steps(trajectory) if isinstance(trajectory, Trajectory) else {}
-    if group.group_metrics_G_K is None:
+    if group.group_rewards_G_K is None:
         return own
-    return {**own, **group.group_metrics_G_K[g][k]}
+    return {**own, **group.group_rewards_G_K[g][k].metrics}
 
 
 def _all_metrics(group: TrajectoryGroup) -> Iterable[Metrics]:
     for trajectory in _trajectories([group]):
         if isinstance(trajectory, Trajectory):
             yield _mean_over_steps(trajectory)
-    for metrics_K in group.group_metrics_G_K or ():
-        yield from metrics_K
+    for given_K in group.group_rewards_G_K or ():
+        yield from (given.metrics for given in given_K)
 
 
 def _mean_over_steps(trajectory: Trajectory) -> Metrics:

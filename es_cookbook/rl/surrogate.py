@@ -108,7 +108,7 @@ def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]
     return [above / deviation for above in above_K]
 
 
-class AnswersEnv(Env):
+class _AnswersEnv(Env):
     """Scores answers, samples nothing.
 
     `answers` has for each its weight, and its learned tokens behind all before them.
@@ -164,7 +164,7 @@ class AnswersProblem(EnvGroupBuilder):
             tokens_T = each.tokens_T
             spans = [(tokens_T[:start], tokens_T[start:end]) for start, end in learned_spans(each)]
             answers.append((each.weight * each.count, spans))
-        return EnvGroup([AnswersEnv(answers) for _ in range(num_envs)])
+        return EnvGroup([_AnswersEnv(answers) for _ in range(num_envs)])
 
     @property
     @override

@@ -337,40 +337,6 @@ class LostRollout:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TrajectoryGroup:
-    """All attempts of all genomes at one problem.
-
-    Attributes:
-        trajectories_G_K: `[g][k]` is attempt k of genome g.
-        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory's own reward, or
-            None for nothing.
-        group_metrics_G_K: metrics that go with them.
-        group_logs_G_K: text that goes with them.
-        tags: the builder's tags, for metrics.
-    """
-
-    trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
-    group_rewards_G_K: Sequence[Sequence[float]] | None = None
-    group_metrics_G_K: Sequence[Sequence[Metrics]] | None = None
-    group_logs_G_K: Sequence[Sequence[Logs]] | None = None
-    tags: tuple[str, ...] = ()
-
-    @property
-    def rewards_G_K(self) -> list[list[float]]:
-        """Reward of each attempt, group reward included; NaN where the rollout was lost."""
-        rewards_G_K = [
-            [t.reward if isinstance(t, Trajectory) else math.nan for t in trajectories_K]
-            for trajectories_K in self.trajectories_G_K
-        ]
-        if self.group_rewards_G_K is None:
-            return rewards_G_K
-        return [
-            [own + group for own, group in zip(own_K, group_K, strict=True)]
-            for own_K, group_K in zip(rewards_G_K, self.group_rewards_G_K, strict=True)
-        ]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class GroupReward:
     """What `compute_group_rewards` returns for one rollout.
 
@@ -383,6 +349,36 @@ class GroupReward:
     reward: float
     metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
     logs: Logs = dataclasses.field(default_factory=dict[str, str])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """All attempts of all genomes at one problem.
+
+    Attributes:
+        trajectories_G_K: `[g][k]` is attempt k of genome g.
+        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory, or None for
+            nothing.
+        tags: the builder's tags, for metrics.
+    """
+
+    trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
+    group_rewards_G_K: Sequence[Sequence[GroupReward]] | None = None
+    tags: tuple[str, ...] = ()
+
+    @property
+    def rewards_G_K(self) -> list[list[float]]:
+        """Reward of each attempt, group reward included; NaN where the rollout was lost."""
+        rewards_G_K = [
+            [t.reward if isinstance(t, Trajectory) else math.nan for t in trajectories_K]
+            for trajectories_K in self.trajectories_G_K
+        ]
+        if self.group_rewards_G_K is None:
+            return rewards_G_K
+        return [
+            [own + group.reward for own, group in zip(own_K, group_K, strict=True)]
+            for own_K, group_K in zip(rewards_G_K, self.group_rewards_G_K, strict=True)
+        ]
 
 
 class EnvGroupBuilder(ABC):

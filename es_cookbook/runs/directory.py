@@ -34,7 +34,7 @@ from es_cookbook.common.files import (
     whole_directory,
 )
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.trained_on import TrainedOn
+from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore

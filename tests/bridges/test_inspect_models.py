@@ -9,7 +9,7 @@ import pytest
 
 from es_cookbook.commands import inspect
 from es_cookbook.rl.messages.chat import ChatOptions
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.chat_templates import CHATML, tokenizer_with

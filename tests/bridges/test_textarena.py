@@ -11,11 +11,12 @@ import anyio
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.bridges.textarena import GameProblem, TextArenaDatasetBuilder, legal_moves
+from es_cookbook.bridges.textarena import TextArenaDatasetBuilder, legal_moves
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.train_cli import CLIConfig, main
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams, Trajectory
 from es_cookbook.runs.tracking.jsonl import read_metrics
@@ -81,13 +82,13 @@ def halving(shown: str) -> str:
     return f"[{(low + high) // 2}]"
 
 
-async def problems(**fields: object) -> list[GameProblem]:
+async def problems(**fields: object) -> list[ProblemGroupBuilder]:
     built = await TextArenaDatasetBuilder(**fields)(TOKENIZER)
     await built.train.validate(4096)
-    return [problem for problem in built.test_P if isinstance(problem, GameProblem)]
+    return [problem for problem in built.test_P if isinstance(problem, ProblemGroupBuilder)]
 
 
-async def played(problem: GameProblem, player: Player) -> Trajectory:
+async def played(problem: ProblemGroupBuilder, player: Player) -> Trajectory:
     (env,) = (await problem.make_envs(1)).envs
     return await run_rollout(env, player)
 
@@ -132,7 +133,9 @@ async def test_the_base_model_can_be_the_opponent() -> None:
     for game in games:
         base = Player(lambda _: "[col 0]")
         won = await played(game, Player(lambda _: "[col 3]", base))
-        assert metrics_of(won)["correct"] == (game.player == 0), "who begins has four first"
+        assert metrics_of(won)["correct"] == (game.tags == ("player_0",)), (
+            "who begins has four first"
+        )
         assert "Connect Four" in base.shown[0]
 
 

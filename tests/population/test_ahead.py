@@ -25,8 +25,8 @@ from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
-from es_cookbook.rl.data.choosing import Curriculum
 from es_cookbook.rl.data.mixture import Mixture, Part
+from es_cookbook.rl.data.selection import Curriculum
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.timeouts import Clock, Watch

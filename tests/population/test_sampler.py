@@ -16,7 +16,7 @@ from es_cookbook.common.errors import ConfigError, EngineError, RequestError, To
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import Overlap, PopulationSampler
-from es_cookbook.rl.data.pairs import Row
+from es_cookbook.rl.data.problem_dataset import deal
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
     Action,
@@ -516,10 +516,9 @@ class Match(Duel):
 async def test_genomes_that_group_rewards_ask_are_resident_together() -> None:
     one = FakeEngine(capacity=6)
     groups = await sampler(one).rollout(0, [Match(0), Problem(1)], GENOMES)
-    assert groups[0].group_logs_G_K is not None
-    assert groups[0].group_rewards_G_K == [
-        [float(logs["said"]) for logs in logs_K] for logs_K in groups[0].group_logs_G_K
-    ]
+    assert groups[0].group_rewards_G_K is not None
+    given = [given for given_K in groups[0].group_rewards_G_K for given in given_K]
+    assert given and all(each.reward == float(each.logs["said"]) for each in given)
     pool = FakePool([FakeEngine(capacity=6) for _ in range(3)])
     assert await sampler(pool).rollout(0, [Match(0), Problem(1)], GENOMES) == groups
 
@@ -529,7 +528,7 @@ async def test_a_population_that_is_asked_and_does_not_fit_is_refused(num_engine
     engine = FakeEngine(capacity=4)
     if num_engines > 1:
         engine = FakePool([FakeEngine(capacity=4) for _ in range(num_engines)])
-    for asking in (Match(1), Row([Problem(0), Match(1)])):
+    for asking in (Match(1), *deal([Problem(0), Match(1)], 2)):
         with pytest.raises(
             ConfigError, match="all 6 have to be resident on one engine, which hosts 4: lower"
         ):

@@ -15,12 +15,11 @@ from es_cookbook.population.results import problem_names
 from es_cookbook.recipes.alignment.train_cli import PAIRS
 from es_cookbook.recipes.conciseness.train_cli import PROMPT
 from es_cookbook.rl.data.mixture import Mixture
-from es_cookbook.rl.data.problem_dataset import EpochDataset
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import load_rows
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.data.trained_on import TrainedOn
 from es_cookbook.rl.messages.chat import ChatOptions
-from es_cookbook.rl.problem_env import digest_of, render_prompt
+from es_cookbook.rl.problem_env import TrainedOn, digest_of, render_prompt
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder
 
 pytestmark = pytest.mark.anyio
@@ -98,7 +97,7 @@ their prompts."""
 async def test_recipes_of_rows_hold_out_what_they_did_now_whatever_the_prompt(recipe: str) -> None:
     dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)
     datasets = await dataset(tokenizer)
-    assert isinstance(datasets.train, EpochDataset)
+    assert isinstance(datasets.train, ProblemDataset)
     parts = [datasets.train.builders, datasets.test_P, datasets.train.get_batch(3)]
     lines = [[name.rpartition(" ")[2] for name in problem_names(part)] for part in parts]
     text = " ".join([*lines[0], "|", *lines[1], "|", *lines[2]])

@@ -30,6 +30,7 @@ from es_cookbook.rl.objectives import (
 from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.rl.types import (
     Action,
+    GroupReward,
     LostRollout,
     Metrics,
     Observation,
@@ -176,7 +177,8 @@ def groups() -> Sequence[TrajectoryGroup]:
     return [
         TrajectoryGroup([[won, LOST], [lost, won]]),
         TrajectoryGroup(
-            [[LOST, LOST], [lost, lost]], [[0, 0], [1, 2]], [[{}, {}], [{"rank": 1}, {"rank": 2}]]
+            [[LOST, LOST], [lost, lost]],
+            [[GroupReward(0)] * 2, [GroupReward(rank, {"rank": rank}) for rank in (1, 2)]],
         ),
     ]
 

@@ -21,7 +21,6 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.regularisers import (
     KLProblem,
     KLToBase,
-    Pair,
     PairProblem,
     PreferencePairs,
     kl_per_token,
@@ -42,7 +41,7 @@ from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
 PROMPT = Observation((5, 6, 7))
-PAIR = Pair((5, 6, 7), (10, 11, 12), (20, 21))
+PAIR = (5, 6, 7), (10, 11, 12), (20, 21)
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +173,7 @@ async def margins(engine: Engine, *targets: Any) -> list[float]:
     found: list[float] = []
     for who in targets:
         chosen, rejected = [
-            await engine.logprobs(LogprobsRequest(who, PAIR.prompt_T, answer_T))
-            for answer_T in (PAIR.chosen_T, PAIR.rejected_T)
+            await engine.logprobs(LogprobsRequest(who, PAIR[0], answer_T)) for answer_T in PAIR[1:]
         ]
         found.append(sum(chosen) - sum(rejected))
     return found
@@ -185,7 +183,7 @@ async def test_a_pair_is_scored_by_genome_and_base_and_nothing_is_sampled(engine
     genomes = [noisy(1, 0.2), noisy(2, 0.2), Genome(())]
     moved = Step((Term(9, 0.3),))
     await engine.apply(moved)  # The base stays what it was.
-    group = await rollout(engine, PairProblem(PAIR, 0.5, True), *genomes, attempts=2)
+    group = await rollout(engine, PairProblem(*PAIR, 0.5, True), *genomes, attempts=2)
     await engine.load(genomes)
     *own_G, base = await margins(engine, 0, 1, 2, "base")
     for own, rewards_K in zip(own_G, group.rewards_G_K, strict=True):
@@ -195,7 +193,7 @@ async def test_a_pair_is_scored_by_genome_and_base_and_nothing_is_sampled(engine
     assert metrics["env/preference/margin"] == pytest.approx(sum(own_G) / 3, abs=1e-4)
     assert metrics["env/preference/preferred"] == pytest.approx(sum(m > 0 for m in own_G) / 3)
     assert sum(t.num_tokens for ts in group.trajectories_G_K for t in ts if t) == 0  # pyright: ignore
-    alone = await rollout(engine, PairProblem(PAIR, 0.5, False), *genomes)
+    alone = await rollout(engine, PairProblem(*PAIR, 0.5, False), *genomes)
     expected_G = [[-math.log1p(math.exp(-0.5 * own))] for own in own_G]
     assert alone.rewards_G_K == [pytest.approx(reward, abs=1e-5) for reward in expected_G]
     await engine.restore([])
@@ -203,7 +201,7 @@ async def test_a_pair_is_scored_by_genome_and_base_and_nothing_is_sampled(engine
 
 @pytest.mark.parametrize(
     ("builder", "metric"),
-    [(KLProblem(PROMPT, 12), "kl"), (PairProblem(PAIR, 0.5, True), "margin")],
+    [(KLProblem(PROMPT, 12), "kl"), (PairProblem(*PAIR, 0.5, True), "margin")],
     ids=["back to the base", "towards the chosen answer"],
 )
 async def test_the_reward_is_one_that_evolution_can_climb(
@@ -249,7 +247,7 @@ class Deaf(FakeEngine):
 
 async def test_a_lost_scoring_is_a_lost_rollout_and_the_base_scores_once() -> None:
     engine = Deaf()
-    group = await rollout(engine, PairProblem(PAIR, 0.1, True), *[noisy(s, 1.0) for s in range(5)])
+    group = await rollout(engine, PairProblem(*PAIR, 0.1, True), *[noisy(s, 1.0) for s in range(5)])
     assert [math.isnan(reward) for (reward,) in group.rewards_G_K] == [True] + [False] * 4
     assert engine.asked_base == 2, "once for each answer, not for each genome"
     assert engine.requests == []
@@ -277,14 +275,12 @@ async def test_rows_become_pairs_of_tokens(tmp_path: Path) -> None:
     source = write(tmp_path / "pairs.jsonl", {"prompt": "a", "chosen": "b", "rejected": "c"})
     (found,) = pairs_of(source, problems_per_generation=1, beta=0.3)
     letters = [ord(letter) - 32 for letter in "abc"]
-    assert found.pair == Pair((letters[0],), (letters[1],), (letters[2],))
-    assert (found.beta, found.relative_to_base) == (0.3, True)
+    assert found == PairProblem((letters[0],), (letters[1],), (letters[2],), 0.3, True)
     tokenizer = FakeEngine().tokenizer
     tokenizer.eos_token = "!"
     builder = PreferencePairs(source=source, weight=1.0, problems_per_generation=1)
     (ended,) = builder(tokenizer, 64, 0)(0, [])
-    assert isinstance(ended, PairProblem)
-    assert ended.pair == Pair((letters[0],), (letters[1], 1), (letters[2], 1)), "answers end"
+    assert ended == PairProblem((letters[0],), (letters[1], 1), (letters[2], 1), 0.1, True), "ends"
 
 
 @pytest.mark.parametrize("kind", ["kl", "preference"])

@@ -188,7 +188,7 @@ def test_rewards_are_means_over_attempts_that_were_not_lost() -> None:
 
 
 def test_group_rewards_are_added() -> None:
-    group = TrajectoryGroup([[trajectory(1.0)], [LOST]], [[0.5], [0.0]], [[{}], [{}]])
+    group = TrajectoryGroup([[trajectory(1.0)], [LOST]], [[GroupReward(0.5)], [GroupReward(0.0)]])
     np.testing.assert_array_equal(mean_rewards([group]), [[1.5, np.nan]])
 
 
@@ -198,8 +198,7 @@ def test_metrics_are_means_by_tag_over_rollouts_that_report_them() -> None:
     )
     two = TrajectoryGroup(
         [[trajectory(0, {"correct": 1, "a": 2}, {"a": 4})], [LOST]],
-        [[0.0], [0.0]],
-        [[{"won": 1.0}], [{}]],
+        [[GroupReward(0.0, {"won": 1.0})], [GroupReward(0.0)]],
         tags=("hard", "all"),
     )
     assert env_metrics([one, two]) == {

@@ -17,8 +17,8 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.rl.data.choosing import Curriculum, Filter, Replay
 from es_cookbook.rl.data.mixture import Mixture, Part
+from es_cookbook.rl.data.selection import Curriculum, Filter, Replay
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.objectives import RewardSchedule
 from es_cookbook.rl.types import SamplingParams

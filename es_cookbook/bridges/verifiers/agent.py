@@ -27,13 +27,13 @@ from es_cookbook.bridges.verifiers.library import Task, refuse_unplayable, text_
 from es_cookbook.bridges.verifiers.tools import Tools
 from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.messages.chat import Chat, TokenStream
-from es_cookbook.rl.messages.message import Message, ToolCall
-from es_cookbook.rl.messages.tool_calls import Parsed, parse_tool_calls
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
 from es_cookbook.rl.types import Action, Observation
 
 Trace: TypeAlias = vf.Trace[Any, Any, Any]
 Ask: TypeAlias = Callable[[Observation], Awaitable[Action]]
 
+_COUNTS = ("turns", "turn_limit", "context_limit", "tool_calls", "tool_errors", "malformed_calls")
 MODEL = "es_cookbook"
 """What a trace says of who answered."""
 
@@ -60,30 +60,20 @@ class Agent:
         self.context_length = context_length
         self.ask = ask
         self.traces: list[Trace] = []
-        self.counts = dict.fromkeys(
-            (
-                "turns",
-                "turn_limit",
-                "context_limit",
-                "tool_calls",
-                "tool_errors",
-                "malformed_calls",
-            ),
-            0.0,
-        )
+        self.counts = dict.fromkeys(_COUNTS, 0.0)
 
     async def run(self, task: Task, **borrowed: object) -> Trace:
         """One turn on the task's own prompt, scored."""
-        async with self._opened(task, borrowed) as interaction:
+        async with self._episode(task, borrowed) as interaction:
             await interaction.turn()
             if interaction.trace.stop_condition is None:
                 interaction.trace.stop("agent_completed")
         return interaction.trace
 
     @contextlib.asynccontextmanager
-    async def interaction(self, task: Task, **borrowed: object) -> "AsyncGenerator[Interaction]":
+    async def interaction(self, task: Task, **borrowed: object) -> "AsyncGenerator[_Interaction]":
         """A chat in which the environment is the user; scored when it is left."""
-        async with self._opened(task, borrowed) as interaction:
+        async with self._episode(task, borrowed) as interaction:
             yield interaction
             if interaction.trace.stop_condition is None:
                 interaction.trace.stop("user_closed")
@@ -98,9 +88,9 @@ class Agent:
         raise EnvError(f"{type(self.env).__name__} provisions a runtime, and the bridge has none")
 
     @contextlib.asynccontextmanager
-    async def _opened(
+    async def _episode(
         self, task: Task, borrowed: dict[str, object]
-    ) -> "AsyncGenerator[Interaction]":
+    ) -> "AsyncGenerator[_Interaction]":
         if given := [name for name, value in borrowed.items() if value]:
             raise EnvError(
                 f"{type(self.env).__name__} lends its agent {given[0]!r}, which the bridge has not"
@@ -115,28 +105,24 @@ class Agent:
         )
         tools = Tools()
         try:
-            await invoke(_hook(task.setup), {"trace": trace})
+            await _call_hook(task.setup, trace)
             await tools.open(self.env, task)
-            yield Interaction(self, task, trace, tools)
+            yield _Interaction(self, task, trace, tools)
         finally:
             await tools.close()
-        await invoke(_hook(task.finalize), {"trace": trace})
+        await _call_hook(task.finalize, trace)
         await task.score(trace)
         trace.is_completed = trace.ok = True
         self.traces.append(trace)
 
 
-def _hook(method: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
+async def _call_hook(method: Callable[..., Awaitable[None]], trace: Trace) -> None:
     """A task's own `setup` or `finalize`; the library's empty ones want a runtime."""
-    inherited = getattr(method, "__func__", None) in (vf.Task.setup, vf.Task.finalize)
-    return _nothing if inherited else method
+    if getattr(method, "__func__", None) not in (vf.Task.setup, vf.Task.finalize):
+        await invoke(method, {"trace": trace})
 
 
-async def _nothing() -> None:
-    return
-
-
-class Interaction:
+class _Interaction:
     """One chat with the agent, as the library's environments hold it.
 
     Attributes:
@@ -235,7 +221,6 @@ class Interaction:
         else:
             action, before = self._said
             added = [as_message(message) for message in self._messages[before:]]
-            self._stream.take(action)
             if self._stream.add(action, added) is not None:
                 return None
         return self._stream.observation

@@ -7,10 +7,9 @@ this process, with your rights.
 """
 
 import hashlib
-import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, cast
 
 import chz
@@ -21,12 +20,13 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, not_installed
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
-from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
-from es_cookbook.rl.messages.chat import ChatOptions
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
+from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 
 if TYPE_CHECKING:
     from es_cookbook.bridges.verifiers.env import TaskBuilder
+    from es_cookbook.bridges.verifiers.library import Source
 
 
 class _Package(chz.factories.MetaFactory):
@@ -101,26 +101,25 @@ class TasksetProblems(RLDatasetBuilder):
     @property
     @override
     def label(self) -> str:
-        from es_cookbook.bridges.verifiers.library import Source
-
-        return Source(self.taskset, self.options).package
+        return self._source().package
 
     @override
     def check(self) -> None:
-        from es_cookbook.bridges.verifiers.library import Source, load_tasks
+        self._source().tasks(1)
 
-        load_tasks(Source(self.taskset, self.options), 1)
+    def _source(self) -> "Source":
+        from es_cookbook.bridges.verifiers.library import Source
+
+        return Source(self.taskset, self.options)
 
     @override
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        from es_cookbook.bridges.chats import chat_with
         from es_cookbook.bridges.verifiers.env import TaskBuilder
-        from es_cookbook.bridges.verifiers.library import Source, load_tasks
         from es_cookbook.bridges.verifiers.tools import described_tools
 
-        source = Source(self.taskset, self.options)
-        tasks = load_tasks(source, self.num_train + self.num_test)
-        chat = chat_with(tokenizer, self.chat, await described_tools(source.env, tasks[0]))
+        source = self._source()
+        tasks = source.tasks(self.num_train + self.num_test)
+        chat = Chat(tokenizer, self.chat, await described_tools(source.env, tasks[0]))
         builders = [
             TaskBuilder(source, task, f"{source.package}, task {task.data.idx}", chat)
             for task in tasks
@@ -131,9 +130,8 @@ class TasksetProblems(RLDatasetBuilder):
         del train_P[self.num_train :], test_P[self.num_test :]
         if not train_P:
             raise DataError(f"the taskset {source.package} leaves no tasks to train on")
-        return Datasets(
-            TaskDataset(train_P, self.problems_per_generation, self.seed, test_P), test_P
-        )
+        dataset = TaskDataset(train_P, self.problems_per_generation, self.seed, test_P)
+        return Datasets(dataset, test_P)
 
     def _held_out(self, contents: Collection[str]) -> set[str]:
         """Those of the tasks' contents that are held out: an arbitrary share, always the same."""
@@ -145,23 +143,12 @@ def _digest(content: str) -> bytes:
     return hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
 
 
-class TaskDataset(EpochDataset["TaskBuilder"]):
+class TaskDataset(ProblemDataset["TaskBuilder"]):
     """Tasks whose prompts are checked before training.
 
     A task has no gold answer that could be graded: the library's `validate` wants a runtime.
     """
 
-    def __init__(
-        self,
-        builders: "Sequence[TaskBuilder]",
-        problems_per_generation: int,
-        seed: int,
-        held_out: "Sequence[TaskBuilder]",
-    ) -> None:
-        super().__init__(builders, problems_per_generation, seed)
-        self._held_out = held_out
-
     @override
-    async def validate(self, context_length: int) -> None:
-        for builder in itertools.chain(self.builders, self._held_out):
-            check_prompt(builder.name, builder.prompt_length(), context_length)
+    async def check(self, builder: "TaskBuilder", context_length: int) -> None:
+        check_prompt(builder.name, builder.prompt_length(), context_length)

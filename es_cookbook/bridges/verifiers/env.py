@@ -9,14 +9,13 @@ closed the task has ended.
 
 import asyncio
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import verifiers.v1 as vf
 from typing_extensions import override
 
-from es_cookbook.bridges.verifiers.agent import Agent, Trace, as_message, opening
+from es_cookbook.bridges.verifiers.agent import Agent, as_message, opening
 from es_cookbook.bridges.verifiers.library import Source, Task, said
 from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.rl.messages.chat import Chat
@@ -26,9 +25,9 @@ from es_cookbook.rl.types import (
     Env,
     EnvGroup,
     EnvGroupBuilder,
-    Metrics,
     Observation,
     StepResult,
+    check_metrics,
 )
 
 
@@ -48,7 +47,7 @@ class TaskBuilder(EnvGroupBuilder):
 
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        return _Group([TaskEnv(self) for _ in range(num_envs)])
+        return _Group([_TaskEnv(self) for _ in range(num_envs)])
 
     @property
     def content(self) -> str:
@@ -68,7 +67,7 @@ class TaskBuilder(EnvGroupBuilder):
         return len(self.chat.renderer.prompt([as_message(message) for message in messages]))
 
 
-class TaskEnv(Env):
+class _TaskEnv(Env):
     """One attempt at a task.
 
     Metrics: those of the taskset, each of its rewards without its weight as `reward_<name>`, and
@@ -77,7 +76,7 @@ class TaskEnv(Env):
 
     def __init__(self, builder: TaskBuilder) -> None:
         self._builder = builder
-        self._asked: asyncio.Queue[Observation | _Ended] = asyncio.Queue()
+        self._asked: asyncio.Queue[Observation | StepResult | BaseException] = asyncio.Queue()
         self._acted: asyncio.Queue[Action] = asyncio.Queue()
         self._playing: asyncio.Task[None] | None = None
 
@@ -85,17 +84,14 @@ class TaskEnv(Env):
     async def initial_observation(self) -> Observation:
         self._playing = asyncio.create_task(self._play())
         found = await self._next()
-        if isinstance(found, _Ended):
+        if found.next_observation is None:
             raise EnvError(f"{self._builder.name} was over before the model's first turn")
-        return found
+        return found.next_observation
 
     @override
     async def step(self, action: Action) -> StepResult:
         self._acted.put_nowait(action)
-        found = await self._next()
-        if isinstance(found, _Ended):
-            return StepResult(found.reward, done=True, metrics=found.metrics, logs=found.logs)
-        return StepResult(0.0, done=False, next_observation=found)
+        return await self._next()
 
     async def close(self) -> None:
         """End the environment's coroutine, if it is not over."""
@@ -103,16 +99,17 @@ class TaskEnv(Env):
             self._playing.cancel()
             await asyncio.wait([self._playing])
 
-    async def _next(self) -> "Observation | _Ended":
+    async def _next(self) -> StepResult:
+        """What the environment asks next, or its end."""
         try:
             found = await self._asked.get()
         except BaseException:
             if self._playing is not None:
                 self._playing.cancel()
             raise
-        if isinstance(found, _Ended) and found.error is not None:
-            raise found.error
-        return found
+        if isinstance(found, BaseException):
+            raise found
+        return StepResult(0.0, False, found) if isinstance(found, Observation) else found
 
     async def _play(self) -> None:
         """Run the environment; whatever it raises is raised in the rollout's step."""
@@ -121,10 +118,13 @@ class TaskEnv(Env):
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            ended = _Ended(error=self._told(error))
+            ended = error
+            if isinstance(error, Exception) and not isinstance(error, ESCookbookError):
+                ended = EnvError(f"{self._builder.name}: the taskset's code failed: {said(error)}")
+                ended.__cause__ = error
         self._asked.put_nowait(ended)
 
-    async def _episode(self) -> "_Ended":
+    async def _episode(self) -> StepResult:
         """As the library's `Env.run_episode`, without its servers."""
         builder, task = self._builder, self._builder.task
         env = builder.source.env
@@ -142,39 +142,25 @@ class TaskEnv(Env):
             env=vf.EnvInfo(id=env.config.env_id), task=trace.task, traces=agent.traces
         )
         await env.finalize(task, episode)
-        return _Ended(
-            _reward(builder.name, trace),
-            {**agent.counts, **_metrics(builder.name, trace)},
-            {"stop": trace.stop_condition or ""},
+        scores = {f"reward_{key}": reward.score for key, reward in trace.rewards.items() if reward}
+        metrics = {key: value for key, value in trace.metrics.items() if value is not None} | scores
+        check_metrics(f"{builder.name}: its taskset must give", metrics)
+        return StepResult(
+            float(trace.reward),
+            done=True,
+            metrics={**agent.counts, **metrics},
+            logs={"stop": trace.stop_condition or ""},
         )
 
     async def _ask(self, observation: Observation) -> Action:
         self._asked.put_nowait(observation)
         return await self._acted.get()
 
-    def _told(self, error: BaseException) -> BaseException:
-        """An error of the taskset's code with the task's name; others as they are."""
-        if isinstance(error, ESCookbookError) or not isinstance(error, Exception):
-            return error
-        told = EnvError(f"{self._builder.name}: the taskset's code failed: {said(error)}")
-        told.__cause__ = error
-        return told
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Ended:
-    """How an episode ended."""
-
-    reward: float = math.nan
-    metrics: Metrics = dataclasses.field(default_factory=dict[str, float])
-    logs: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    error: BaseException | None = None
-
 
 class _Group(EnvGroup):
     """Ends what its Envs have begun."""
 
-    def __init__(self, envs: Sequence[TaskEnv]) -> None:
+    def __init__(self, envs: Sequence[_TaskEnv]) -> None:
         super().__init__(envs)
         self._task_envs = envs
 
@@ -182,22 +168,3 @@ class _Group(EnvGroup):
     async def close(self) -> None:
         for env in self._task_envs:
             await env.close()
-
-
-def _reward(name: str, trace: Trace) -> float:
-    for key, reward in trace.rewards.items():
-        if reward is not None and not math.isfinite(reward.value):
-            raise EnvError(
-                f"{name}: its reward {key!r} is {reward.score:g} with the weight "
-                f"{reward.weight:g}; it must be finite"
-            )
-    return float(trace.reward)
-
-
-def _metrics(name: str, trace: Trace) -> dict[str, float]:
-    scores = {f"reward_{key}": reward.score for key, reward in trace.rewards.items() if reward}
-    metrics = {key: value for key, value in trace.metrics.items() if value is not None} | scores
-    for key, value in metrics.items():
-        if not math.isfinite(value):
-            raise EnvError(f"{name}: its metric {key!r} is {value:g}; it must be finite")
-    return metrics

@@ -124,6 +124,30 @@ class Source:
         """
         return _environment(self)
 
+    def tasks(self, most: int) -> list[Task]:
+        """The first tasks of a taskset, checked; `most` of them at most.
+
+        Raises:
+            ConfigError: As `env`, or a task needs what is not here; says what.
+            DataError: Loading failed, there are none, or a prompt is none that can be shown.
+        """
+        env = self.env
+        try:
+            tasks = list(cast("Iterator[Task]", env.taskset.take(most)))
+        except Exception as error:  # Whatever the package's own code raises.
+            why = said(error)
+            raise DataError(f"the taskset {self.package} failed to load: {why}") from error
+        if not tasks:
+            raise DataError(f"the taskset {self.package} has no tasks")
+        for task in tasks:
+            refuse_unplayable(task, f"{self.package}, task {task.data.idx}")
+            if task.data.prompt is None and isinstance(env, vf.SingleAgentEnv):
+                raise DataError(
+                    f"{self.package}, task {task.data.idx}: it has no prompt, and the package has "
+                    "no environment that opens the chat"
+                )
+        return tasks
+
 
 @functools.lru_cache(maxsize=8)
 def _environment(source: Source) -> vf.Env[Any]:
@@ -166,32 +190,6 @@ def _misfit(error: Exception, package: str) -> str:
         known = taskset_config_type(package).model_fields.keys() - {"id"}
         return f"there is no {printable(place)[:_LONGEST]}; {nearest(place, known)}"
     return printable(f"{place}: {mistake['msg']}, found {mistake['input']!r:.60}")
-
-
-def load_tasks(source: Source, most: int) -> list[Task]:
-    """The first tasks of a taskset, checked; `most` of them at most.
-
-    Raises:
-        ConfigError: As `Source.env`, or a task needs what is not here; says what.
-        DataError: Loading failed, there are none, or a prompt is none that can be shown.
-    """
-    env = source.env
-    tasks: list[Task] = []
-    try:
-        tasks.extend(cast("Iterator[Task]", env.taskset.take(most)))
-    except Exception as error:  # Whatever the package's own code raises.
-        why = said(error)
-        raise DataError(f"the taskset {source.package} failed to load: {why}") from error
-    if not tasks:
-        raise DataError(f"the taskset {source.package} has no tasks")
-    for task in tasks:
-        refuse_unplayable(task, f"{source.package}, task {task.data.idx}")
-        if task.data.prompt is None and isinstance(env, vf.SingleAgentEnv):
-            raise DataError(
-                f"{source.package}, task {task.data.idx}: it has no prompt, and the package has no "
-                "environment that opens the chat"
-            )
-    return tasks
 
 
 def refuse_unplayable(task: Task, where: str) -> None:

@@ -24,10 +24,9 @@ from verifiers.v1.harnesses.utils.compaction import truncate_tool_output
 from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
 from verifiers.v1.state import state_cls
 
-from es_cookbook.bridges.chats import Described
 from es_cookbook.bridges.verifiers.library import Task, Toolset
 from es_cookbook.common.errors import EnvError
-from es_cookbook.rl.messages.tools import Result
+from es_cookbook.rl.messages.tools import Result, ToolSchema
 
 _STATE: contextvars.ContextVar[vf.Trace[Any, Any, Any]] = contextvars.ContextVar("trace")
 """Whose state the call that is running has: a shared toolset serves many rollouts at once."""
@@ -150,13 +149,13 @@ async def _shared(env: vf.Env[Any]) -> Sequence[_Server]:
     return servers
 
 
-async def described_tools(env: vf.Env[Any], task: Task) -> list[Described]:
+async def described_tools(env: vf.Env[Any], task: Task) -> list[ToolSchema]:
     """The tools of a task as a chat template is told of them."""
     tools = Tools()
     try:
         await tools.open(env, task)
         return [
-            Described(
+            ToolSchema(
                 tool.name,
                 {
                     "type": "function",

@@ -19,9 +19,8 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.population.config import RunConfig, closing
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
-from es_cookbook.rl.data.problem_dataset import EpochDataset, check_problem
-from es_cookbook.rl.data.trained_on import TrainedOn
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_problem
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, TrainedOn
 from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
@@ -160,7 +159,7 @@ async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuil
     datasets = await setting.config.dataset(engine.tokenizer)
     problems_P = datasets.test_P
     if setting.split == "train":
-        if not isinstance(datasets.train, EpochDataset):
+        if not isinstance(datasets.train, ProblemDataset):
             raise ConfigError(
                 f"split=train: a {type(datasets.train).__name__} chooses its problems batch by "
                 "batch and has no list of them; take split=test"

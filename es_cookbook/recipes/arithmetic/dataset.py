@@ -22,7 +22,7 @@ from es_cookbook.recipes.arithmetic.problems import (
 )
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
-from es_cookbook.rl.rewards.number import last_number
+from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import Observation, Tokenizer
 
 PromptStyle: TypeAlias = Literal["compact", "words"]

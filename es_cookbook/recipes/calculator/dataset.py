@@ -17,12 +17,11 @@ from typing_extensions import override
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.recipes.recipe import built_field
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
-from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.message import Form, Message, ToolCall, call_text
 from es_cookbook.rl.messages.message_env import Reply, ToolEnv
-from es_cookbook.rl.messages.tool_calls import Form, call_text
 from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.rewards.number import last_number
+from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import Tokenizer
 
 PromptStyle: TypeAlias = Literal["compact", "words"]

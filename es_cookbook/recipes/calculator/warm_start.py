@@ -22,9 +22,8 @@ from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.warm_start import ChatConfig as Config
 from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
-from es_cookbook.rl.messages.message import ToolCall
+from es_cookbook.rl.messages.message import ToolCall, call_text
 from es_cookbook.rl.messages.message_env import MessageEnv
-from es_cookbook.rl.messages.tool_calls import call_text
 
 CHARACTERS = "0123456789+-*="
 CALL = call_text(ToolCall("calculate", {"expression": "|"}), "hermes").split("|")

@@ -79,7 +79,7 @@ async def grade_code(
     elif problem.cases:
         passed, ran = await _run_cases(problem, code, limits)
     else:
-        checked = await run_asserts(
+        passed, ran = await run_asserts(
             problem.prefix + code,
             problem.asserts,
             setup=problem.setup,
@@ -87,7 +87,7 @@ async def grade_code(
             task=problem.prefix + problem.task,
             limits=limits,
         )
-        passed, ran = checked.passed, checked.ran
+
     share = sum(passed) / len(passed)
     solved = float(all(passed))
     metrics = {

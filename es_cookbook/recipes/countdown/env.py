@@ -58,11 +58,4 @@ class CountdownEnv(ProblemEnv):
     def grade(self, text: str) -> Grade:
         """Reward and metrics: `correct`, `format`, `well_formed`, `correct_well_formed`."""
         problem = self.numbers, self.target, self.reward
-        grade = grade_countdown(text, *problem, prompt_ends_in_think=self.prompt_ends_in_think)
-        metrics = {
-            "correct": float(grade.correct),
-            "format": grade.format,
-            "well_formed": float(grade.well_formed),
-            "correct_well_formed": float(grade.correct and grade.well_formed),
-        }
-        return Grade(grade.reward, metrics)
+        return grade_countdown(text, *problem, prompt_ends_in_think=self.prompt_ends_in_think)

@@ -15,9 +15,8 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.task import TaskEnv
+from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.crossword import Crossword, canonical, enumeration_of
 from es_cookbook.rl.rewards.format import prompt_ends_in_think

@@ -20,7 +20,7 @@ from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.rewards.number import last_number
+from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import Tokenizer
 
 PromptStyle: TypeAlias = Literal["compact", "words"]

@@ -31,8 +31,8 @@ from es_cookbook.recipes.logic.generators import (
     score_in_limits,
     scorer,
 )
-from es_cookbook.rl.data.choosing import quotas
 from es_cookbook.rl.data.problem_dataset import EpochOrder, ProblemDataset
+from es_cookbook.rl.data.selection import quotas
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.problem_env import (
     Grade,

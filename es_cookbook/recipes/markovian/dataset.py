@@ -132,8 +132,7 @@ class _Questions(ProblemDataset):
     """Questions whose answers must have room where they are read."""
 
     @override
-    async def validate(self, context_length: int) -> None:
-        await super().validate(context_length)
-        for builder in (*self.builders, *self.held_out):
-            assert isinstance(builder, MarkovianProblem)
-            check_room(builder.name, builder.asked, context_length)
+    async def check(self, builder: ProblemGroupBuilder, context_length: int) -> None:
+        await super().check(builder, context_length)
+        assert isinstance(builder, MarkovianProblem)
+        check_room(builder.name, builder.asked, context_length)

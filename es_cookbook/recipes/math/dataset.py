@@ -31,8 +31,8 @@ from es_cookbook.rl.problem_env import (
 from es_cookbook.rl.rewards.answers import Extract, extracted
 from es_cookbook.rl.rewards.base import Reward, graded
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think, tag_format_reward
+from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.rewards.math_answers import Math
-from es_cookbook.rl.rewards.number import Number
 from es_cookbook.rl.types import Observation, Tokenizer
 
 PromptStyle: TypeAlias = Literal["plain", "boxed", "tags"]

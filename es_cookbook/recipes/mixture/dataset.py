@@ -8,8 +8,8 @@ from typing_extensions import override
 from es_cookbook.common.schedules import Table
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.recipe import built_field
-from es_cookbook.rl.data.choosing import Curriculum, Filter, Replay
 from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool
+from es_cookbook.rl.data.selection import Curriculum, Filter, Replay
 from es_cookbook.rl.rewards.arithmetic import CountdownReward
 
 FADING = Table(generations=(0, 10, 20), factors=(0.5, 0.25, 0.0))

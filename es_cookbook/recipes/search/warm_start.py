@@ -16,9 +16,8 @@ from es_cookbook.recipes.search.dataset import SearchEnv, chat_of, people_of, se
 from es_cookbook.recipes.warm_start import ChatConfig as Config
 from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
-from es_cookbook.rl.messages.message import ToolCall
+from es_cookbook.rl.messages.message import ToolCall, call_text
 from es_cookbook.rl.messages.message_env import MessageEnv
-from es_cookbook.rl.messages.tool_calls import call_text
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz?Ġ"  # Ġ: byte-level BPE's space
 WORDS = (*call_text(ToolCall("search", {"query": "|"}), "hermes").split("|"), *SYLLABLES)

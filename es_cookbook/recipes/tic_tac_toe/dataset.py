@@ -18,7 +18,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.tic_tac_toe.env import OpeningGroup, Opponent, OpponentGroup, Prompts
 from es_cookbook.recipes.tic_tac_toe.game import Mark, PromptStyle, openings
 from es_cookbook.recipes.tic_tac_toe.tournament import elo
-from es_cookbook.rl.data.problem_dataset import EpochDataset, check_prompt
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
 from es_cookbook.rl.types import (
     Datasets,
     Metrics,
@@ -93,7 +93,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         return derive_seed(0, "tic_tac_toe/held_out", game)
 
 
-class OpeningsDataset(EpochDataset[OpeningGroup]):
+class OpeningsDataset(ProblemDataset[OpeningGroup]):
     """Openings in an order that follows from a seed; measures the population against its base.
 
     `data/elo_over_base` is how many points of Elo's scale the last generation's genomes, as one
@@ -107,11 +107,11 @@ class OpeningsDataset(EpochDataset[OpeningGroup]):
         self, generation: int, groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
         scores = [
-            metrics["score_against_base"]
+            given.metrics["score_against_base"]
             for group in groups_P
-            for metrics_K in group.group_metrics_G_K or ()
-            for metrics in metrics_K
-            if metrics
+            for given_K in group.group_rewards_G_K or ()
+            for given in given_K
+            if given.metrics
         ]
         self._elo_over_base = elo(2 * math.fsum(scores), 2 * len(scores))
         return ()

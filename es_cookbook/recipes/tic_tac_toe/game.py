@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import Fold
-from es_cookbook.rl.rewards.number import last_number
+from es_cookbook.rl.rewards.answers import last_number
 
 Mark: TypeAlias = Literal["X", "O"]
 PromptStyle: TypeAlias = Literal["compact", "words"]

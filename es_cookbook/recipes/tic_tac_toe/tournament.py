@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.tic_tac_toe.game import legal_moves, mover, played, winner
-from es_cookbook.rl.pairings import PlayerPair, round_robin, swiss
+from es_cookbook.rl.judging.tournament import PlayerPair, round_robin, swiss
 
 Ask: TypeAlias = Callable[[int, str], Awaitable[int | None]]
 """A player's move at a position; None where its answer names no cell."""

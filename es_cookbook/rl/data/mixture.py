@@ -21,6 +21,7 @@ import dataclasses
 import hashlib
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -32,16 +33,16 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.choosing import (
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.selection import (
     Curriculum,
     Filter,
-    Recent,
     Replay,
+    ReplayBuffer,
     Stream,
     interleaved,
     quotas,
 )
-from es_cookbook.rl.data.problem_dataset import EpochDataset
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import mean_of, rollout_metrics
 from es_cookbook.rl.types import (
@@ -164,9 +165,9 @@ class Mixture(RLDatasetBuilder):
         datasets: list[RLDataset] = []
         for p, part in enumerate(self.members):
             built = await part.dataset(tokenizer)
-            if not isinstance(built.train, EpochDataset):
+            if not isinstance(built.train, ProblemDataset):
                 raise ConfigError(
-                    f"part {part.tag or p}: a mixture needs problems in memory (EpochDataset), "
+                    f"part {part.tag or p}: a mixture needs problems in memory (ProblemDataset), "
                     f"found {type(built.train).__name__}"
                 )
             datasets.append(built.train)
@@ -174,8 +175,7 @@ class Mixture(RLDatasetBuilder):
             held_out += [_problem(b, p, part, tokenizer) for b in built.test_P]
         is_recorded = any(getattr(p.dataset, "split_by", "") is None for p in self.members)
         _refuse_shared(problems, held_out, by_content=not is_recorded)
-        test_P = [problem.builder for problem in held_out]
-        return Datasets(MixtureDataset(problems, datasets, self), test_P)
+        return Datasets(MixtureDataset(problems, datasets, self), held_out)
 
 
 def _is_weighted(part: Part) -> bool:
@@ -183,67 +183,31 @@ def _is_weighted(part: Part) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Problem:
-    """A training or held-out problem.
+class _Problem(EnvGroupBuilder):
+    """A training or held-out problem, under its part's tag and within its part's limit.
 
     Attributes:
-        builder: with the part's tag and limit.
+        builder: the problem as its data set has it.
         part: index of its part.
         asks: stands for its prompt, whatever the part; white space does not count.
-        key: stands for it in the history: part, prompt and tags.
     """
 
-    builder: "_InPart"
-    part: int
-    asks: str
-    key: str
-
-
-def _problem(builder: EnvGroupBuilder, p: int, part: Part, tokenizer: Tokenizer) -> _Problem:
-    inside = _InPart(builder, part.tag, part.max_tokens)
-    prompt = inside.name
-    if isinstance(builder, ProblemGroupBuilder):
-        env = builder.make_env()
-        if isinstance(env, ProblemEnv):
-            prompt = str(tokenizer.decode(list(env.observation.tokens_T)))
-    asks = " ".join(prompt.split())
-    name = part.tag or str(p)
-    return _Problem(inside, p, asks, _digest("\n".join((name, *inside.tags, asks))))
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
-
-
-def _refuse_shared(
-    problems: Sequence[_Problem], held_out: Sequence[_Problem], *, by_content: bool
-) -> None:
-    """Refuse what is trained on and held out, by the prompt and by what the problem is."""
-
-    def known(problem: _Problem) -> tuple[str | int, ...]:
-        return (problem.asks, *(problem.builder.digests if by_content else ()))
-
-    train = {each: problem.builder.name for problem in problems for each in known(problem)}
-    for problem in held_out:
-        for each in known(problem):
-            if each in train:
-                raise DataError(
-                    f"{problem.builder.name}: this problem is held out in one part and trained on "
-                    f"in another, as {train[each]}; training and test must be disjoint"
-                )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _InPart(EnvGroupBuilder):
-    """A problem under its part's tag, within its part's limit."""
-
     builder: EnvGroupBuilder
+    part: int
     tag: str
     max_tokens: int | None
+    asks: str
 
     @property
     def name(self) -> str:
-        return str(getattr(self.builder, "name", type(self.builder).__name__))
+        """The problem's own."""
+        return _name_of(self.builder)
+
+    @property
+    def key(self) -> str:
+        """Stands for it in the history: part, prompt and tags."""
+        text = "\n".join((self.tag or str(self.part), *self.tags, self.asks))
+        return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
     @property
     @override
@@ -260,8 +224,8 @@ class _InPart(EnvGroupBuilder):
     def asks_genomes(self) -> bool:
         return self.builder.asks_genomes
 
+    @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """The problem's Envs, limited where the part is."""
         group = await self.builder.make_envs(num_envs)
         if self.max_tokens is not None:
             group.envs = [_Limited(env, self.max_tokens) for env in group.envs]
@@ -272,6 +236,37 @@ class _InPart(EnvGroupBuilder):
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward | LostRollout] | None:
         return await self.builder.compute_group_rewards(trajectories, policies)
+
+
+def _name_of(builder: EnvGroupBuilder) -> str:
+    return str(getattr(builder, "name", type(builder).__name__))
+
+
+def _problem(builder: EnvGroupBuilder, p: int, part: Part, tokenizer: Tokenizer) -> _Problem:
+    prompt = _name_of(builder)
+    if isinstance(builder, ProblemGroupBuilder):
+        env = builder.make_env()
+        if isinstance(env, ProblemEnv):
+            prompt = str(tokenizer.decode(list(env.observation.tokens_T)))
+    return _Problem(builder, p, part.tag, part.max_tokens, " ".join(prompt.split()))
+
+
+def _refuse_shared(
+    problems: Sequence[_Problem], held_out: Sequence[_Problem], *, by_content: bool
+) -> None:
+    """Refuse what is trained on and held out, by the prompt and by what the problem is."""
+
+    def known(problem: _Problem) -> tuple[str | int, ...]:
+        return (problem.asks, *(problem.digests if by_content else ()))
+
+    train = {each: problem.name for problem in problems for each in known(problem)}
+    for problem in held_out:
+        for each in known(problem):
+            if each in train:
+                raise DataError(
+                    f"{problem.name}: this problem is held out in one part and trained on "
+                    f"in another, as {train[each]}; training and test must be disjoint"
+                )
 
 
 class _Limited(Env):
@@ -311,37 +306,41 @@ class MixtureDataset(RLDataset):
         self, problems: Sequence[_Problem], parts: Sequence[RLDataset], config: Mixture
     ) -> None:
         self._problems = problems
+        self._keys = [problem.key for problem in problems]
         self._parts = parts
         self._config = config
-        self._index = {problem.key: i for i, problem in enumerate(problems)}
+        self._index = {key: i for i, key in enumerate(self._keys)}
         self._kinds: dict[_Kind, list[int]] = {}
         for i, problem in enumerate(problems):
-            self._kinds.setdefault((problem.part, problem.builder.tags), []).append(i)
+            self._kinds.setdefault((problem.part, problem.tags), []).append(i)
         self._streams = self._make_streams()
         window = config.curriculum.window if config.curriculum else 1
-        self._recent = {kind: Recent(window) for kind in self._kinds}
+        self._solved = {kind: deque[float](maxlen=window) for kind in self._kinds}
+        """Of each kind, the mean shares solved of the last generations that had any."""
         self._out_until: dict[int, int] = {}
-        self._buffer = config.replay() if config.replay else None
+        self._buffer = ReplayBuffer(config.replay) if config.replay else None
         self._batches: list[list[int]] = []
         self._measured: list[Metrics] = []
         self._latest = 0
 
+    @override
     def __len__(self) -> int:
         return len(self._problems)
 
     @property
     @override
     def training_problems(self) -> Sequence[EnvGroupBuilder]:
-        return [problem.builder for problem in self._problems]
+        return self._problems
 
+    @override
     async def validate(self, context_length: int) -> None:
         for part in self._parts:
             await part.validate(context_length)
 
+    @override
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
-        """The problems of one generation; those before it are to be told first."""
         self._latest = generation
-        return [self._problems[i].builder for i in self._batch(generation)]
+        return [self._problems[i] for i in self._batch(generation)]
 
     @override
     def results(
@@ -351,7 +350,7 @@ class MixtureDataset(RLDataset):
         if not self.depends_on_results:
             return ()
         return [
-            ProblemResult(self._problems[i].key, *_measured(group, config.solved_metric))
+            ProblemResult(self._keys[i], *_measured(group, config.solved_metric))
             for i, group in zip(self._batch(generation), groups_P, strict=True)
         ]
 
@@ -360,7 +359,7 @@ class MixtureDataset(RLDataset):
         self, generation: int, results_P: Sequence[ProblemResult], given: bool = False
     ) -> None:
         self._latest = generation
-        expected = [self._problems[i].key for i in self._batch(generation)]
+        expected = [self._keys[i] for i in self._batch(generation)]
         if results_P and not given and [r.problem for r in results_P] != expected:
             raise DataError(
                 f"generation {generation}: the recorded problems are others than the data set has "
@@ -369,16 +368,16 @@ class MixtureDataset(RLDataset):
         known = [result for result in results_P if result.problem in self._index]
         by_kind: dict[_Kind, list[float]] = {}
         for result in known:
-            problem = self._problems[self._index[result.problem]]
-            by_kind.setdefault((problem.part, problem.builder.tags), []).append(result.solved)
+            i = self._index[result.problem]
+            problem = self._problems[i]
+            by_kind.setdefault((problem.part, problem.tags), []).append(result.solved)
             if (filter_ := self._config.filter) and filter_.leaves_out(result.solved):
-                until = generation + 1 + filter_.generations
-                self._out_until[self._index[result.problem]] = until
+                self._out_until[i] = generation + 1 + filter_.generations
         for kind, solved in by_kind.items():
-            self._recent[kind].tell(solved)
-        if self._buffer is not None and self._config.replay is not None:
-            replay = self._config.replay
-            self._buffer.add_group(replay.values(known), replay.admitted(known))
+            if not math.isnan(mean := mean_of(solved)):
+                self._solved[kind].append(mean)
+        if self._buffer is not None:
+            self._buffer.tell(known)
 
     @property
     @override
@@ -404,7 +403,7 @@ class MixtureDataset(RLDataset):
 
         replayed: list[int] = []
         if self._buffer is not None and config.replay and generation >= config.replay.warmup:
-            out = {self._problems[i].key for i in self._out_until if not is_usable(i)}
+            out = {self._keys[i] for i in self._out_until if not is_usable(i)}
             most = int(config.replay.fraction * config.problems_per_generation)
             replayed = [self._index[key] for key in self._buffer.sample(most, out)]
         weights = self._weights(generation)
@@ -436,10 +435,11 @@ class MixtureDataset(RLDataset):
 
         epochs = {kind: shuffled(kind, problems) for kind, problems in parts.items()}
         if order == "weighted":
-            return {kind: Stream(epoch) for kind, epoch in epochs.items()}
-        if order == "balanced":
-            return {None: Stream(lambda n: interleaved([epoch(n) for epoch in epochs.values()]))}
-        return {None: Stream(shuffled(None, range(len(self._problems))))}
+            return {kind: Stream(epochs[kind], len(problems)) for kind, problems in parts.items()}
+        if order == "concatenate":
+            return {None: Stream(shuffled(None, range(len(self))), len(self))}
+        epoch_of = epochs.values()
+        return {None: Stream(lambda n: interleaved([epoch(n) for epoch in epoch_of]), len(self))}
 
     def _weights(self, generation: int) -> Mapping[_Kind | None, float]:
         """Each stream's share of a batch; they sum to 1."""
@@ -454,9 +454,8 @@ class MixtureDataset(RLDataset):
             part = members[kind[0]]
             weight = sizes[kind[0]] if part.weight is None else part.weight
             share = weight * part.schedule(generation, 0) * len(problems) / sizes[kind[0]]
-            solved = self._recent[kind].mean
-            if self._config.curriculum is not None and solved is not None:
-                share *= self._config.curriculum.factor(solved)
+            if self._config.curriculum is not None and (recent := self._solved[kind]):
+                share *= self._config.curriculum.factor(mean_of(recent))
             weights[kind] = share
         total = math.fsum(weights.values())
         return {kind: weight / total for kind, weight in weights.items()}

@@ -1,21 +1,42 @@
-"""Problems in memory, in batches that are a pure function of the generation."""
+"""Problems in memory, in batches that are a pure function of the generation.
 
+A batch may also be dealt out to the mirrored pairs of genomes (`deal`), in place of one that the
+whole population shares. A step is made of differences within pairs: (fitness of centre + σ·ε) −
+(fitness of centre − σ·ε). Only the two of a pair have to attempt the same problems, so a
+generation's problems can be dealt out to the pairs: more problems are seen for the same number of
+rollouts, and the luck of a batch is not shared by all pairs (reported to help LoRA). What it costs:
+rewards of different pairs do not compare, so fitness's unit, their spread, also has the problems'
+difficulty in it. Problem j of row r is the r-th problem of pair j. A row is a group like any other,
+so everything that works on problems x genomes works on rows x genomes.
+"""
+
+import contextlib
+import dataclasses
 import math
 import random
 import traceback
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, own_frames
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.rl.messages.message_env import MessageEnv
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import MessageEnv, Script
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
-from es_cookbook.rl.types import EnvGroupBuilder, RLDataset
+from es_cookbook.rl.types import (
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    GroupReward,
+    LostRollout,
+    Policy,
+    RLDataset,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 
 class EpochOrder:
@@ -45,14 +66,22 @@ class EpochOrder:
         return self._order[offset]
 
 
-_Builder = TypeVar("_Builder", bound=EnvGroupBuilder)
+_Builder = TypeVar("_Builder", bound=EnvGroupBuilder, default=ProblemGroupBuilder)
 
 
-class EpochDataset(RLDataset, Generic[_Builder]):
-    """Every problem once per epoch, in an order that follows from a seed (`EpochOrder`)."""
+class ProblemDataset(RLDataset, Generic[_Builder]):
+    """Every problem once per epoch, in an order that follows from a seed (`EpochOrder`).
+
+    Args:
+        held_out: problems that are checked with them, and not trained on.
+    """
 
     def __init__(
-        self, builders: Sequence[_Builder], problems_per_generation: int, seed: int
+        self,
+        builders: Sequence[_Builder],
+        problems_per_generation: int,
+        seed: int,
+        held_out: Sequence[_Builder] = (),
     ) -> None:
         if not 1 <= problems_per_generation <= len(builders):
             raise ConfigError(
@@ -61,12 +90,15 @@ class EpochDataset(RLDataset, Generic[_Builder]):
             )
         self.builders = builders
         self.problems_per_generation = problems_per_generation
+        self.held_out = held_out
         self._order = EpochOrder(len(builders), seed)
 
+    @override
     def get_batch(self, generation: int) -> Sequence[_Builder]:
         indices_P = self._order.batch(generation, self.problems_per_generation)
         return [self.builders[i] for i in indices_P]
 
+    @override
     def __len__(self) -> int:
         return len(self.builders)
 
@@ -74,6 +106,21 @@ class EpochDataset(RLDataset, Generic[_Builder]):
     @override
     def training_problems(self) -> Sequence[_Builder]:
         return self.builders
+
+    @override
+    async def validate(self, context_length: int) -> None:
+        say(f"checking {len(self.builders):,} training problems")
+        for builder in (*self.builders, *self.held_out):
+            await self.check(builder, context_length)
+
+    async def check(self, builder: _Builder, context_length: int) -> None:
+        """Check a problem's prompt, and its gold answer: `check_problem`.
+
+        Raises:
+            DataError: Names the problem.
+        """
+        if isinstance(builder, ProblemGroupBuilder):
+            await check_problem(builder, context_length)
 
 
 def check_prompt(name: str, length: int, context_length: int) -> None:
@@ -90,32 +137,8 @@ def check_prompt(name: str, length: int, context_length: int) -> None:
         )
 
 
-class ProblemDataset(EpochDataset[ProblemGroupBuilder]):
-    """Problems whose gold answers are graded in this process before training.
-
-    Args:
-        held_out: problems that are checked with them, and not trained on.
-    """
-
-    def __init__(
-        self,
-        builders: Sequence[ProblemGroupBuilder],
-        problems_per_generation: int,
-        seed: int,
-        held_out: Sequence[ProblemGroupBuilder] = (),
-    ) -> None:
-        super().__init__(builders, problems_per_generation, seed)
-        self.held_out = held_out
-
-    async def validate(self, context_length: int) -> None:
-        """Check every prompt's length and grade every gold answer, of held-out problems too."""
-        say(f"checking {len(self.builders):,} training problems")
-        for builder in (*self.builders, *self.held_out):
-            await check_problem(builder, context_length)
-
-
 async def check_problem(builder: ProblemGroupBuilder, context_length: int) -> None:
-    """Check its prompt's length, and grade its gold answer.
+    """Check its prompt's length, and grade its gold answer, in this process.
 
     Raises:
         DataError: Names the problem.
@@ -149,3 +172,83 @@ async def _check_gold(builder: ProblemGroupBuilder, context_length: int) -> None
             f"{builder.name}: its own solution earns {earned:g} of {full_reward:g}: {gold!r:.200}"
             f"{hint}"
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row(EnvGroupBuilder):
+    """One problem for each pair of genomes."""
+
+    problems: Sequence[EnvGroupBuilder]
+
+    @property
+    @override
+    def asks_genomes(self) -> bool:
+        return any(problem.asks_genomes for problem in self.problems)
+
+    @override
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        size = num_envs // len(self.problems)
+        async with contextlib.AsyncExitStack() as stack:
+            envs: list[Env] = []
+            for problem in self.problems:
+                group = await problem.make_envs(size)
+                stack.push_async_callback(group.close)
+                envs += group.envs
+            return _Groups(envs, stack.pop_all())
+
+    @override
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward | LostRollout] | None:
+        size = len(trajectories) // len(self.problems)
+        rewards: list[GroupReward | LostRollout] = []
+        is_none = True
+        for j, problem in enumerate(self.problems):
+            part = slice(j * size, (j + 1) * size)
+            found = await problem.compute_group_rewards(trajectories[part], policies[part])
+            is_none = is_none and found is None
+            rewards += [GroupReward(0.0)] * size if found is None else found
+        return None if is_none else rewards
+
+
+class _Groups(EnvGroup):
+    """The Envs of several groups, closed with them."""
+
+    def __init__(self, envs: Sequence[Env], stack: contextlib.AsyncExitStack) -> None:
+        super().__init__(envs)
+        self._stack = stack
+
+    @override
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+def deal(problems_P: Sequence[EnvGroupBuilder], num_pairs: int) -> list[EnvGroupBuilder]:
+    """Rows of a batch that is dealt out to the pairs.
+
+    Raises:
+        ConfigError: It does not divide evenly.
+    """
+    if len(problems_P) % num_pairs:
+        raise ConfigError(
+            f"batch_per_pair deals a generation's {len(problems_P)} problems out to {num_pairs} "
+            f"pairs, so their number must be a multiple of {num_pairs} (half of "
+            "optimizer.population_size)"
+        )
+    return [_Row(problems_P[i : i + num_pairs]) for i in range(0, len(problems_P), num_pairs)]
+
+
+def gather(
+    groups_R: Sequence[TrajectoryGroup], problems_P: Sequence[EnvGroupBuilder]
+) -> list[TrajectoryGroup]:
+    """What rows brought, as a group of two genomes for each of the problems that were dealt out."""
+    num_pairs = len(problems_P) // len(groups_R)
+    return [
+        TrajectoryGroup(
+            row.trajectories_G_K[2 * j : 2 * j + 2],
+            row.group_rewards_G_K and row.group_rewards_G_K[2 * j : 2 * j + 2],
+            problems_P[r * num_pairs + j].tags,
+        )
+        for r, row in enumerate(groups_R)
+        for j in range(num_pairs)
+    ]

@@ -18,8 +18,9 @@ from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from es_cookbook.common.errors import ConfigError, DataError, HubError, did_you_mean
+from es_cookbook.common.errors import ConfigError, DataError, HubError
 from es_cookbook.common.servers.hub import check_repository, endpoint
+from es_cookbook.rl.rewards.answers import first_field
 
 if TYPE_CHECKING:
     from datasets.packaged_modules.cache.cache import Cache
@@ -77,14 +78,10 @@ class Row:
         return DataError(f"{self.where}: {what}")
 
     def _first(self, names: tuple[str, ...]) -> tuple[str, object]:
-        for name in names:
-            if self.fields.get(name) is not None:
-                return name, self.fields[name]
-        missing = " or ".join(map(repr, names))
-        present = [name for name, value in self.fields.items() if value is not None]
-        hint = did_you_mean(names[0], present)
-        shown = ", ".join(present) or "nothing"
-        raise self.error(f"field {missing} is missing{hint}; the row has: {shown}")
+        try:
+            return first_field(self.fields, *names)
+        except DataError as error:
+            raise self.error(str(error)) from None
 
 
 def check_template(template: str, option: str = "prompt") -> None:

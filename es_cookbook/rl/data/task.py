@@ -9,20 +9,45 @@ The function gets the answer's text and the row, and returns a number, or a numb
 report beside it; it may be `async`. It runs on the event loop, once per rollout: what takes longer
 than microseconds awaits `es_cookbook.rl.grading.workers.in_worker`. In its place may stand one of
 the shared rewards (`es_cookbook.rl.rewards`): `Task(..., reward=Number())`.
+
+Where a row becomes a problem in another way, subclass `RowDatasetBuilder` and say how. The rest is
+there: loading from a file or the Hub, holding rows out, batches in an order that follows from the
+seed, and the checks before the first generation. Fields that a subclass adds are options beside its
+own: `dataset.seed=8`.
+
+A row is held out by what it is, never by how it is asked. Its key, all of its fields or those that
+`split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
+the file, and where `num_test` asks for more, the places that follow. So the held-out rows are the
+same for every seed and prompt, and fewer of them are the first of more.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Protocol, TypeAlias, TypeVar
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import DataError, EnvError
-from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
-from es_cookbook.rl.data.rows import Row, check_template, filled
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names, recorded_without
+from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.common.fields.chz_fields import formerly
+from es_cookbook.common.terminal import plural, say
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.rows import Row, check_sources, check_template, filled, load_rows
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemEnv,
+    ProblemGroupBuilder,
+    digest_of,
+    render_prompt,
+)
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Reward,
@@ -31,9 +56,146 @@ from es_cookbook.rl.rewards.base import (
     graded,
     name_of,
 )
-from es_cookbook.rl.types import Observation, Tokenizer
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    Observation,
+    RLDatasetBuilder,
+    StepResult,
+    Tokenizer,
+)
 
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
+_NUM_TEST = 200
+"""Most held-out rows where `num_test` does not say how many."""
+
+
+@chz.chz
+class RowDatasetBuilder(RLDatasetBuilder):
+    """A problem a row, for training and, disjoint from it, for the held-out test.
+
+    Rows of equal keys are in one of the splits, and a training row that asks what a held-out one
+    asks, word for word, is left out.
+    """
+
+    source: str = chz.field(doc=".jsonl or .parquet file, or Hub set")
+    test_source: str | None = chz.field(
+        default=None, doc="the same for the test; None holds rows of `source` out"
+    )
+    num_train: int = chz.field(default=10_000, doc="most training problems used")
+    num_test: int | None = chz.field(
+        default=None,
+        doc=f"exactly so many held-out problems, 0 for none; None: the share, {_NUM_TEST} at most",
+    )
+    test_fraction: float = chz.field(default=0.1, doc="share of the rows that is held out")
+    fold: int = chz.field(default=0, doc="which such share of them: 0, 1, ...")
+    split_by: str | None = chz.field(
+        default="",
+        metadata=recorded_without(None),
+        doc="what rows of one split share: a field, several with commas between them, or text with "
+        "fields in braces; empty: all fields; None: as runs had it that do not record this option",
+    )
+    problems_per_generation: int = chz.field(
+        default=32, doc="problems in a batch", metadata=formerly("batch")
+    )
+    seed: int = chz.field(default=0, doc="of the order of the training problems")
+
+    @chz.validate
+    def _counts(self) -> None:
+        check_range(self, "num_train", "problems_per_generation", at_least=1)
+        check_range(self, "num_test", "fold", at_least=0)
+        check_range(self, "test_fraction", above=0, at_most=0.5)
+        check_template(self.split_by or "", "split_by")
+        if (self.fold + 1) * self.test_fraction > 1 + 1e-9:
+            raise ConfigError(
+                f"fold={self.fold} is past the end: with test_fraction={self.test_fraction:g} "
+                f"there are folds 0 to {int(1 / self.test_fraction + 1e-9) - 1}"
+            )
+
+    @abstractmethod
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        """What a row asks. Use `row.where` as the problem's name, and `row.text(...)` and the like.
+
+        Raises:
+            DataError: The row cannot be used.
+        """
+
+    def key(self, row: Row) -> str:
+        """Equal for rows that are to be in one split, where `split_by` does not say: all of it."""
+        return _all_of(row)
+
+    @override
+    def check(self) -> None:
+        check_sources(self.source, self.test_source)
+        if self.num_test or self.split_by:  # What they ask for may not be there.
+            self._splits()
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Load the rows, hold some out, and make their problems."""
+        train, test = self._splits()
+        if not train:
+            raise DataError(f"{self.source}: there are no rows to train on")
+        test_P = [self._built(keyed, tokenizer) for keyed in test]
+        builders = self._not_asked([self._built(keyed, tokenizer) for keyed in train], test_P)
+        dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
+        return Datasets(dataset, test_P)
+
+    def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
+        num_test = _NUM_TEST if self.num_test is None else self.num_test
+        most = {"num_train": self.num_train, "num_test": num_test}
+        train, test = load_splits(
+            self.source, self.test_source, self._keyed, lambda each: each.is_held_out, **most
+        )
+        if len(test) == num_test or self.num_test is None or self.split_by is None:
+            return list(train.values()), list(test.values())
+        source = self.test_source or self.source
+        keyed = [self._keyed(row) for row in load_rows(source)]
+        if self.test_source is not None or num_test >= len(keyed):
+            left = "" if self.test_source else ", and some must be left to train on"
+            raise DataError(
+                f"dataset.num_test={num_test}: {source} has {plural(len(keyed), 'row')}{left}"
+            )
+        held_out = sorted(keyed, key=lambda each: each.turn)[:num_test]
+        keys = {each.key for each in held_out}
+        return [each for each in keyed if each.key not in keys][: self.num_train], held_out
+
+    def _keyed(self, row: Row) -> "_Keyed":
+        key = self._by_fields(row) if self.split_by else self.key(row)
+        digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
+        place = (int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction) % 1.0
+        return _Keyed(row, key, place, place < self.test_fraction)
+
+    def _by_fields(self, row: Row) -> str:
+        assert self.split_by is not None
+        try:
+            if "{" in self.split_by:
+                return filled(self.split_by, row)
+            return "\n".join(str(row.value(name.strip())) for name in self.split_by.split(","))
+        except DataError as error:
+            raise DataError(f"{error} (dataset.split_by={self.split_by})") from error
+
+    def _built(self, keyed: "_Keyed", tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        contents = (digest_of(_all_of(keyed.row)), digest_of(keyed.key))
+        return dataclasses.replace(self.problem(keyed.row, tokenizer), contents=contents)
+
+    def _not_asked(
+        self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
+    ) -> list[ProblemGroupBuilder]:
+        """Those that ask something else than all held-out ones."""
+        if self.split_by is None:
+            return builders
+        held_out = {digest for problem in test_P for digest in problem.digests}
+        kept = [builder for builder in builders if held_out.isdisjoint(builder.digests)]
+        if (num_left_out := len(builders) - len(kept)) > 0:
+            said = (
+                f"{self.source}: {num_left_out:,} of {plural(len(builders), 'training row')} have "
+                "the prompt of a held-out row, token by token, and are left out; "
+                "dataset.split_by=FIELD holds rows out together that have the same FIELD"
+            )
+            if not kept:
+                raise DataError(said)
+            say(said)
+        return kept
 
 
 @chz.chz
@@ -111,7 +273,10 @@ class Task(RowDatasetBuilder):
 
 
 class TaskEnv(ProblemEnv):
-    """One row: its prompt, and what scores the answer."""
+    """One row: its prompt, and what scores the answer.
+
+    With a `weight` the score counts with it, and is reported as the metric `task_reward`.
+    """
 
     def __init__(
         self,
@@ -119,9 +284,10 @@ class TaskEnv(ProblemEnv):
         reward: RewardFunction,
         row: Row,
         full_reward: float | None,
+        weight: float | None = None,
     ) -> None:
         super().__init__(observation)
-        self._reward, self._row = reward, row
+        self._reward, self._row, self._weight = reward, row, weight
         if full_reward is not None:
             self.full_reward = full_reward
         self.gold_hint = (
@@ -136,3 +302,106 @@ class TaskEnv(ProblemEnv):
     @override
     async def graded(self, text: str) -> Grade:
         return await graded(self._reward, text, self._row.fields, self._row.where)
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        if self._weight is None:
+            return result
+        metrics = {**result.metrics, "task_reward": result.reward}
+        return dataclasses.replace(result, reward=self._weight * result.reward, metrics=metrics)
+
+
+class _HasKey(Protocol):
+    """A problem that knows what makes it the problem it is."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for problems that are the same."""
+        ...
+
+
+P = TypeVar("P", bound=_HasKey)
+Named: TypeAlias = dict[str, P]
+"""Problems by where they stand, for example "train.jsonl, line 3"."""
+
+
+def load_splits(
+    source: str,
+    test_source: str | None,
+    read: Callable[[Row], P],
+    is_held_out: Callable[[P], bool],
+    *,
+    num_train: int,
+    num_test: int,
+) -> tuple[Named[P], Named[P]]:
+    """Training and test problems: of two sources, or of one by `is_held_out`.
+
+    Args:
+        source: as for `load_rows`; the user's `dataset.source`.
+        test_source: the same for the test; None holds problems out of `source`.
+        read: makes a problem of a row.
+        is_held_out: whether one of `source` is, a pure function of the problem.
+        num_train: most training problems.
+        num_test: most test problems; without a `test_source`, 0 trains on all.
+
+    Raises:
+        DataError: A source or row that cannot be used, or a problem that is in both sources.
+    """
+    problems = ((row.where, read(row)) for row in load_rows(source, option="dataset.source"))
+    if test_source is None:
+        return _hold_out(
+            problems, lambda each: num_test > 0 and is_held_out(each), num_train, num_test
+        )
+    rows = load_rows(test_source, option="dataset.test_source")
+    train = dict(islice(problems, num_train))
+    test = {row.where: read(row) for row in islice(rows, num_test)}
+    names = {problem.key: name for name, problem in test.items()}
+    for name, problem in train.items():
+        if problem.key in names:
+            raise DataError(
+                f"{name}: this problem is also held out, in {names[problem.key]}; training and "
+                "test must be disjoint"
+            )
+    return train, test
+
+
+def _hold_out(
+    problems: Iterable[tuple[str, P]],
+    is_held_out: Callable[[P], bool],
+    num_train: int,
+    num_test: int,
+) -> tuple[Named[P], Named[P]]:
+    """Reads on only until both have enough."""
+    train: Named[P] = {}
+    test: Named[P] = {}
+    for where, problem in problems:
+        split, most = (test, num_test) if is_held_out(problem) else (train, num_train)
+        if len(split) < most:
+            split[where] = problem
+        elif len(train) == num_train and len(test) == num_test:
+            break
+    return train, test
+
+
+def _all_of(row: Row) -> str:
+    return json.dumps(dict(row.fields), sort_keys=True, default=str)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A row, its key, and where it belongs.
+
+    Attributes:
+        place: in [0, 1), by the key, from the beginning of the share that is held out.
+    """
+
+    row: Row
+    key: str
+    place: float
+    is_held_out: bool
+
+    @property
+    def turn(self) -> float:
+        """Rows are held out in this order, and in that of the file."""
+        return 0.0 if self.is_held_out else self.place

@@ -1,7 +1,7 @@
 """Tests as asserts, run against model-written code that cannot fake them.
 
-    checked = await run_asserts("def double(x): return 2 * x", ["assert double(2) == 4"])
-    checked.passed == (True,)
+    passed, _ = await run_asserts("def double(x): return 2 * x", ["assert double(2) == 4"])
+    passed == (True,)
 
 Run in one interpreter, code under test would own its tests: it could return objects that equal
 everything, end the process with success, or print what a passed test prints. Here the tests run in
@@ -25,7 +25,6 @@ or other objects of their own. A problem that needs them fails with its own solu
 
 import ast
 import builtins
-import dataclasses
 import functools
 import json
 import re
@@ -47,14 +46,6 @@ _Origins: TypeAlias = Mapping[str, AbstractSet[str]]
 """Name -> the names of the code that its value comes from."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Checked:
-    """Which tests passed, in order; and how the sandbox ran, which stderr says why not."""
-
-    passed: tuple[bool, ...]
-    ran: Ran
-
-
 async def run_asserts(
     code: str,
     tests: Sequence[str],
@@ -63,8 +54,11 @@ async def run_asserts(
     reference: str | None = None,
     task: str = "",
     limits: Limits | None = None,
-) -> Checked:
+) -> tuple[tuple[bool, ...], Ran]:
     """Run tests against code, all within one deadline; those that are not reached have failed.
+
+    Returns:
+        Which tests passed, in order; and how the sandbox ran, which stderr says why not.
 
     Args:
         code: the text of a module.
@@ -81,12 +75,12 @@ async def run_asserts(
         SandboxError: There is no sandbox here, or it did not start.
     """
     token = secrets.token_hex(16)
-    asked = asked_names(tuple(tests), setup, reference, task)
-    imports = [*_IMPORT.findall(reference or ""), *(f"import {name}" for name in asked.modules)]
+    names, modules = asked_names(tuple(tests), setup, reference, task)
+    imports = [*_IMPORT.findall(reference or ""), *(f"import {name}" for name in modules)]
     given = {
         "tests": [*tests],
-        "names": [*asked.names],
-        "classes": [name for name, is_class in asked.names.items() if is_class],
+        "names": [*names],
+        "classes": [name for name, is_class in names.items() if is_class],
         "imports": "\n".join(imports),
         "setup": setup,
         "token": token,
@@ -94,27 +88,19 @@ async def run_asserts(
     size = len(code.encode(errors="replace"))
     ran = await run_code(_program(), f"{size:016}{code}{json.dumps(given)}", limits)
     said = set(ran.stdout.splitlines())
-    return Checked(tuple(f"{token} {i}" in said for i in range(len(tests))), ran)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
-    """Names that the tests take from the code, and whether each is a class; and their imports."""
-
-    names: Mapping[str, bool]
-    modules: Sequence[str]
+    return tuple(f"{token} {i}" in said for i in range(len(tests))), ran
 
 
 @functools.lru_cache
 def asked_names(
     tests: tuple[str, ...], setup: str = "", reference: str | None = None, task: str = ""
-) -> Asked:
-    r"""What is the code's and what the tests'.
+) -> tuple[Mapping[str, bool], Sequence[str]]:
+    r"""Names that the tests take from the code, and whether each is a class; and their imports.
 
     >>> asked_names(("assert f(Pair(2)) == abs(-4)", "assert math.isclose(f(.5), 1)"))
-    Asked(names={'Pair': True, 'f': False}, modules=['math'])
+    ({'Pair': True, 'f': False}, ['math'])
     >>> asked_names(("assert sum(len([1]), 2) == 3",), "", "def sum(a, b):\n  return a + b")
-    Asked(names={'sum': False}, modules=[])
+    ({'sum': False}, [])
 
     Raises:
         DataError: A test is no Python, uses nothing of the code, or uses several of its names
@@ -133,7 +119,7 @@ def asked_names(
     origins = _origins(whole, names)
     for i, tree in enumerate(trees):
         _check(f"test {i + 1}", tree, origins, names, task if reference is not None else "")
-    return Asked(names, modules)
+    return names, modules
 
 
 def _check(

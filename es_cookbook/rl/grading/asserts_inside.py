@@ -40,17 +40,17 @@ def main() -> None:
         nothing = os.open("/dev/null", os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
-        Served(os.fdopen(from_tests, "rb"), os.fdopen(to_tests, "wb")).run(code)
+        _Served(os.fdopen(from_tests, "rb"), os.fdopen(to_tests, "wb")).run(code)
         os._exit(0)
     os.close(from_tests)
     os.close(to_tests)
     with open(0, "rb", closefd=False) as stdin:
         asked = json.loads(stdin.read())
-    run_tests(Code(os.fdopen(from_code, "rb"), os.fdopen(to_code, "wb")), **asked)
+    run_tests(_Code(os.fdopen(from_code, "rb"), os.fdopen(to_code, "wb")), **asked)
 
 
 def run_tests(
-    code: Code,
+    code: _Code,
     tests: list[str],
     names: list[str],
     classes: list[str],
@@ -76,7 +76,7 @@ def run_tests(
             print(f"\n{token} {index}", flush=True)
 
 
-class Served:
+class _Served:
     """The code's side: its names, and the objects of its own that the tests hold."""
 
     def __init__(self, reads: BinaryIO, writes: BinaryIO) -> None:
@@ -112,7 +112,7 @@ class Served:
         return ["object", len(self._objects) - 1]
 
 
-class Code:
+class _Code:
     """The tests' side."""
 
     def __init__(self, reads: BinaryIO, writes: BinaryIO) -> None:
@@ -123,7 +123,7 @@ class Code:
         found = self.ask(False, "names", names)
         assert isinstance(found, dict)
         for name in classes:
-            if isinstance(found.get(name), Remote):
+            if isinstance(found.get(name), _Remote):
                 vars(found[name])["_is_known"] = True
         return {name: found[name] for name in names if name in found}
 
@@ -144,7 +144,7 @@ class Code:
             raise RuntimeError("the code has ended its process")
         kind, *found = json.loads(line)
         if kind == "returned":
-            return decode(found[0], lambda index: Remote(self, index, is_known))
+            return decode(found[0], lambda index: _Remote(self, index, is_known))
         error = getattr(builtins, str(found[0]), None)
         ends_loops = error in (
             StopIteration,
@@ -155,7 +155,7 @@ class Code:
         raise RuntimeError(f"{found[0]}: {found[1]}")
 
 
-class Remote:
+class _Remote:
     """An object that stays with the code: it can be called and passed back.
 
     It has attributes where its class is known: the tests name it, or passed such an object to the
@@ -163,11 +163,12 @@ class Remote:
     text or a list, and answer it as they like.
     """
 
-    def __init__(self, code: Code, index: int, is_known: bool) -> None:
+    def __init__(self, code: _Code, index: int, is_known: bool) -> None:
         self._code, self._index, self._is_known = code, index, is_known
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        passed: list[Remote] = [self]
+        """Call it where it is."""
+        passed: list[_Remote] = [self]
         given = [encode(each, lambda value: _own(value, passed)) for each in (args, kwargs)]
         is_known = any(vars(each)["_is_known"] for each in passed)
         return self._code.ask(is_known, "call", self._index, *given)
@@ -180,9 +181,9 @@ class Remote:
         return self._code.ask(True, "attribute", self._index, name)
 
 
-def _own(value: object, passed: list[Remote]) -> list[object]:
+def _own(value: object, passed: list[_Remote]) -> list[object]:
     """How the tests send an object: only the code's own can go back to it."""
-    if type(value) is not Remote:
+    if type(value) is not _Remote:
         raise TypeError(f"a {type(value).__name__} cannot be passed to the code, plain data can")
     passed.append(value)
     return ["object", vars(value)["_index"]]

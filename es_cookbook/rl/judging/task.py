@@ -22,16 +22,14 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import REWARDS, Task, TaskEnv
 from es_cookbook.rl.judging.judges import JUDGE_NAMES, PairJudge
-from es_cookbook.rl.judging.tournament import Tally, Tournament
+from es_cookbook.rl.judging.tournament import Tournament
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Fields, Reward, RewardFunction
 from es_cookbook.rl.types import (
-    Action,
     GroupReward,
     LostRollout,
     Observation,
     Policy,
-    StepResult,
     Tokenizer,
     Trajectory,
 )
@@ -79,40 +77,14 @@ class JudgedTask(Task):
         except DataError as error:
             raise row.error(str(error)) from error
         asked = super().problem(row, tokenizer)
-        return JudgedProblem(
-            asked.make_env,
-            asked.name,
-            asked.gold,
-            asked.problem_tags,
-            comparison=Comparison(row.fields, self.judge, self.tournament, tokenizer, self.seed),
-        )
+        comparison = Comparison(row.fields, self.judge, self.tournament, tokenizer, self.seed)
+        own = asked.make_env, asked.name, asked.gold, asked.problem_tags
+        return _JudgedProblem(*own, comparison=comparison)
 
     @override
     def env_maker(self, observation: Observation, row: Row) -> Callable[[], ProblemEnv]:
-        given = observation, self.reward, row, self.full_reward
-        return functools.partial(JudgedEnv, self.task_weight, *given)
-
-
-class JudgedEnv(TaskEnv):
-    """One answer, whose own reward counts with a weight: the win rate is the group's."""
-
-    def __init__(
-        self,
-        weight: float,
-        observation: Observation,
-        reward: RewardFunction,
-        row: Row,
-        full_reward: float | None,
-    ) -> None:
-        super().__init__(observation, reward, row, full_reward)
-        self._weight = weight
-
-    @override
-    async def step(self, action: Action) -> StepResult:
-        """Adds the metric `task_reward`."""
-        result = await super().step(action)
-        metrics = {**result.metrics, "task_reward": result.reward}
-        return dataclasses.replace(result, reward=self._weight * result.reward, metrics=metrics)
+        given = observation, self.reward, row, self.full_reward, self.task_weight
+        return functools.partial(TaskEnv, *given)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,13 +116,13 @@ class Comparison:
         """For each trajectory its win rate, or how it was lost.
 
         Metrics: `win_rate`, `cut` (1 where the judge saw the beginning of the answer alone),
-        `answers` (how many different ones the group has), and those of `Tally`.
+        `answers` (how many different ones the group has), and those of `Judgements`.
         """
         finished = [each for each in trajectories if isinstance(each, Trajectory)]
         if not finished:
             return [LostRollout("no answer to compare", "") for _ in trajectories]
         other = await self._opponent(finished, policies[0])
-        answers = [_answer(each) for each in finished]
+        answers = [each.transitions[-1].action.text for each in finished]
         # Most answers of a group are alike.
         shown_of = {answer: self.judge.shown(answer, self.tokenizer) for answer in set(answers)}
         shown = [shown_of[answer] for answer in answers]
@@ -161,10 +133,12 @@ class Comparison:
             return await self.judge.prefers_first(message, policies[0], self.tokenizer)
 
         seed = derive_seed(self.seed, "\0".join(["judging", *texts]))
-        rates, tally = await self.tournament.win_rates(texts, compare, seed, other)
-        of_group = {"answers": float(len(set(texts))), **tally.metrics}
+        rates, judged = await self.tournament.win_rates(texts, compare, seed, other)
+        of_group = {"answers": float(len(set(texts))), **judged.metrics}
         found = iter(
-            _rewarded(rate, {"win_rate": rate, "cut": float(was_cut), **of_group}, tally)
+            LostRollout(f"no judgement of this answer: {judged.lost[0]}", "")
+            if math.isnan(rate)
+            else GroupReward(rate, {"win_rate": rate, "cut": float(was_cut), **of_group})
             for rate, (_, was_cut) in zip(rates, shown, strict=True)
         )
         return [next(found) if isinstance(each, Trajectory) else each for each in trajectories]
@@ -181,18 +155,8 @@ class Comparison:
         return self.judge.shown(action.text, self.tokenizer)[0]
 
 
-def _answer(trajectory: Trajectory) -> str:
-    return trajectory.transitions[-1].action.text
-
-
-def _rewarded(rate: float, metrics: dict[str, float], tally: Tally) -> GroupReward | LostRollout:
-    if math.isnan(rate):
-        return LostRollout(f"no judgement of this answer: {tally.lost[0]}", "")
-    return GroupReward(rate, metrics)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class JudgedProblem(ProblemGroupBuilder):
+class _JudgedProblem(ProblemGroupBuilder):
     """One row, whose answers are compared."""
 
     comparison: Comparison = dataclasses.field(kw_only=True)

@@ -1,4 +1,15 @@
-"""Win rates of a group's answers, which a judge compares in pairs.
+"""Who meets whom in a tournament, and win rates of a group's answers, compared in pairs by a judge.
+
+A player is a number from 0 to n - 1, and a pair (i, j) has i < j; which of them goes first is the
+caller's choice. With n players
+
+    round_robin      n (n - 1) / 2 pairs: each meets all others
+    ring             n k / 2: each meets k others, drawn by a seed; results compare, for all are
+                     linked by others whom both have met
+    swiss            n / 2 a round: each meets somebody who has done about as well, so few rounds
+                     tell the best apart; the next round needs the results of this one
+
+A `Tournament` of answers has a judge compare them:
 
     pattern    judgements of n different answers, in both orders
     all        n (n - 1): each against all others
@@ -15,18 +26,19 @@ the expected result against another answer of the group, drawn at random; agains
 A judge may prefer a place. With `orders=both` each pair is asked twice, once in each order, and the
 result is the mean: whatever the place adds is taken off again. `orders=one` asks once, in an order
 drawn by a seed, at half the cost: on average over many pairs it favours nobody, but each result has
-the bias in it. How large it is, is measured either way (`Tally.metrics`).
+the bias in it. How large it is, is measured either way (`Judgements.metrics`).
 
 A pair of which a judgement was lost has no result. An answer without any result has no win rate.
 
 Left out: ratings (Bradley-Terry, Elo). They differ from win rates where players met different
-opponents, and fitness compares genomes anew in each generation.
+opponents, and fitness compares genomes anew in each generation. And elimination, which says little
+about all but the winner, where a population's fitness needs to know all.
 """
 
-import dataclasses
 import math
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import anyio
@@ -35,25 +47,91 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import EnvError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.pairings import PlayerPair, pair_of, ring, round_robin, swiss
 
+PlayerPair: TypeAlias = tuple[int, int]
+"""Two players, the smaller number first."""
 Compare: TypeAlias = Callable[[str, str], Awaitable[float]]
 """A judge's probability that the first of two answers is the better one; EnvError if lost."""
 
 
-@dataclasses.dataclass(slots=True)
-class Tally:
-    """What was judged.
+def round_robin(n: int) -> list[PlayerPair]:
+    """All pairs of `n` players.
+
+    >>> round_robin(3)
+    [(0, 1), (0, 2), (1, 2)]
+    """
+    return [(i, j) for i in range(n) for j in range(i + 1, n)]
+
+
+def ring(n: int, k: int, seed: int) -> list[PlayerPair]:
+    """Pairs in which each of `n` players meets `k` others: neighbours on a circle, shuffled.
+
+    With n and k both odd one player has an opponent fewer; with k of n - 1 or more all meet all.
+
+    >>> len(ring(8, 3, seed=0)), len(ring(8, 7, seed=0))
+    (12, 28)
+    """
+    if k >= n - 1:
+        return round_robin(n)
+    circle = list(range(n))
+    random.Random(seed).shuffle(circle)
+    places = [(at, (at + step) % n) for step in range(1, k // 2 + 1) for at in range(n)]
+    if k % 2:
+        places += [(at, at + n // 2) for at in range(n // 2)]
+    return sorted(pair_of(circle[one], circle[other]) for one, other in places)
+
+
+def swiss(scores: Sequence[float], met: Collection[PlayerPair], seed: int) -> list[PlayerPair]:
+    """One round: players of neighbouring scores, who meet again only where nobody else is left.
+
+    Of an odd number one of those with the most pairs in `met` sits out, the one of the lowest
+    score.
+
+    Args:
+        scores: of each player so far; who is level is shuffled.
+        met: pairs of the rounds before, (i, j) with i < j.
+        seed: of the shuffle; give each round its own.
+
+    >>> swiss([2.0, 0.0, 1.0, 2.0], {(0, 3)}, seed=0)
+    [(0, 2), (1, 3)]
+    """
+    ranked = list(range(len(scores)))
+    random.Random(seed).shuffle(ranked)
+    ranked.sort(key=lambda player: -scores[player])
+    if len(ranked) % 2:
+        times = Counter(player for pair in met for player in pair)
+        ranked.remove(max(reversed(ranked), key=lambda player: times[player]))
+    before = set(met)
+    pairs: list[PlayerPair] = []
+    while ranked:
+        first = ranked.pop(0)
+        fresh = (at for at, other in enumerate(ranked) if pair_of(first, other) not in before)
+        pairs.append(pair_of(first, ranked.pop(next(fresh, 0))))
+    return sorted(pairs)
+
+
+def pair_of(one: int, other: int) -> PlayerPair:
+    """The two, the smaller number first."""
+    return (one, other) if one < other else (other, one)
+
+
+class Judgements:
+    """What a judge says of pairs of players.
 
     Attributes:
-        firsts: the first place's probability in each judgement.
-        swaps: for each pair asked in both orders, whether the winner changed with the order.
+        preferred: by pair (i, j), the probability that i is better; NaN where it was lost.
         lost: why judgements were lost, one line each.
     """
 
-    firsts: list[float] = dataclasses.field(default_factory=list[float])
-    swaps: list[bool] = dataclasses.field(default_factory=list[bool])
-    lost: list[str] = dataclasses.field(default_factory=list[str])
+    def __init__(self, players: Sequence[str], compare: Compare, both: bool, seed: int) -> None:
+        self._players, self._compare = players, compare
+        self._both, self._seed = both, seed
+        self.preferred: dict[PlayerPair, float] = {}
+        self.lost: list[str] = []
+        self._firsts: list[float] = []
+        """The first place's probability in each judgement."""
+        self._swaps: list[bool] = []
+        """For each pair asked in both orders, whether the winner changed with the order."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -63,16 +141,72 @@ class Tally:
         `swap_changes` the share of pairs whose winner depends on the order, `lost_judgements` the
         share without a verdict.
         """
-        count = len(self.firsts) + len(self.lost)
+        count = len(self._firsts) + len(self.lost)
         found = {"judgements": float(count)}
         if count:
             found["lost_judgements"] = len(self.lost) / count
-        if self.firsts:
-            won = math.fsum((first > 0.5) + (first == 0.5) / 2 for first in self.firsts)
-            found["first_wins"] = won / len(self.firsts)
-        if self.swaps:
-            found["swap_changes"] = sum(self.swaps) / len(self.swaps)
+        if self._firsts:
+            won = math.fsum((first > 0.5) + (first == 0.5) / 2 for first in self._firsts)
+            found["first_wins"] = won / len(self._firsts)
+        if self._swaps:
+            found["swap_changes"] = sum(self._swaps) / len(self._swaps)
         return found
+
+    @property
+    def points(self) -> list[float]:
+        """Each player's results so far, added up."""
+        n = range(len(self._players))
+        return [math.fsum(p for j in n if not math.isnan(p := self.of(i, j))) for i in n]
+
+    def of(self, i: int, j: int) -> float:
+        """Player i's result against j: one half against itself, NaN without a judgement."""
+        if i == j:
+            return 0.5
+        found = self.preferred.get(pair_of(i, j), math.nan)
+        return found if i < j else 1 - found
+
+    def win_rate(self, i: int, sizes: Sequence[int]) -> float:
+        """Player i's expected result against another answer, drawn at random from the group.
+
+        Those of the same text draw; all others count as the ones that i was compared with, each by
+        how many answers are the same text (`sizes`).
+        """
+        same, others = sizes[i] - 1, sum(sizes) - sizes[i]
+        met = [j for j in range(len(sizes)) if j != i and not math.isnan(self.of(i, j))]
+        if others and not met:
+            return math.nan
+        won = math.fsum(sizes[j] * self.of(i, j) for j in met)
+        against_others = won / sum(sizes[j] for j in met) if met else 0.0
+        drawn = same / 2 + others * against_others
+        return drawn / (same + others) if same + others else math.nan
+
+    async def judge(self, pairs: Sequence[PlayerPair]) -> None:
+        """Have these pairs judged, all at once; those that were judged before are not again."""
+        async with anyio.create_task_group() as asking:
+            for i, j in pairs:
+                if (i, j) not in self.preferred:
+                    self.preferred[i, j] = math.nan
+                    asking.start_soon(self._judge, i, j)
+
+    async def _judge(self, i: int, j: int) -> None:
+        if self._both:
+            first, second = await self._ask(i, j), await self._ask(j, i)
+            if not math.isnan(first + second):
+                self._swaps.append((first - 0.5) * (0.5 - second) < 0)
+            self.preferred[i, j] = (first + 1 - second) / 2
+        elif derive_seed(self._seed, "order", i, j) % 2:
+            self.preferred[i, j] = await self._ask(i, j)
+        else:
+            self.preferred[i, j] = 1 - await self._ask(j, i)
+
+    async def _ask(self, i: int, j: int) -> float:
+        try:
+            first = await self._compare(self._players[i], self._players[j])
+        except EnvError as error:
+            self.lost.append(str(error))
+            return math.nan
+        self._firsts.append(first)
+        return first
 
 
 @chz.chz
@@ -96,7 +230,7 @@ class Tournament:
 
     async def win_rates(
         self, answers: Sequence[str], compare: Compare, seed: int, against: str | None = None
-    ) -> tuple[list[float], Tally]:
+    ) -> tuple[list[float], Judgements]:
         """The win rate of each answer, NaN for one without a result, and what was judged.
 
         Args:
@@ -107,97 +241,24 @@ class Tournament:
         """
         sizes = Counter(answers)
         players = list(sizes if against is None else {**sizes, against: 0})
-        results = _Results(players, compare, self.orders == "both", seed)
+        n, judged = len(players), Judgements(players, compare, self.orders == "both", seed)
         if against is not None:
             other = players.index(against)
-            await results.judge([pair_of(i, other) for i in range(len(players)) if i != other])
-            rates = [results.of(i, other) for i in range(len(players))]
+            await judged.judge([pair_of(i, other) for i in range(n) if i != other])
+            rates = [judged.of(i, other) for i in range(n)]
         else:
-            await self._compare_all(results, len(players), seed)
-            rates = [
-                _win_rate(results, i, [sizes[player] for player in players])
-                for i in range(len(players))
-            ]
+            await self._compare_all(judged, n, seed)
+            counts = [sizes[player] for player in players]
+            rates = [judged.win_rate(i, counts) for i in range(n)]
         rate_of = dict(zip(players, rates, strict=True))
-        return [rate_of[text] for text in answers], results.tally
+        return [rate_of[text] for text in answers], judged
 
-    async def _compare_all(self, results: "_Results", n: int, seed: int) -> None:
+    async def _compare_all(self, judged: Judgements, n: int, seed: int) -> None:
         if self.pattern == "swiss":
             for turn in range(min(self.opponents, n - 1)):
-                met = results.preferred.keys()
-                await results.judge(swiss(results.points, met, derive_seed(seed, "swiss", turn)))
+                met = judged.preferred.keys()
+                await judged.judge(swiss(judged.points, met, derive_seed(seed, "swiss", turn)))
         elif self.pattern == "ring":
-            await results.judge(ring(n, self.opponents, derive_seed(seed, "ring")))
+            await judged.judge(ring(n, self.opponents, derive_seed(seed, "ring")))
         else:
-            await results.judge(round_robin(n))
-
-
-class _Results:
-    """What the judge said of pairs of players.
-
-    Attributes:
-        preferred: by pair (i, j), the probability that i is better; NaN where it was lost.
-        tally: what was judged.
-    """
-
-    def __init__(self, players: Sequence[str], compare: Compare, both: bool, seed: int) -> None:
-        self._players, self._compare = players, compare
-        self._both, self._seed = both, seed
-        self.preferred: dict[PlayerPair, float] = {}
-        self.tally = Tally()
-
-    @property
-    def points(self) -> list[float]:
-        """Each player's results so far, added up."""
-        n = range(len(self._players))
-        return [math.fsum(p for j in n if not math.isnan(p := self.of(i, j))) for i in n]
-
-    def of(self, i: int, j: int) -> float:
-        """Player i's result against j: one half against itself, NaN without a judgement."""
-        if i == j:
-            return 0.5
-        found = self.preferred.get(pair_of(i, j), math.nan)
-        return found if i < j else 1 - found
-
-    async def judge(self, pairs: Sequence[PlayerPair]) -> None:
-        """Have these pairs judged, all at once; those that were judged before are not again."""
-        async with anyio.create_task_group() as asking:
-            for i, j in pairs:
-                if (i, j) not in self.preferred:
-                    self.preferred[i, j] = math.nan
-                    asking.start_soon(self._judge, i, j)
-
-    async def _judge(self, i: int, j: int) -> None:
-        if self._both:
-            first, second = await self._ask(i, j), await self._ask(j, i)
-            if not math.isnan(first + second):
-                self.tally.swaps.append((first - 0.5) * (0.5 - second) < 0)
-            self.preferred[i, j] = (first + 1 - second) / 2
-        elif derive_seed(self._seed, "order", i, j) % 2:
-            self.preferred[i, j] = await self._ask(i, j)
-        else:
-            self.preferred[i, j] = 1 - await self._ask(j, i)
-
-    async def _ask(self, i: int, j: int) -> float:
-        try:
-            first = await self._compare(self._players[i], self._players[j])
-        except EnvError as error:
-            self.tally.lost.append(str(error))
-            return math.nan
-        self.tally.firsts.append(first)
-        return first
-
-
-def _win_rate(results: _Results, i: int, sizes: Sequence[int]) -> float:
-    """The expected result against another answer, drawn at random from the group.
-
-    Those of the same text draw; all others count as the ones that i was compared with, each by how
-    many answers are the same text.
-    """
-    same, others = sizes[i] - 1, sum(sizes) - sizes[i]
-    met = [j for j in range(len(sizes)) if j != i and not math.isnan(results.of(i, j))]
-    if others and not met:
-        return math.nan
-    won = math.fsum(sizes[j] * results.of(i, j) for j in met)
-    against_others = won / sum(sizes[j] for j in met) if met else 0.0
-    return (same / 2 + others * against_others) / (same + others) if same + others else math.nan
+            await judged.judge(round_robin(n))

@@ -15,10 +15,9 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.message import Form, Message
 from es_cookbook.rl.messages.renderer import Renderer, ToolsIn
-from es_cookbook.rl.messages.tool_calls import Form
-from es_cookbook.rl.messages.tools import Tool
+from es_cookbook.rl.messages.tools import Tool, ToolSchema
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 Limit: TypeAlias = Literal["turns", "context"]
@@ -78,7 +77,7 @@ class Chat:
         self,
         tokenizer: Tokenizer,
         options: ChatOptions | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Tool | ToolSchema] = (),
     ) -> None:
         self.options = options or ChatOptions()
         self.tools = tuple(tools)
@@ -153,16 +152,13 @@ class TokenStream:
             max_tokens=min(options.max_tokens or room, room),
         )
 
-    def take(self, action: Action) -> None:
-        """The model's turn, with the tokens that it sampled."""
-        self.tokens_T += action.tokens_T
-        self.num_turns += 1
-
     def add(self, action: Action, messages: Sequence[Message]) -> Limit | None:
-        """What follows the model's last turn, `action`; or why nothing more fits."""
+        """The model's turn, as it was sampled, and what follows it; or why nothing more fits."""
+        self.num_turns += 1
         if self.num_turns >= self.chat.options.max_turns:
             return "turns"
-        tokens_T = self.tokens_T + self.chat.renderer.added(action, messages)
+        added_T = self.chat.renderer.added(action, messages)
+        tokens_T = self.tokens_T + action.tokens_T + added_T
         if len(tokens_T) >= self.most:
             return "context"
         self.tokens_T = tokens_T

@@ -24,10 +24,19 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.messages.chat import Chat, Limit
-from es_cookbook.rl.messages.message import Message, ToolCall
-from es_cookbook.rl.messages.tool_calls import parse_tool_calls
+from es_cookbook.rl.messages.message import Message, ToolCall, parse_tool_calls
 from es_cookbook.rl.messages.tools import Result, run_call
-from es_cookbook.rl.types import Action, Env, Logs, Metrics, Observation, StepResult
+from es_cookbook.rl.types import (
+    Action,
+    Env,
+    Logs,
+    Metrics,
+    Observation,
+    Policy,
+    SamplingParams,
+    StepResult,
+    Tokenizer,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +98,6 @@ class MessageEnv(Env):
 
     @override
     async def step(self, action: Action) -> StepResult:
-        self._stream.take(action)
         reply = self._checked(await self.reply(Message("assistant", action.text)))
         limit = None if reply.done else self._stream.add(action, reply.messages)
         if not reply.done and limit is None:
@@ -97,7 +105,7 @@ class MessageEnv(Env):
             return StepResult(reply.reward, False, observation, reply.metrics, reply.logs)
         ended = Reply() if limit is None else self.out_of_room(limit)
         counts = {
-            "turns": float(self._stream.num_turns),
+            "turns": float(self._stream.num_turns + reply.done),
             "turn_limit": float(limit == "turns"),
             "context_limit": float(limit == "context"),
             **{name: float(count) for name, count in self.counts.items()},
@@ -157,3 +165,70 @@ class ToolEnv(MessageEnv):
             self.counts["malformed_calls"] += 1
             results.append(Message("tool", f"error: {problem}", name="error"))
         return Reply(messages=results)
+
+
+class Script(Policy):
+    """A policy for tests, and to prove gold answers: says one given text a turn.
+
+    Then the tokenizer's end-of-sequence token, if it has one.
+
+    Args:
+        texts: in order.
+        tokenizer: turns them into tokens.
+        context_length: of the engine that it stands in for.
+
+    Attributes:
+        seen: the observations up to now.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], tokenizer: Tokenizer, context_length: int = 2**20
+    ) -> None:
+        self.seen: list[Observation] = []
+        self._texts = texts
+        self._tokenizer = tokenizer
+        self._context_length = context_length
+
+    @override
+    async def sample(
+        self, observation: Observation, params: SamplingParams | None = None
+    ) -> Action:
+        """The next text, cut where no room is left.
+
+        Raises:
+            EnvError: There are no more.
+        """
+        turn = len(self.seen)
+        if turn == len(self._texts):
+            raise EnvError(f"the rollout was not done after all {turn} turns of a script")
+        self.seen.append(observation)
+        text = self._texts[turn]
+        tokens_T = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        most = self._context_length - len(observation.tokens_T)
+        most = min(most, observation.max_tokens or most)
+        if len(tokens_T) > most:
+            tokens_T = tokens_T[:most]
+            return Action(tokens_T, str(self._tokenizer.decode(list(tokens_T))), "length")
+        end = self._tokenizer.eos_token_id
+        if isinstance(end, int) and len(tokens_T) < most:
+            tokens_T += (end,)
+        return Action(tokens_T, text, "stop")
+
+    @override
+    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
+        return [0.0] * len(continuation_T)
+
+    @property
+    @override
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    @override
+    def centre(self) -> "Script":
+        return self
+
+    @property
+    @override
+    def base(self) -> "Script":
+        return self

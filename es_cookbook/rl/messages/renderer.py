@@ -27,12 +27,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
-from es_cookbook.rl.messages.message import Message, ToolCall
-from es_cookbook.rl.messages.tool_calls import Form, parse_tool_calls
+from es_cookbook.rl.messages.message import Form, Message, ToolCall, parse_tool_calls
 from es_cookbook.rl.types import Action, Tokenizer
 
 if TYPE_CHECKING:
-    from es_cookbook.rl.messages.tools import Tool
+    from es_cookbook.rl.messages.tools import Tool, ToolSchema
 
 ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
 """Where a model is told of its tools: by the chat template, in the system message, or nowhere."""
@@ -62,7 +61,7 @@ class Renderer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        tools: "Sequence[Tool]" = (),
+        tools: "Sequence[Tool | ToolSchema]" = (),
         *,
         tools_in: ToolsIn = "template",
         keep_history: bool = False,
@@ -195,7 +194,7 @@ class Renderer:
         except ModelError:
             return False
 
-    def _check_tools(self, tools: "Sequence[Tool]") -> None:
+    def _check_tools(self, tools: "Sequence[Tool | ToolSchema]") -> None:
         if not self._schemas:
             return
         rendered = self._rendered([_QUESTION])
@@ -249,7 +248,7 @@ def _name(tokenizer: Tokenizer) -> str:
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
-def _described(tools: "Sequence[Tool]") -> str:
+def _described(tools: "Sequence[Tool | ToolSchema]") -> str:
     """A system message about tools, in the words of Hermes and Qwen."""
     if not tools:
         return ""

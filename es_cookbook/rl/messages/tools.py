@@ -111,6 +111,14 @@ class Tool:
         return cast(Mapping[str, Schema], self.schema["function"])["parameters"]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)  # Hashable, unlike its schema.
+class ToolSchema:
+    """A tool that a chat template is told of, as `Tool.schema`, and that others run."""
+
+    name: str
+    schema: Schema
+
+
 class _Options(TypedDict, total=False):
     """The fields of `Tool` beside its function."""
 
@@ -152,13 +160,13 @@ class Result:
     failed: bool = False
 
 
-async def run_call(call: ToolCall, tools: Sequence[Tool]) -> Result:
+async def run_call(call: ToolCall, tools: Sequence[Tool | ToolSchema]) -> Result:
     """Run one call.
 
     Raises:
         Exception: What the tool raised, where its `errors` is "lose".
     """
-    by_name = {tool.name: tool for tool in tools}
+    by_name = {tool.name: tool for tool in tools if isinstance(tool, Tool)}
     tool = by_name.get(call.name)
     if tool is None:
         hint = did_you_mean(call.name[:60], by_name)

@@ -1,13 +1,20 @@
-r"""The final answer in a model's text, and the accepted answers in a row.
+r"""The final answer in a model's text, the last number in one, and the accepted answers in a row.
 
 Models are asked for `<answer>…</answer>` or for `\boxed{…}`. What they wrote last counts, so that
 a thought before it may try others. Everything here is substring search, and a box is followed for
 a limited number of characters, so the cost is linear in the text, whatever it is.
+
+Numbers are `-1,234.5`, `5e-3`, `3/4`, `$12` or `+7`: whole or decimal, with commas between groups
+of three digits, a power of ten, or a fraction of two of these. A sign belongs to a number unless a
+digit, a letter or a closing bracket stands before: `3-5` ends in 5. A percent sign is ignored, so
+50% is 50. Values are exact rationals. Left out: words, mixed numbers (`1 3/4` ends in 3/4), and
+decimal commas (`1,5` ends in 5).
 """
 
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import DataError, did_you_mean
@@ -22,6 +29,17 @@ EXTRACT_DOC = r"where the answer stands: answer (last <answer>), boxed (last \bo
 LONGEST_BOX = 10_000
 """Characters within which a box must be closed."""
 
+WINDOW = 100
+"""Longest number that is read, in characters; it costs no more if it has a million digits."""
+
+_UNSIGNED = (
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
+)
+_NUMBER = re.compile(
+    rf"((?<![\w)\]}}])[-+\u2212])?[$€£]?({_UNSIGNED})(?:\s?/\s?({_UNSIGNED}))?", re.ASCII
+)
+_CUT = 3
+"""Characters from a window's start at which the rest of a number that it cuts may begin."""
 _BOX = r"\boxed"
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -69,20 +87,51 @@ def last_match(pattern: re.Pattern[str], text: str, start: int, end: int) -> re.
     return matches[0] if matches else None
 
 
+def last_number(text: str) -> Fraction | None:
+    """The exact value of the last number in a text; None where there is none, or it is too long.
+
+    >>> last_number("from 3 to -1,234.5 or so"), last_number("12/16"), last_number("1/0")
+    (Fraction(-2469, 2), Fraction(3, 4), None)
+    """
+    end = max(text.rfind(digit) for digit in "0123456789") + 1
+    start = max(end - WINDOW, 0)
+    last = last_match(_NUMBER, text, start, end)
+    if last is None or (start > 0 and last.start() < start + _CUT):
+        return None
+    sign, top, bottom = last.groups(default="1")
+    divisor = _unsigned(bottom)
+    if divisor == 0:
+        return None
+    value = _unsigned(top) / divisor
+    return -value if sign in "-\u2212" else value
+
+
+def _unsigned(text: str) -> Fraction:
+    return Fraction(text.replace(",", ""))
+
+
+def first_field(fields: Mapping[str, object], *names: str) -> tuple[str, object]:
+    """The first of the names that is there, and its value.
+
+    Raises:
+        DataError: None is; names the nearest.
+    """
+    present = [name for name, value in fields.items() if value is not None]
+    for name in names:
+        if name in present:
+            return name, fields[name]
+    missing, hint = " or ".join(map(repr, names)), did_you_mean(names[0], present)
+    shown = ", ".join(present) or "nothing"
+    raise DataError(f"field {missing} is missing{hint}; the row has: {shown}")
+
+
 def field_of(row: Mapping[str, object], name: str) -> object:
     """The value of a row's field.
 
     Raises:
         DataError: There is none; names the nearest.
     """
-    value = row.get(name)
-    if value is None:
-        present = [key for key, found in row.items() if found is not None]
-        raise DataError(
-            f"field {name!r} is missing{did_you_mean(name, present)}; "
-            f"the row has: {', '.join(present) or 'nothing'}"
-        )
-    return value
+    return first_field(row, name)[1]
 
 
 def texts_of(row: Mapping[str, object], name: str) -> Sequence[str]:

@@ -15,7 +15,6 @@ the target) and keeps correctness, the answer's form and the tags' format apart.
 purpose: powers, floor division, decimal points and names, which the task does not allow.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -24,6 +23,7 @@ from typing import Literal, TypeAlias
 import chz
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.format import extract_answer, paper_format_reward, tag_format_reward
 
 Number: TypeAlias = int | Fraction
@@ -100,19 +100,11 @@ _OPERATORS: Sequence[Mapping[str, Callable[[Number, Number], Number]]] = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Evaluated:
-    """The exact value of an expression, and its whole numbers in the order written."""
-
-    value: Number
-    numbers: tuple[int, ...]
-
-
-def evaluate(expression: str) -> Evaluated | None:
-    """Value and numbers of an arithmetic expression; None for text that is not one.
+def evaluate(expression: str) -> tuple[Number, tuple[int, ...]] | None:
+    """Exact value of an expression and its whole numbers, as written; None for what is not one.
 
     >>> evaluate("(1 + 2) / 6")
-    Evaluated(value=Fraction(1, 2), numbers=(1, 2, 6))
+    (Fraction(1, 2), (1, 2, 6))
     >>> evaluate("9**9**9") is None and evaluate("1/0") is None
     True
     """
@@ -125,7 +117,7 @@ def evaluate(expression: str) -> Evaluated | None:
         return None
     if parser.tokens[parser.position] != "":
         return None
-    return Evaluated(value, tuple(parser.numbers))
+    return value, tuple(parser.numbers)
 
 
 @chz.chz
@@ -155,23 +147,6 @@ PAPER_REWARD = CountdownReward(answer_weight=1.0, format_weight=0.1, form="paper
 """As in "Evolution Strategies at Scale" (arXiv 2509.24372)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CountdownGrade:
-    """What a Countdown answer earned, and why.
-
-    Attributes:
-        reward: weighted sum of the next two.
-        correct: the answer uses each number exactly once and equals the target.
-        format: form of the whole text, in [0, 1], whatever the answer.
-        well_formed: full format, and the answer parses as an expression, right or wrong.
-    """
-
-    reward: float
-    correct: bool
-    format: float
-    well_formed: bool
-
-
 def grade_countdown(
     text: str,
     numbers: Sequence[int],
@@ -179,28 +154,34 @@ def grade_countdown(
     reward: CountdownReward,
     *,
     prompt_ends_in_think: bool = False,
-) -> CountdownGrade:
+) -> Grade:
     """Grade a model's answer to one Countdown problem.
+
+    Metrics: `correct`, the answer uses each number exactly once and equals the target; `format`,
+    the form of the whole text, in [0, 1], whatever the answer; `well_formed`, full format, and the
+    answer parses as an expression, right or wrong; and whether it is both, `correct_well_formed`.
 
     `text` is the whole answer, thought included; `prompt_ends_in_think` says that the prompt
     already holds the opening `<think>`.
 
     >>> text = "<think>3*4=12</think><answer>3*4-2</answer>"
-    >>> grade_countdown(text, [2, 3, 4], 10, CountdownReward())
-    CountdownGrade(reward=1.0, correct=True, format=1.0, well_formed=True)
+    >>> grade_countdown(text, [2, 3, 4], 10, CountdownReward()).reward
+    1.0
     """
     answer = extract_answer(text)
     evaluated = evaluate(answer) if answer is not None else None
     correct = (
         evaluated is not None
-        and sorted(evaluated.numbers) == sorted(numbers)
-        and abs(evaluated.value - target) < TOLERANCE
+        and sorted(evaluated[1]) == sorted(numbers)
+        and abs(evaluated[0] - target) < TOLERANCE
     )
     format_reward = paper_format_reward if reward.form == "paper" else tag_format_reward
     format_score = format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
-    return CountdownGrade(
-        reward=reward.answer_weight * correct + reward.format_weight * format_score,
-        correct=correct,
-        format=format_score,
-        well_formed=format_score == 1.0 and evaluated is not None,
-    )
+    well_formed = format_score == 1.0 and evaluated is not None
+    metrics = {
+        "correct": float(correct),
+        "format": format_score,
+        "well_formed": float(well_formed),
+        "correct_well_formed": float(correct and well_formed),
+    }
+    return Grade(reward.answer_weight * correct + reward.format_weight * format_score, metrics)

@@ -35,7 +35,7 @@ RewardFunction: TypeAlias = Callable[..., object]
 REWARD_NAMES = {
     "exact": "es_cookbook.rl.rewards.matching:Exact",
     "choice": "es_cookbook.rl.rewards.matching:Choice",
-    "number": "es_cookbook.rl.rewards.number:Number",
+    "number": "es_cookbook.rl.rewards.matching:Number",
     "regex": "es_cookbook.rl.rewards.matching:Regex",
     "math": "es_cookbook.rl.rewards.math_answers:Math",
     "format": "es_cookbook.rl.rewards.format:Format",

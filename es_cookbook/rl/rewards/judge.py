@@ -30,9 +30,8 @@ from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.fields.reach import address_of, needs_trust
 from es_cookbook.common.servers.chat import AskAgainError, RefusedError, asked, completion
 from es_cookbook.common.servers.http import key_in
-from es_cookbook.rl.rewards.answers import field_of
+from es_cookbook.rl.rewards.answers import field_of, last_number
 from es_cookbook.rl.rewards.base import Fields, Reward
-from es_cookbook.rl.rewards.number import last_number
 from es_cookbook.rl.timeouts import in_turn
 
 KEY = "ES_COOKBOOK_JUDGE_KEY"

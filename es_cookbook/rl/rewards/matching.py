@@ -1,8 +1,9 @@
-"""Answers that are texts: the row's own, one of its choices, or what fits a pattern."""
+"""Answers that are texts or numbers: the row's own, one of its choices, or what fits a pattern."""
 
 import functools
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 import chz
 from typing_extensions import override
@@ -16,6 +17,7 @@ from es_cookbook.rl.rewards.answers import (
     extracted,
     field_of,
     last_match,
+    last_number,
     texts_of,
 )
 from es_cookbook.rl.rewards.base import Fields, Reward
@@ -158,6 +160,44 @@ def _mentions(choices: tuple[str, ...]) -> tuple[re.Pattern[str], list[int]]:
         groups.append(f"([{letters}])")
     named = "|".join(groups)
     return re.compile(rf"(?<!\w)(?<!\d[.,])(?:{named})(?!\w|[.,]\d)"), order
+
+
+@chz.chz
+class Number(Reward):
+    """1 if the last number of the answer is the row's, within a tolerance; else 0.
+
+    The row has a number, or a text whose last number counts: GSM8K's solutions end in `#### 42`. Of
+    a list any will do.
+
+    >>> Number()("It costs $1,234.50.", {"answer": 1234.5})
+    1.0
+    """
+
+    field: str = chz.field(default="answer", doc="row field with the number, or a list of numbers")
+    extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
+    tolerance: float = chz.field(
+        default=1e-6, doc="largest difference; of numbers above 1, as a share of the row's"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "tolerance", at_least=0)
+
+    def __call__(self, text: str, row: Fields) -> float:
+        """1 or 0."""
+        golds = [self._gold(gold) for gold in texts_of(row, self.field)]
+        answer = extracted(text, self.extract)
+        value = None if answer is None else last_number(answer)
+        return float(value is not None and any(self._is_close(value, gold) for gold in golds))
+
+    def _gold(self, text: str) -> Fraction:
+        gold = last_number(text)
+        if gold is None:
+            raise DataError(f"field {self.field!r} must hold a number, found {text!r:.60}")
+        return gold
+
+    def _is_close(self, value: Fraction, gold: Fraction) -> bool:
+        return abs(value - gold) <= Fraction(self.tolerance) * max(1, abs(gold))
 
 
 @chz.chz

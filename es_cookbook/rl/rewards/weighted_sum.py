@@ -19,6 +19,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, ESCookbookError, nearest
+from es_cookbook.common.references import resolve
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Fields,
@@ -27,14 +28,12 @@ from es_cookbook.rl.rewards.base import (
     check_weights,
     reward_and_metrics,
 )
-from es_cookbook.rl.rewards.crossword import Crossword
-from es_cookbook.rl.rewards.format import Format
-from es_cookbook.rl.rewards.judge import Judge
-from es_cookbook.rl.rewards.length import Conciseness, Length
-from es_cookbook.rl.rewards.matching import Choice, Exact, Regex
-from es_cookbook.rl.rewards.math_answers import Math
-from es_cookbook.rl.rewards.number import Number
 
+_PARTS = {
+    name: cast("type[Reward]", resolve(target))
+    for name, target in REWARD_NAMES.items()
+    if name != "sum"
+}
 ROW_FIELD = "reward"
 """Where a row names its own rewards."""
 
@@ -56,35 +55,27 @@ class WeightedSum(Reward):
     weights: tuple[float, ...] = chz.field(
         default=(), doc="one for each of the rewards; none: 1 each, as for those a row names alone"
     )
-    exact: Exact = chz.field(default_factory=Exact, doc="options of the reward exact")
-    choice: Choice = chz.field(default_factory=Choice, doc="options of the reward choice")
-    number: Number = chz.field(default_factory=Number, doc="options of the reward number")
-    regex: Regex = chz.field(default_factory=Regex, doc="options of the reward regex")
-    math: Math = chz.field(default_factory=Math, doc="options of the reward math")
-    format: Format = chz.field(default_factory=Format, doc="options of the reward format")
-    judge: Judge = chz.field(default_factory=Judge, doc="options of the reward judge")
-    length: Length = chz.field(default_factory=Length, doc="options of the reward length")
-    conciseness: Conciseness = chz.field(
-        default_factory=Conciseness, doc="options of the reward conciseness"
-    )
-    crossword: Crossword = chz.field(
-        default_factory=Crossword, doc="options of the reward crossword"
+    # Each reward's options, as a field of its name.
+    __annotations__.update(_PARTS)
+    vars().update(
+        (name, chz.field(default_factory=part, doc=f"options of the reward {name}"))
+        for name, part in _PARTS.items()
     )
 
     @chz.validate
     def _valid(self) -> None:
         if not self.rewards:
-            raise ConfigError(f"rewards must be at least one of {', '.join(self._parts())}")
+            raise ConfigError(f"rewards must be at least one of {', '.join(_PARTS)}")
         for name in self.rewards:
-            if name not in self._parts():
-                raise ConfigError(f"rewards: unknown {name!r}: {nearest(name, self._parts())}")
+            if name not in _PARTS:
+                raise ConfigError(f"rewards: unknown {name!r}: {nearest(name, _PARTS)}")
         if len(set(self.rewards)) < len(self.rewards):
             raise ConfigError(f"rewards must differ, found {','.join(self.rewards)}")
         if self.weights:
             check_weights(self.rewards, weights=self.weights)
 
     def _parts(self) -> Mapping[str, Reward]:
-        return {name: getattr(self, name) for name in REWARD_NAMES if name != "sum"}
+        return {name: getattr(self, name) for name in _PARTS}
 
     @override
     def __call__(self, text: str, row: Fields) -> Score:

@@ -188,7 +188,7 @@ def choose_rollouts(
         SampledRollout(
             *(p, g, k, groups_P[p].tags, groups_P[p].trajectories_G_K[g][k]),
             rewards_P_G_K[p][g][k],
-            logs_G_K[g][k] if (logs_G_K := groups_P[p].group_logs_G_K) else {},
+            given_G_K[g][k].logs if (given_G_K := groups_P[p].group_rewards_G_K) else {},
         )
         for p, g, k in chosen
     ]

@@ -10,9 +10,9 @@ from typing_extensions import override
 from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import main
 from es_cookbook.common.schedules import Table
-from es_cookbook.rl.data.choosing import Replay
 from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.selection import Replay
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder

@@ -10,7 +10,7 @@ import pytest
 from es_cookbook.bridges.verifiers.dataset import TaskDataset, TasksetProblems
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.messages.chat import ChatOptions
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
 from tests.chat_templates import CHATML, tokenizer_with
@@ -191,8 +191,11 @@ async def test_what_cannot_be_played_is_refused_before_training_in_one_sentence(
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("nan_reward", "its reward 'points' is nan with the weight 1; it must be finite"),
-        ("nan_metric", "its metric 'number' is inf"),
+        (
+            "nan_reward",
+            "its taskset must give finite numbers as metrics, found float nan for 'reward_points'",
+        ),
+        ("nan_metric", "must give finite numbers as metrics, found float inf for 'number'"),
         ("raising_reward", "the taskset's code failed: TaskError"),
     ],
 )

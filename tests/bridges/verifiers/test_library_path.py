@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from es_cookbook.bridges.verifiers.dataset import TaskDataset, TasksetProblems
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
 from tests.chat_templates import CHATML, tokenizer_with

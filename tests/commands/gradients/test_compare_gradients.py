@@ -22,7 +22,7 @@ from es_cookbook.commands.gradients.contest import Measured, Race, race_of, say_
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
-from es_cookbook.rl.data.trained_on import TrainedOn
+from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.runs.reading import read_run
 from tests.fakes import problem

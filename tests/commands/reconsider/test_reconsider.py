@@ -23,7 +23,7 @@ from es_cookbook.commands.reconsider.second_pass import Answer, Cue, Passes, fir
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.population.results import results_of
-from es_cookbook.rl.data.trained_on import TrainedOn
+from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import (
     Action,
     LostRollout,

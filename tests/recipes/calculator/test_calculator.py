@@ -17,7 +17,7 @@ from es_cookbook.recipes.calculator.dataset import (
 )
 from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Metrics, Trajectory
 from tests.chat_templates import CHATML, LLAMA, tokenizer_with

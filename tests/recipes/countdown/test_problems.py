@@ -17,12 +17,12 @@ def test_solutions_use_each_number_once_and_hit_the_target(numbers: list[int], t
         return
     evaluated = evaluate(solution.expression)
     assert evaluated is not None
-    assert evaluated.value == target
-    assert sorted(evaluated.numbers) == sorted(numbers)
+    value, used = evaluated
+    assert value == target and sorted(used) == sorted(numbers)
     step, _, result = solution.first_step.partition("=")
     first = evaluate(step)
     assert first is not None
-    assert str(first.value) == result
+    assert str(first[0]) == result
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,13 @@ def test_careless_demonstrations_are_often_wrong_in_form_and_often_in_substance(
             problem.numbers,
             problem.target,
             CountdownReward(),
-        )
+        ).metrics
         for problem, solution in _examples(3000)
     ]
-    correct = sum(grade.correct for grade in grades) / len(grades)
-    badly_formed = sum(not grade.well_formed for grade in grades) / len(grades)
-    only_wrong = sum(grade.well_formed and not grade.correct for grade in grades) / len(grades)
+    correct = sum(grade["correct"] for grade in grades) / len(grades)
+    badly_formed = sum(not grade["well_formed"] for grade in grades) / len(grades)
+    wrong = (grade["well_formed"] and not grade["correct"] for grade in grades)
+    only_wrong = sum(wrong) / len(grades)
     assert 0.25 < correct < 0.45
     assert badly_formed > 0.4
     assert only_wrong > 0.05

@@ -16,7 +16,7 @@ from es_cookbook.recipes.guess_number.dataset import (
 )
 from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
 from tests.chat_templates import CHATML, tokenizer_with

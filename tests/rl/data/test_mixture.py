@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.schedules import Table
-from es_cookbook.rl.data.choosing import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.mixture import EASY_POOL, Mixture, MixtureDataset, Part, easy_pool
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.matching import Exact
@@ -302,6 +302,6 @@ def test_quotas_fill_the_batch_and_are_within_one_of_their_share(offset: float) 
 
 
 def test_a_stream_of_nothing_usable_gives_all() -> None:
-    stream = Stream(lambda epoch: [0, 1, 2] if epoch % 2 else [2, 1, 0])
+    stream = Stream(lambda epoch: [0, 1, 2] if epoch % 2 else [2, 1, 0], 3)
     assert stream.take(2, lambda i: i == 1) == [1, 1]
     assert len(stream.take(4, lambda _: False)) == 4

@@ -2,51 +2,55 @@
 
 import math
 import statistics
+from typing import Any
 
 import pytest
 
-from es_cookbook.rl.data.choosing import Replay, ReplayBuffer
+from es_cookbook.rl.data.selection import Replay, ReplayBuffer
 from es_cookbook.rl.types import ProblemResult
+
+
+def buffer(**fields: Any) -> ReplayBuffer:
+    """One whose values are the rewards."""
+    return ReplayBuffer(Replay(**{"value": "reward", "exploration": 0.0, **fields}))
+
+
+def tell(into: ReplayBuffer, **rewards: float) -> None:
+    into.tell([ProblemResult(name, reward, 0.0) for name, reward in rewards.items()])
 
 
 def test_statistics_are_those_of_all_values() -> None:
     values = [0.25, 0.5, 0.0, 1.0, 0.75]
-    buffer = ReplayBuffer(capacity=10, exploration=1.0)
+    one = buffer()
     for value in values:
-        buffer.add("a", value)
-    known = buffer.state()["a"]
-    assert known.count == 5
-    assert math.isclose(known.mean, statistics.mean(values))
-    assert len(buffer) == 1
+        tell(one, a=value)
+    assert one.known == {"a": (5, pytest.approx(statistics.mean(values)))}
 
 
 def test_bounds_are_those_of_the_formula_and_the_largest_come_first() -> None:
-    buffer = ReplayBuffer(capacity=10, exploration=0.3)
+    one = buffer(exploration=0.3)
     for _ in range(9):
-        buffer.add("known", 0.6)
-    buffer.add("new", 0.4)
-    assert math.isclose(buffer.bound("known"), 0.6 + 0.3 * math.sqrt(math.log(11) / 9))
-    assert math.isclose(buffer.bound("new"), 0.4 + 0.3 * math.sqrt(math.log(11)))
-    assert buffer.sample(2) == ["new", "known"]
-    assert buffer.sample(2, without=["new"]) == ["known"]
-    greedy = ReplayBuffer(capacity=10, exploration=0.0)
-    greedy.add_group({"low": 0.1, "high": 0.9, "middle": 0.5})
+        tell(one, known=0.6)
+    tell(one, new=0.4)
+    bounds = one.bounds()
+    assert math.isclose(bounds["known"], 0.6 + 0.3 * math.sqrt(math.log(11) / 9))
+    assert math.isclose(bounds["new"], 0.4 + 0.3 * math.sqrt(math.log(11)))
+    assert one.sample(2) == ["new", "known"]
+    assert one.sample(2, without=["new"]) == ["known"]
+    greedy = buffer()
+    tell(greedy, low=0.1, high=0.9, middle=0.5)
     assert greedy.sample(2) == ["high", "middle"]
 
 
 def test_a_full_buffer_keeps_the_better_and_takes_back_what_it_forgot() -> None:
-    buffer = ReplayBuffer(capacity=2, exploration=0.0)
-    buffer.add_group({"a": 0.5, "b": 0.2})
-    buffer.add("c", 0.1)
-    assert list(buffer.state()) == ["a", "b"]
-    buffer.add("d", 0.3)
-    assert list(buffer.state()) == ["a", "d"]
-    buffer.add("b", 0.9)
-    assert list(buffer.state()) == ["a", "b"]
-    assert buffer.state()["b"].count == 1
-    assert math.isclose(ReplayBuffer(2, 0.0).sample(1) == [], True)
-    with pytest.raises(KeyError):
-        buffer.update("d", 1.0)
+    one = buffer(capacity=2)
+    assert one.sample(1) == []
+    tell(one, a=0.5, b=0.2, c=0.1)
+    assert list(one.known) == ["a", "b"]
+    tell(one, d=0.3)
+    assert list(one.known) == ["a", "d"]
+    tell(one, b=0.9)
+    assert one.known == {"a": (1, 0.5), "b": (1, 0.9)}
 
 
 @pytest.mark.parametrize(
@@ -65,13 +69,8 @@ def test_what_a_problem_is_worth(value: str, expected: dict[str, float]) -> None
 
 
 def test_only_solved_problems_may_be_taken_in_and_those_in_it_are_always_updated() -> None:
-    replay = Replay(solved_only=True, value="reward")
-    buffer = replay()
-    results = [ProblemResult("a", 0.5, 0.25), ProblemResult("b", 0.4, 0.0)]
-    buffer.add_group(replay.values(results), replay.admitted(results))
-    assert list(buffer.state()) == ["a"]
-    failed = [ProblemResult("a", 0.1, 0.0), ProblemResult("b", 0.6, 0.5)]
-    buffer.add_group(replay.values(failed), replay.admitted(failed))
-    assert {name: known.count for name, known in buffer.state().items()} == {"a": 2, "b": 1}
-    assert math.isclose(buffer.state()["a"].mean, 0.3)
-    assert Replay().admitted(results) is None
+    one = buffer(solved_only=True)
+    one.tell([ProblemResult("a", 0.5, 0.25), ProblemResult("b", 0.4, 0.0)])
+    assert list(one.known) == ["a"]
+    one.tell([ProblemResult("a", 0.1, 0.0), ProblemResult("b", 0.6, 0.5)])
+    assert one.known == {"a": (2, pytest.approx(0.3)), "b": (1, 0.6)}

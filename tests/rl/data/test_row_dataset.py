@@ -1,7 +1,8 @@
 """A row is held out by what it is, whatever the prompt, seed and number."""
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.task import Task, load_splits
 from es_cookbook.rl.types import Datasets
 from tests.tiny_models import character_tokenizer
 
@@ -113,7 +115,7 @@ async def test_a_training_row_that_asks_what_a_held_out_one_asks_is_left_out(
     sixty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("es_cookbook.rl.data.row_dataset.say", said.append)
+    monkeypatch.setattr("es_cookbook.rl.data.task.say", said.append)
     train, test = lines(await task(sixty, prompt="{question}", num_test=12)(TOKENIZER))
     assert len(test) == 12 and len(train) < 48
     assert not {(line - 1) // 2 for line in train} & {(line - 1) // 2 for line in test}
@@ -158,3 +160,54 @@ async def test_a_config_that_says_nothing_of_it_splits_by_the_prompt_as_it_did(
         assert lines(await recorded(tokenizer))[1] == held_out
         assert chz.replace(recorded, num_test=None).split_by is None
         assert config_from_json(config_to_json(recorded), trust=["tests"]) == recorded
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    key: int
+
+
+def is_held_out(number: Number) -> bool:
+    return number.key % 4 == 0
+
+
+def read(row: Row) -> Number:
+    return Number(row.integer("number"))
+
+
+def numbered(path: Path, numbers: Iterable[object]) -> str:
+    return write(path, [{"number": number} for number in numbers])
+
+
+def keys(problems: dict[str, Number]) -> list[int]:
+    return [problem.key for problem in problems.values()]
+
+
+def test_one_source_is_split_by_the_problems_and_read_until_both_have_enough(
+    tmp_path: Path,
+) -> None:
+    source = numbered(tmp_path / "all.jsonl", [*range(1, 9), "never read"])
+    train, test = load_splits(source, None, read, is_held_out, num_train=4, num_test=1)
+    assert (keys(train), keys(test)) == ([1, 2, 3, 5], [4])
+    assert list(test) == [f"{source}, line 4"]
+    with pytest.raises(DataError, match="line 9: field 'number' must be a whole number"):
+        load_splits(source, None, read, is_held_out, num_train=9, num_test=9)
+
+
+def test_without_held_out_problems_all_are_for_training(tmp_path: Path) -> None:
+    source = numbered(tmp_path / "all.jsonl", [*range(1, 9)])
+    train, test = load_splits(source, None, read, is_held_out, num_train=99, num_test=0)
+    assert (keys(train), keys(test)) == ([*range(1, 9)], [])
+
+
+def test_two_sources_are_used_whole_and_must_be_disjoint(tmp_path: Path) -> None:
+    source = numbered(tmp_path / "train.jsonl", [4, 8, 5])
+    test_source = numbered(tmp_path / "test.jsonl", [6, 5])
+    train, test = load_splits(source, test_source, read, is_held_out, num_train=9, num_test=1)
+    assert (keys(train), keys(test)) == ([4, 8, 5], [6])
+    with pytest.raises(DataError) as caught:
+        load_splits(source, test_source, read, is_held_out, num_train=9, num_test=9)
+    assert str(caught.value) == (
+        f"{source}, line 3: this problem is also held out, in {test_source}, line 2; training and "
+        "test must be disjoint"
+    )

@@ -11,8 +11,7 @@ from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.rl.data.problem_dataset import check_problem
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.message_env import MessageEnv, Reply, ToolEnv
-from es_cookbook.rl.messages.script import Script
+from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv
 from es_cookbook.rl.messages.tools import Tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout

@@ -62,7 +62,6 @@ def test_over_five_turns_the_tokens_are_those_sampled_and_the_text_the_templates
         end = tokenizer.eos_token if ends else None
         action = sampled(tokenizer, text, str(end) if end else None)
         reply = user(f"message {turn}")
-        stream.take(action)
         assert stream.add(action, [reply]) is None
         after_T = stream.observation.tokens_T
         assert after_T[: len(before_T) + len(action.tokens_T)] == before_T + action.tokens_T
@@ -106,7 +105,6 @@ def test_a_template_that_drops_thoughts_is_refused_or_what_was_sampled_is_kept()
         Chat(tokenizer)
     stream = Chat(tokenizer, ChatOptions(keep_history=True)).begin([user("Hi.")], 4096)
     action = sampled(tokenizer, "<think>\ncontent\n</think>\n\n7", "<|im_end|>")
-    stream.take(action)
     stream.add(action, [user("Again.")])
     assert "<think>\ncontent\n</think>\n\n7<|im_end|>\n<|im_start|>user\nAgain." in str(
         tokenizer.decode(stream.tokens_T)
@@ -143,7 +141,6 @@ def test_tools_that_a_template_does_not_know_are_told_in_the_system_message(temp
     assert "Be brief.\n\nYou may call these functions:" in prompt
     assert '"name": "add"' in prompt
     action = sampled(tokenizer, " content", str(tokenizer.eos_token))
-    stream.take(action)
     stream.add(action, [Message("tool", "3"), Message("tool", "4")])
     added = str(tokenizer.decode(stream.tokens_T)).removeprefix(prompt)
     assert "3\n4" in added
@@ -190,7 +187,6 @@ def test_templates_of_real_models_are_followed(name: str) -> None:
     stream = Chat(tokenizer).begin(messages, 4096)
     for turn in range(5):
         action = sampled(tokenizer, f"template content {turn}")
-        stream.take(action)
         assert stream.add(action, [user("Again.")]) is None
         messages += [Message("assistant", action.text), user("Again.")]
     assert tokenizer.decode(stream.tokens_T) == rendered(tokenizer, messages)
@@ -206,8 +202,7 @@ def test_templates_of_real_models_that_rewrite_are_refused_unless_history_is_kep
     if "rewrites" in REFUSED[name]:
         stream = Chat(tokenizer, ChatOptions(keep_history=True)).begin([user("Hi.")], 4096)
         action = sampled(tokenizer, "template content")
-        stream.take(action)
-        before = str(tokenizer.decode(stream.tokens_T))
+        before = str(tokenizer.decode(stream.tokens_T + action.tokens_T))
         assert stream.add(action, [user("Again.")]) is None
         added = str(tokenizer.decode(stream.tokens_T)).removeprefix(before)
         assert "Again." in added

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.arithmetic import (
     MAX_DEPTH,
     MAX_LENGTH,
     PAPER_REWARD,
-    CountdownGrade,
     CountdownReward,
     evaluate,
     grade_countdown,
@@ -46,13 +46,7 @@ expressions = st.recursive(numbers, _extend, max_leaves=8)
 @given(expressions)
 def test_value_and_numbers_agree_with_fractions(expression: Expression) -> None:
     text, value, used = expression
-    evaluated = evaluate(text)
-    if value is None:
-        assert evaluated is None
-    else:
-        assert evaluated is not None
-        assert evaluated.value == value
-        assert evaluated.numbers == used
+    assert evaluate(text) == (None if value is None else (value, used))
 
 
 @given(st.lists(st.tuples(st.sampled_from("+-*/"), st.integers(1, 50)), min_size=1, max_size=8))
@@ -61,13 +55,13 @@ def test_precedence_and_associativity_agree_with_python(pairs: list[tuple[str, i
     wrapped = "Fraction(7)" + "".join(f"{op}Fraction({number})" for op, number in pairs)
     evaluated = evaluate(flat)
     assert evaluated is not None
-    assert evaluated.value == eval(wrapped, {"Fraction": Fraction})
+    assert evaluated[0] == eval(wrapped, {"Fraction": Fraction})
 
 
 @given(st.text(max_size=300) | st.text("0123456789+-*/() ", max_size=300))
 def test_any_text_is_a_value_or_none(text: str) -> None:
     evaluated = evaluate(text)
-    assert evaluated is None or isinstance(evaluated.value, int | Fraction)
+    assert evaluated is None or isinstance(evaluated[0], int | Fraction)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +108,7 @@ def test_what_is_not_an_answer(text: str) -> None:
 def test_signs_fractions_and_spaces(text: str, value: int) -> None:
     evaluated = evaluate(text)
     assert evaluated is not None
-    assert evaluated.value == value
+    assert evaluated[0] == value
 
 
 def _grade(
@@ -122,44 +116,47 @@ def _grade(
     numbers: tuple[int, ...] = (2, 3, 4),
     target: int = 10,
     reward: CountdownReward | None = None,
-) -> CountdownGrade:
+) -> Grade:
     text = f"<think>3*4=12</think>\n<answer>{answer}</answer>"
     return grade_countdown(text, numbers, target, reward or CountdownReward())
 
 
 def test_right_answer_earns_everything() -> None:
     grade = _grade("3*4-2")
-    assert (grade.reward, grade.correct, grade.format, grade.well_formed) == (1.0, True, 1.0, True)
+    assert grade == Grade(
+        1.0, {"correct": 1.0, "format": 1.0, "well_formed": 1.0, "correct_well_formed": 1.0}
+    )
 
 
 @pytest.mark.parametrize("answer", ["3*4-2*1", "3*4", "4+4+2", "34-24", "2+3+4", "12-2"])
 def test_wrong_number_multiset_or_value_is_well_formed_but_wrong(answer: str) -> None:
     grade = _grade(answer)
-    assert (grade.correct, grade.well_formed) == (False, True)
+    assert (grade.metrics["correct"], grade.metrics["well_formed"]) == (0.0, 1.0)
+    assert grade.metrics["correct_well_formed"] == 0.0
     assert grade.reward == pytest.approx(0.1)
 
 
 def test_repeated_numbers_count_as_often_as_given() -> None:
-    assert _grade("5+5", (5, 5), 10).correct
-    assert not _grade("5*2", (5, 5), 10).correct
-    assert not _grade("5+5+0*5", (5, 5, 0), 10).correct
+    assert _grade("5+5", (5, 5), 10).metrics["correct"]
+    assert not _grade("5*2", (5, 5), 10).metrics["correct"]
+    assert not _grade("5+5+0*5", (5, 5, 0), 10).metrics["correct"]
 
 
 def test_equation_in_place_of_an_expression_is_neither_correct_nor_well_formed() -> None:
     grade = _grade("3*4-2=10")
-    assert (grade.correct, grade.format, grade.well_formed) == (False, 1.0, False)
+    assert [*grade.metrics.values()] == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_last_answer_counts() -> None:
     first_right = "<think></think><answer>3*4-2</answer><answer>1</answer>"
     last_right = "<think></think><answer>1</answer><answer>3*4-2</answer>"
-    assert not grade_countdown(first_right, (2, 3, 4), 10, CountdownReward()).correct
-    assert grade_countdown(last_right, (2, 3, 4), 10, CountdownReward()).correct
+    assert not grade_countdown(first_right, (2, 3, 4), 10, CountdownReward()).metrics["correct"]
+    assert grade_countdown(last_right, (2, 3, 4), 10, CountdownReward()).metrics["correct"]
 
 
 def test_close_is_closer_than_one_in_a_hundred_thousand() -> None:
-    assert _grade("1+1/99999999", (1, 1, 99999999), 1).correct
-    assert not _grade("1+1/99999", (1, 1, 99999), 1).correct
+    assert _grade("1+1/99999999", (1, 1, 99999999), 1).metrics["correct"]
+    assert not _grade("1+1/99999", (1, 1, 99999), 1).metrics["correct"]
 
 
 def test_paper_preset_pays_format_beside_the_answer() -> None:
@@ -173,7 +170,10 @@ def test_paper_preset_pays_format_beside_the_answer() -> None:
 def test_reward_is_the_weighted_sum(answer_weight: float, format_weight: float, text: str) -> None:
     reward = CountdownReward(answer_weight=answer_weight, format_weight=format_weight)
     grade = grade_countdown(text, (1, 2), 3, reward)
-    assert grade.reward == answer_weight * grade.correct + format_weight * grade.format
+    assert (
+        grade.reward
+        == answer_weight * grade.metrics["correct"] + format_weight * grade.metrics["format"]
+    )
     assert 0 <= grade.reward <= reward.full
 
 

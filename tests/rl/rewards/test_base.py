@@ -13,8 +13,7 @@ import pytest
 from es_cookbook.common.configs import Names, config_from_json, config_to_json
 from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded, name_of
-from es_cookbook.rl.rewards.matching import Exact
-from es_cookbook.rl.rewards.number import Number
+from es_cookbook.rl.rewards.matching import Exact, Number
 
 pytestmark = pytest.mark.anyio
 WHERE = "train.jsonl, line 3"

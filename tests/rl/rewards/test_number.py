@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.rewards.number import WINDOW, Number, last_number
+from es_cookbook.rl.rewards.answers import WINDOW, last_number
+from es_cookbook.rl.rewards.matching import Number
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from es_cookbook.rl.objectives import Gdpo, outcomes
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded
 from es_cookbook.rl.rewards.length import Length
-from es_cookbook.rl.rewards.matching import Exact
-from es_cookbook.rl.rewards.number import Number
+from es_cookbook.rl.rewards.matching import Exact, Number
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from es_cookbook.rl.rollouts import env_metrics, run_rollout
 from es_cookbook.rl.types import (

@@ -9,6 +9,7 @@ import pytest
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.rl.types import (
     Action,
+    GroupReward,
     LostRollout,
     Observation,
     Trajectory,
@@ -67,7 +68,7 @@ def test_rollouts_are_kept_in_full_with_every_turn(tmp_path: Path) -> None:
         )
         for turn, reward in enumerate((0.25, 0.5))
     )
-    group = TrajectoryGroup([[Trajectory(turns)]], [[1.0]], tags=("easy",))
+    group = TrajectoryGroup([[Trajectory(turns)]], [[GroupReward(1.0)]], tags=("easy",))
     tracker = JsonlTrackerBuilder()(info(tmp_path))
     tracker.log_rollouts(5, [group], decode)
     tracker.close()
@@ -123,8 +124,8 @@ def test_rollouts_are_bounded_in_number_and_length(tmp_path: Path) -> None:
 def test_texts_of_group_rewards_are_shown_with_the_rollout(tmp_path: Path) -> None:
     turn = Transition(Observation((1,)), Action((2,), "5", "stop"), 0.0, {}, {})
     rollouts = [[Trajectory((turn,))], [LostRollout("it raised", "")]]
-    logs = [[{"games": "X" * 11}], [{}]]
-    group = TrajectoryGroup(rollouts, [[1.0], [0.0]], [[{}], [{}]], logs)
+    given = GroupReward(1.0, logs={"games": "X" * 11})
+    group = TrajectoryGroup(rollouts, [[given], [GroupReward(0.0)]])
     tracker = JsonlTrackerBuilder(max_text_chars=10)(info(tmp_path))
     tracker.log_rollouts(0, [group], decode)
     tracker.close()

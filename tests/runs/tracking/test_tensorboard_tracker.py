@@ -19,7 +19,7 @@ CONFIG = '{"optimizer": {"$class": "some.module:ES", "sigma": 0.5}}'
 def group() -> TrajectoryGroup:
     action = Action((1,), "# <b>bold</b>\n\x1b[31mred", "stop")
     transition = Transition(Observation((2, 3)), action, 1.0, {}, {})
-    return TrajectoryGroup([[Trajectory((transition,))]], None, None, None, ("a tag",))
+    return TrajectoryGroup([[Trajectory((transition,))]], tags=("a tag",))
 
 
 def test_scalars_and_texts_come_back_and_a_resumed_run_goes_on(tmp_path: Path) -> None:

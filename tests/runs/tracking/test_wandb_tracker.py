@@ -213,7 +213,7 @@ def hostile_group(rewards_G: list[float]) -> TrajectoryGroup:
         [Trajectory((Transition(Observation((2, 3)), action, reward, {}, {}),))]
         for reward in rewards_G
     ]
-    return TrajectoryGroup(trajectories_G_K, None, None, None, ("<b>tag</b>",))
+    return TrajectoryGroup(trajectories_G_K, tags=("<b>tag</b>",))
 
 
 def test_rollouts_are_a_table_of_a_bounded_number_of_escaped_texts(tmp_path: Path) -> None:

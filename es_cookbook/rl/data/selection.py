@@ -3,10 +3,8 @@
 All of it is deterministic: it follows from seeds and from what was told.
 """
 
-import dataclasses
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -16,97 +14,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.rollouts import mean_of
 from es_cookbook.rl.types import ProblemResult
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Statistics:
-    """Values of one problem so far: how many, at least 1, and their mean."""
-
-    count: int
-    mean: float
-
-    def updated(self, value: float) -> "Statistics":
-        """With one more value."""
-        count = self.count + 1
-        return Statistics(count, self.mean + (value - self.mean) / count)
-
-
-class ReplayBuffer:
-    """At most `capacity` problems worth another attempt, each known by a text that stands for it.
-
-    A problem comes back because it is valuable, or because too little is known about it
-    (`bound`). Nothing is random: equals are taken in the order in which they came.
-
-    >>> buffer = ReplayBuffer(capacity=2, exploration=0.5)
-    >>> buffer.add_group({"a": 0.9, "b": 0.2})
-    >>> buffer.update("a", 0.7)
-    >>> buffer.sample(1)
-    ['a']
-    """
-
-    def __init__(self, capacity: int, exploration: float) -> None:
-        self._capacity = capacity
-        self._exploration = exploration
-        self._problems: dict[str, Statistics] = {}
-        self._num_values = 0
-
-    def __len__(self) -> int:
-        return len(self._problems)
-
-    def add(self, problem: str, value: float) -> None:
-        """One more value of a problem, in the buffer or not.
-
-        A problem that is new to a full buffer replaces the one with the lowest mean if its value is
-        larger than that, and is forgotten otherwise; it may come again.
-        """
-        if problem in self._problems:
-            self.update(problem, value)
-            return
-        if len(self._problems) >= self._capacity:
-            lowest = min(self._problems, key=lambda name: self._problems[name].mean)
-            if value <= self._problems[lowest].mean:
-                return
-            self._num_values -= self._problems.pop(lowest).count
-        self._problems[problem] = Statistics(1, value)
-        self._num_values += 1
-
-    def add_group(
-        self, values: Mapping[str, float], admitted: Collection[str] | None = None
-    ) -> None:
-        """`add` each of a generation's problems, in order; new ones only if they are `admitted`."""
-        for problem, value in values.items():
-            if admitted is None or problem in admitted or problem in self._problems:
-                self.add(problem, value)
-
-    def update(self, problem: str, value: float) -> None:
-        """One more value of a problem that is in the buffer.
-
-        Raises:
-            KeyError: It is not.
-        """
-        self._problems[problem] = self._problems[problem].updated(value)
-        self._num_values += 1
-
-    def sample(self, count: int, without: Collection[str] = ()) -> list[str]:
-        """The problems of the largest upper confidence bounds, largest first."""
-        bounds = {name: self.bound(name) for name in self._problems if name not in without}
-        return sorted(bounds, key=lambda name: -bounds[name])[:count]
-
-    def bound(self, problem: str) -> float:
-        """A problem's upper confidence bound: μ + C · √(ln(1 + Σn) / n).
-
-        μ is the mean of its n values; UCB1 (Auer, Cesa-Bianchi and Fischer 2002) with a constant C.
-
-        Raises:
-            KeyError: It is not in the buffer.
-        """
-        known = self._problems[problem]
-        spread = math.sqrt(math.log(1 + self._num_values) / known.count)
-        return known.mean + self._exploration * spread
-
-    def state(self) -> Mapping[str, Statistics]:
-        """Every problem's statistics, in the order in which they came."""
-        return dict(self._problems)
 
 
 @chz.chz
@@ -135,15 +42,6 @@ class Replay:
         check_range(self, "capacity", at_least=1)
         check_range(self, "warmup", "exploration", at_least=0)
 
-    def __call__(self) -> ReplayBuffer:
-        return ReplayBuffer(self.capacity, self.exploration)
-
-    def admitted(self, results_P: Iterable[ProblemResult]) -> set[str] | None:
-        """Problems of a generation that may come into the buffer; None for all."""
-        if not self.solved_only:
-            return None
-        return {result.problem for result in results_P if result.solved > 0}
-
     def values(self, results_P: Iterable[ProblemResult]) -> dict[str, float]:
         """What each problem of a generation is worth; those without a rollout left out.
 
@@ -153,9 +51,63 @@ class Replay:
         for result in results_P:
             s = result.solved
             value = {"learnable": 4 * s * (1 - s), "reward": result.reward, "solved": s}[self.value]
-            if not math.isnan(value):
-                found.setdefault(result.problem, []).append(value)
-        return {problem: math.fsum(values) / len(values) for problem, values in found.items()}
+            found.setdefault(result.problem, []).append(value)
+        means = {problem: mean_of(values) for problem, values in found.items()}
+        return {problem: mean for problem, mean in means.items() if not math.isnan(mean)}
+
+
+class ReplayBuffer:
+    """Problems worth another attempt, each known by a text that stands for it.
+
+    A problem comes back because it is valuable, or because too little is known about it
+    (`bounds`). Nothing is random: equals are taken in the order in which they came.
+
+    Attributes:
+        known: of each problem, how many values it had and their mean, in the order in which they
+            came.
+    """
+
+    def __init__(self, config: Replay) -> None:
+        self._config = config
+        self.known: dict[str, tuple[int, float]] = {}
+
+    def tell(self, results_P: Sequence[ProblemResult]) -> None:
+        """Take in a generation's results; of new problems only those that may come in.
+
+        A problem that is new to a full buffer replaces the one with the lowest mean if its value is
+        larger than that, and is forgotten otherwise; it may come again.
+        """
+        solved = {result.problem for result in results_P if result.solved > 0}
+        for problem, value in self._config.values(results_P).items():
+            if problem in self.known:
+                count, mean = self.known[problem]
+                self.known[problem] = count + 1, mean + (value - mean) / (count + 1)
+            elif problem in solved or not self._config.solved_only:
+                self._add(problem, value)
+
+    def _add(self, problem: str, value: float) -> None:
+        if len(self.known) >= self._config.capacity:
+            lowest = min(self.known, key=lambda name: self.known[name][1])
+            if value <= self.known[lowest][1]:
+                return
+            del self.known[lowest]
+        self.known[problem] = 1, value
+
+    def sample(self, count: int, without: Collection[str] = ()) -> list[str]:
+        """The problems of the largest upper confidence bounds, largest first."""
+        bounds = {name: b for name, b in self.bounds().items() if name not in without}
+        return sorted(bounds, key=lambda name: -bounds[name])[:count]
+
+    def bounds(self) -> Mapping[str, float]:
+        """Each problem's upper confidence bound: μ + C · √(ln(1 + Σn) / n).
+
+        μ is the mean of its n values; UCB1 (Auer, Cesa-Bianchi and Fischer 2002) with a constant C.
+        """
+        spread = math.log(1 + sum(count for count, _ in self.known.values()))
+        return {
+            name: mean + self._config.exploration * math.sqrt(spread / count)
+            for name, (count, mean) in self.known.items()
+        }
 
 
 class Stream:
@@ -163,12 +115,12 @@ class Stream:
 
     Args:
         epoch: the order of an epoch, counted from 0: a permutation of the stream's problems.
+        size: how many they are.
     """
 
-    def __init__(self, epoch: Callable[[int], Sequence[int]]) -> None:
-        self._epoch = epoch
-        self._num_epochs = 0
-        self._left: list[int] = []
+    def __init__(self, epoch: Callable[[int], Sequence[int]], size: int) -> None:
+        self._indices = itertools.chain.from_iterable(map(epoch, itertools.count()))
+        self._size = size
 
     def take(self, count: int, is_usable: Callable[[int], bool]) -> list[int]:
         """The next problems, those left out that are not usable: their turn is over.
@@ -176,16 +128,12 @@ class Stream:
         Where a whole epoch has none that is usable, all are.
         """
         taken: list[int] = []
-        passed, size = 0, math.inf
+        passed = 0
         while len(taken) < count:
-            if not self._left:
-                self._left = list(reversed(self._epoch(self._num_epochs)))
-                self._num_epochs += 1
-                size = len(self._left)
-            index = self._left.pop()
-            if passed >= size or is_usable(index):
+            index = next(self._indices)
+            if passed >= self._size or is_usable(index):
                 taken.append(index)
-                passed = 0 if passed < size else passed
+                passed = 0 if passed < self._size else passed
             else:
                 passed += 1
         return taken
@@ -243,24 +191,6 @@ class Curriculum:
     def factor(self, solved: float) -> float:
         f = {"learnable": 4 * solved * (1 - solved), "hard": 1 - solved, "easy": solved}
         return self.floor + (1 - self.floor) * min(max(f[self.favour], 0.0), 1.0)
-
-
-class Recent:
-    """The mean of what was told in the last generations."""
-
-    def __init__(self, window: int) -> None:
-        self._means: deque[float] = deque(maxlen=window)
-
-    def tell(self, values: Sequence[float]) -> None:
-        """One generation's values; NaN are left out."""
-        mean = mean_of(values)
-        if not math.isnan(mean):
-            self._means.append(mean)
-
-    @property
-    def mean(self) -> float | None:
-        """Over generations; None before the first."""
-        return math.fsum(self._means) / len(self._means) if self._means else None
 
 
 @chz.chz
