@@ -16,7 +16,7 @@ _DOES = (
     r"evaluating [\d,]+ held-out problems before the first generation",
     r"rebuilding the centre after \d+ generations",
     r".*: rebuilding its centre for .*",
-    r"reading the config\.json of .*",
+    r"reading .*",
     r"evaluating .* on [\d,]+ problems?",
     r"pushing .* to .*",
 )
@@ -37,11 +37,12 @@ def after_start(said: str) -> str:
     return "\n".join(lines)
 
 
-def typed(*words: str) -> subprocess.CompletedProcess[str]:
-    """`es-cookbook` with these words behind it."""
+def typed(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """`es-cookbook` with these words behind it, through a pipe that has this text."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch("sys.argv", ["es-cookbook", *words]),
+        mock.patch("sys.stdin", io.StringIO(stdin)),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -50,3 +51,11 @@ def typed(*words: str) -> subprocess.CompletedProcess[str]:
         except SystemExit as stopped:
             code = int(str(stopped.code))
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def refused(*words: str) -> str:
+    """The one sentence in which a command refuses these words; it prints nothing else."""
+    done = typed(*words)
+    said = after_start(done.stderr)
+    assert done.returncode in (1, 2) and not done.stdout and said.count("\n") == 1, done
+    return said

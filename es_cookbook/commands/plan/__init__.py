@@ -1,1 +1,0 @@
-"""What a run needs of its GPUs, before anybody pays for them."""
