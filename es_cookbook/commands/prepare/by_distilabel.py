@@ -13,18 +13,19 @@ answers of the same replies.
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import chz
 
-from es_cookbook.commands.prepare.chat import Asked, ChatConfig, LostAnswerError
+from es_cookbook.commands.prepare.chat import Asked, ChatConfig, Outcome
 from es_cookbook.common.errors import ServerError, WorkerError, not_installed
 from es_cookbook.common.servers.chat import Completion
 from es_cookbook.common.terminal import one_line, plural
@@ -44,12 +45,13 @@ def check_distilabel() -> None:
         raise not_installed("via=distilabel", "distilabel", "es-cookbook[distilabel]")
 
 
-def outcomes(
-    config: ChatConfig, asked: Sequence[Asked], concurrency: int
-) -> Generator[tuple[str, Completion | LostAnswerError]]:
-    """Ask, and yield what came of each question, by its key, in the order in which it came.
-
-    Closing it kills the pipeline.
+def ask(
+    config: ChatConfig,
+    asked: Sequence[Asked],
+    concurrency: int,
+    take: Callable[[str, Outcome], None],
+) -> None:
+    """Ask, and hand on what came of each question, by its key, in the order in which it came.
 
     Raises:
         ServerError: The server will answer nothing.
@@ -62,7 +64,6 @@ def outcomes(
         directory = Path(name)
         listener.bind(str(directory / "outcomes"))
         listener.listen(1)
-        listener.settimeout(_PATIENCE)
         what = {
             "chat": {field: getattr(config, field) for field in chz.chz_fields(ChatConfig)},
             "asked": asked,
@@ -70,12 +71,14 @@ def outcomes(
             "directory": name,
         }
         (directory / "what.json").write_text(json.dumps(what), encoding="utf-8")
-        left = {each.key for each in asked}
+        left = {key for key, _, _ in asked}
         with _running(directory) as process:
             for line in _lines(listener, process):
-                key, outcome = _read(line)
+                key, answer, lost, refused = json.loads(line)
+                if refused is not None:
+                    raise ServerError(refused)
                 left.discard(key)
-                yield key, outcome
+                take(key, lost or Completion(*answer))
                 if not left:
                     return
         said = (directory / "stderr").read_text(encoding="utf-8", errors="replace").strip()
@@ -108,30 +111,16 @@ def _running(directory: Path) -> Generator[subprocess.Popen[bytes]]:
 
 def _lines(listener: socket.socket, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     """What the step sends, until it or the pipeline is gone."""
-    connection: socket.socket | None = None
-    rest = b""
-    try:
+    source, rest = listener, b""
+    with contextlib.ExitStack() as stack:
         while True:
-            try:
-                if connection is None:
-                    connection = listener.accept()[0]
-                    connection.settimeout(_PATIENCE)
-                received = connection.recv(1 << 16)
-            except TimeoutError:
-                if process.poll() is None:
-                    continue
+            if not select.select([source], [], [], _PATIENCE)[0]:
+                if process.poll() is not None:
+                    return
+            elif source is listener:
+                source = stack.enter_context(listener.accept()[0])
+            elif received := source.recv(1 << 16):
+                *lines, rest = (rest + received).split(b"\n")
+                yield from lines
+            else:
                 return
-            if not received:
-                return
-            *lines, rest = (rest + received).split(b"\n")
-            yield from lines
-    finally:
-        if connection is not None:
-            connection.close()
-
-
-def _read(line: bytes) -> tuple[str, Completion | LostAnswerError]:
-    key, text, finish_reason, lost, refused = json.loads(line)
-    if refused is not None:
-        raise ServerError(refused)
-    return key, Completion(text, finish_reason) if lost is None else LostAnswerError(lost)

@@ -6,7 +6,7 @@ concerns every question, a prompt that is too long only itself.
 
 import re
 from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 import chz
 
@@ -26,22 +26,10 @@ KEY = "ES_COOKBOOK_GENERATE_KEY"
 _FOR_ALL = (401, 403, 404, 405)
 
 
-class LostAnswerError(Exception):
-    """No answer to a question; its argument says why."""
-
-
-class Asked(NamedTuple):
-    """One question.
-
-    Attributes:
-        key: names its answer.
-        prompt: what is asked.
-        seed: of the sampling; None: the server's own.
-    """
-
-    key: str
-    prompt: str
-    seed: int | None
+Asked: TypeAlias = tuple[str, str, int | None]
+"""A question: the key of its answer, the prompt, and the seed; None is the server's own."""
+Outcome: TypeAlias = Completion | str
+"""What came of a question: an answer, or why there is none."""
 
 
 @chz.chz
@@ -74,33 +62,27 @@ class ChatConfig:
         check_range(self, "max_tokens", "attempts", at_least=1)
 
 
-async def answer_to(config: ChatConfig, prompt: str, seed: int | None) -> Completion:
+async def answer_to(config: ChatConfig, prompt: str, seed: int | None) -> Outcome:
     """Ask, several times if need be.
 
     Raises:
         ConfigError: The key cannot be in a header.
-        LostAnswerError: There is no answer to this question.
-        ServerError: There will be none to any.
+        ServerError: There will be no answer to any question.
     """
-    question: dict[str, object] = {
-        "model": config.model,
-        "messages": [
-            *([{"role": "system", "content": config.system}] if config.system else []),
-            {"role": "user", "content": prompt},
-        ],
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "max_tokens": config.max_tokens,
-        **({} if seed is None else {"seed": seed}),
-    }
+    messages = [{"role": "system", "content": config.system}] if config.system else []
+    messages.append({"role": "user", "content": prompt})
+    sent = ("model", "temperature", "top_p", "max_tokens")
+    question = {"messages": messages, **{name: getattr(config, name) for name in sent}}
+    if seed is not None:
+        question["seed"] = seed
     ask = partial(completion, config.base_url, key_in(KEY), question, config.timeout)
     try:
         return await asked(ask, config.attempts, config.backoff)
     except AskAgainError as error:
-        raise LostAnswerError(str(error)) from None
+        return str(error)
     except RefusedError as error:
         if error.status < 400 or error.status in _FOR_ALL:
             raise ServerError(
                 f"the server at {config.base_url} refuses to answer: {error}"
             ) from None
-        raise LostAnswerError(str(error)) from None
+        return str(error)

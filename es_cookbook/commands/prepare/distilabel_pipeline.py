@@ -24,9 +24,8 @@ from distilabel.steps.tasks import Task
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from es_cookbook.commands.prepare.chat import ChatConfig, LostAnswerError, answer_to
+from es_cookbook.commands.prepare.chat import ChatConfig, answer_to
 from es_cookbook.common.errors import ServerError
-from es_cookbook.common.servers.chat import Completion
 
 
 class ChatLLM(AsyncLLM):
@@ -59,19 +58,18 @@ class ChatLLM(AsyncLLM):
         self, input: str, num_generations: int = 1
     ) -> dict[str, Any]:  # What has no default would have to be given to the pipeline.
         key, prompt, seed = json.loads(input)
-        found, lost, refused = Completion("", None), None, None
+        outcome, refused = "", None
         try:
-            found = await answer_to(self._config, prompt, seed)
-        except LostAnswerError as error:
-            lost = str(error)
+            outcome = await answer_to(self._config, prompt, seed)
         except ServerError as error:
             refused = str(error)
-        line = [key, found.text, found.finish_reason, lost, refused]
+        answer, lost = (None, outcome) if isinstance(outcome, str) else (outcome, None)
+        line = [key, answer, lost, refused]
         try:
             self._socket.sendall(json.dumps(line).encode() + b"\n")
         except OSError:  # Nobody waits for answers any more.
             os.killpg(0, signal.SIGKILL)
-        return {"generations": [found.text], "statistics": {}}
+        return {"generations": [answer.text if answer else ""], "statistics": {}}
 
 
 class Ask(Task):

@@ -17,13 +17,11 @@ With `via=distilabel` a distilabel pipeline asks; all else is the same, and so a
 """
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal, cast
@@ -32,7 +30,7 @@ import anyio
 import chz
 
 from es_cookbook.commands.prepare import by_distilabel
-from es_cookbook.commands.prepare.chat import Asked, ChatConfig, LostAnswerError, answer_to
+from es_cookbook.commands.prepare.chat import Asked, ChatConfig, Outcome, answer_to
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError, leaves
@@ -93,19 +91,6 @@ class GenerateConfig(ChatConfig):
             )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt that is asked as often as there are replicas, and the row that it is made of."""
-
-    row: Row
-    prompt: str
-
-    def key(self, replica: int) -> str:
-        """Names one answer: by what is asked, wherever its row stands."""
-        digest = hashlib.blake2b(self.prompt.encode("utf-8", "replace"), digest_size=12)
-        return f"{digest.hexdigest()}-{replica}"
-
-
 class AnswersFile:
     """Answers by key, those of earlier calls and those that are added, which survive a crash.
 
@@ -128,7 +113,6 @@ class AnswersFile:
 
     def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
         self.by_key: dict[str, Completion] = {}
-        self._path = path
         self._lock = _locked(path)  # First: the file remembers its size.
         self._file = LineFile(path)
         try:
@@ -138,13 +122,18 @@ class AnswersFile:
                 self._file.truncate(len(whole))
             first, *others = whole.splitlines() or [b""]
             if others:
-                self._check_settings(first, settings)
+                _check_settings(path, first, settings)
             else:  # Nothing was answered yet.
                 self._file.truncate(0)
                 self._file.append(_line({"settings": settings}))
             for number, line in enumerate(others, 2):
-                key, answer = self._read(line, number)
-                self.by_key[key] = answer
+                key, text, finish_reason = _fields(
+                    path, number, line, "key", "text", "finish_reason"
+                )
+                if not isinstance(key, str) or not isinstance(text, str):
+                    raise _damaged(path, number)
+                reason = finish_reason if isinstance(finish_reason, str) else None
+                self.by_key[key] = Completion(text, reason)
         except BaseException:
             self.close()
             raise
@@ -155,9 +144,7 @@ class AnswersFile:
         Raises:
             RunDirectoryError: The disk is full or failed.
         """
-        self._file.append(
-            _line({"key": key, "text": answer.text, "finish_reason": answer.finish_reason})
-        )
+        self._file.append(_line({"key": key, **answer._asdict()}))
         self.by_key[key] = answer
 
     def close(self) -> None:
@@ -165,43 +152,39 @@ class AnswersFile:
         self._file.close()
         os.close(self._lock)
 
-    def _check_settings(self, line: bytes, settings: Mapping[str, object]) -> None:
-        before = self._object(line, 1).get("settings")
-        if not isinstance(before, dict):
-            raise self._damaged(1, "it has no settings")
-        before = cast("dict[str, object]", before)
-        differences = [
-            f"{name}={before.get(name)!r:.60}, now {settings.get(name)!r:.60}"
-            for name in sorted(before.keys() | settings.keys())
-            if before.get(name) != settings.get(name)
-        ]
-        if differences:
-            raise ConfigError(
-                f"the answers in {self._path} were begun with {'; '.join(differences)}: give the "
-                "same, or another output"
-            )
 
-    def _read(self, line: bytes, number: int) -> tuple[str, Completion]:
-        found = self._object(line, number)
-        key, text, finish_reason = (found.get(name) for name in ("key", "text", "finish_reason"))
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise self._damaged(number, "it has no key and text")
-        return key, Completion(text, finish_reason if isinstance(finish_reason, str) else None)
-
-    def _object(self, line: bytes, number: int) -> dict[str, object]:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            raise self._damaged(number, "it is not JSON") from None
-        if not isinstance(found, dict):
-            raise self._damaged(number, "it is no JSON object")
-        return cast("dict[str, object]", found)
-
-    def _damaged(self, number: int, why: str) -> DataError:
-        return DataError(
-            f"{self._path}, line {number}: no line of `generate` ({why}); give another output, or "
-            "delete this file to begin again"
+def _check_settings(path: Path, line: bytes, settings: Mapping[str, object]) -> None:
+    (before,) = _fields(path, 1, line, "settings")
+    if not isinstance(before, dict):
+        raise _damaged(path, 1)
+    before = cast("dict[str, object]", before)
+    differences = [
+        f"{name}={before.get(name)!r:.60}, now {settings.get(name)!r:.60}"
+        for name in sorted(before.keys() | settings.keys())
+        if before.get(name) != settings.get(name)
+    ]
+    if differences:
+        raise ConfigError(
+            f"the answers in {path} were begun with {'; '.join(differences)}: give the same, or "
+            "another output"
         )
+
+
+def _fields(path: Path, number: int, line: bytes, *names: str) -> list[object]:
+    try:
+        found: object = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _damaged(path, number)
+    return [cast("dict[str, object]", found).get(name) for name in names]
+
+
+def _damaged(path: Path, number: int) -> DataError:
+    return DataError(
+        f"{path}, line {number}: no line of `generate`; give another output, or delete this file "
+        "to begin again"
+    )
 
 
 def _line(value: Mapping[str, object]) -> bytes:
@@ -219,13 +202,13 @@ def _locked(path: Path) -> int:
     try:
         if filelock.lock_descriptor(descriptor, blocking=False):
             return descriptor
+        refusal = RunDirectoryError(
+            f"{path} is being written by another process; wait for its end, or stop it"
+        )
     except OSError as error:
-        os.close(descriptor)
-        raise cannot("lock", path, error, needed=0) from error
+        refusal = cannot("lock", path, error, needed=0)
     os.close(descriptor)
-    raise RunDirectoryError(
-        f"{path} is being written by another process; wait for its end, or stop it"
-    )
+    raise refusal
 
 
 def main(config: GenerateConfig) -> None:
@@ -245,23 +228,23 @@ def main(config: GenerateConfig) -> None:
             f"output {str(output)!r} is there already, without {parts.name!r} beside it to go on "
             "with; give another one"
         )
-    questions = read_questions(config)
-    ask = _way_to_ask(config)
-    answers = AnswersFile(parts, _settings(config))
-    try:
-        asked = _missing(config, questions, answers)
-        outcomes = _Outcomes(config, answers, len(asked))
+    rows = read_rows(config)
+    if config.via == "distilabel":
+        by_distilabel.check_distilabel()
+    with contextlib.closing(AnswersFile(parts, _settings(config))) as answers:
+        asked = _missing(config, rows, answers)
+        lost, take = _taking(config, answers, len(asked))
         try:
-            if asked:
-                ask(asked, outcomes)
+            if asked and config.via == "distilabel":
+                by_distilabel.ask(config, asked, config.concurrency, take)
+            elif asked:
+                anyio.run(_ask, config, asked, take)
         except BaseExceptionGroup as errors:
             raise next(leaves(errors)) from None
         finally:
             if answers.by_key:
-                _write(config, output, questions, answers)
-    finally:
-        answers.close()
-    if lost := outcomes.lost:
+                _write(config, output, rows, answers.by_key)
+    if lost:
         reasons = "; ".join(f"{count} x {one_line(why)}" for why, count in lost.most_common(5))
         raise ServerError(
             f"{plural(lost.total(), 'question')} without an answer ({reasons}); the same command "
@@ -269,15 +252,15 @@ def main(config: GenerateConfig) -> None:
         )
 
 
-def read_questions(config: GenerateConfig) -> list[Question]:
-    """What is asked, each prompt once, in the order of the rows.
+def read_rows(config: GenerateConfig) -> dict[str, Row]:
+    """The rows by what is asked, each prompt once, in order.
 
     Raises:
         DataError: There are no rows, or one lacks a field, has one that the output needs, or one
             that JSON cannot hold.
     """
     added = (config.prompt_field, config.completion_field, HOW)
-    questions: dict[str, Question] = {}
+    rows: dict[str, Row] = {}
     for row in islice(load_rows(config.source), config.num_rows):
         prompt = filled(config.prompt, row)
         if not prompt.strip():
@@ -290,36 +273,33 @@ def read_questions(config: GenerateConfig) -> list[Question]:
             json.dumps(dict(row.fields))
         except (TypeError, ValueError) as error:
             raise row.error(f"cannot be written as JSON ({error})") from error
-        questions.setdefault(prompt, Question(row, prompt))
-    if not questions:
+        rows.setdefault(prompt, row)
+    if not rows:
         raise DataError(f"{config.source}: there are no rows")
-    return list(questions.values())
+    return rows
 
 
 def _settings(config: GenerateConfig) -> dict[str, object]:
     """What shapes an answer, and nothing else: a server may move, and more may be asked."""
-    return {
-        "model": config.model,
-        "prompt": config.prompt,
-        "system": config.system,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "max_tokens": config.max_tokens,
-        "seed": config.seed,
-    }
+    names = ("model", "prompt", "system", "temperature", "top_p", "max_tokens", "seed")
+    return {name: getattr(config, name) for name in names}
 
 
-def _missing(
-    config: GenerateConfig, questions: Sequence[Question], answers: AnswersFile
-) -> list[Asked]:
+def _key(prompt: str, replica: int) -> str:
+    """Names one answer: by what is asked, wherever its row stands."""
+    digest = hashlib.blake2b(prompt.encode("utf-8", "replace"), digest_size=12)
+    return f"{digest.hexdigest()}-{replica}"
+
+
+def _missing(config: GenerateConfig, prompts: Collection[str], answers: AnswersFile) -> list[Asked]:
     """What is not answered yet, replica by replica."""
     asked = [
-        Asked(key, question.prompt, None if config.seed is None else _seed(config.seed, key))
+        (key, prompt, None if config.seed is None else _seed(config.seed, key))
         for replica in range(config.replicas)
-        for question in questions
-        if (key := question.key(replica)) not in answers.by_key
+        for prompt in prompts
+        if (key := _key(prompt, replica)) not in answers.by_key
     ]
-    there = len(questions) * config.replicas - len(asked)
+    there = len(prompts) * config.replicas - len(asked)
     say(
         f"asking {config.model} {plural(len(asked), 'question')}"
         + (f"; {plural(there, 'answer')} are there already" if there else "")
@@ -327,127 +307,80 @@ def _missing(
     return asked
 
 
-class _Outcomes:
-    """Keeps answers, counts questions without one, and says how far it is.
+def _seed(seed: int, key: str) -> int:
+    """A seed of 31 bits, which every server takes."""
+    return derive_seed(seed, f"generate/{key}") >> 32
 
-    Args:
-        config: the command's options.
-        answers: where an answer is kept as soon as it came.
-        count: questions that are asked.
 
-    Attributes:
-        lost: questions without an answer, by the reason.
-    """
+def _taking(
+    config: GenerateConfig, answers: AnswersFile, count: int
+) -> tuple[Counter[str], Callable[[str, Outcome], None]]:
+    """Counts lost questions by the reason; and what takes outcomes in, and says how far it is."""
+    lost: Counter[str] = Counter()
+    done = in_a_row = 0
 
-    def __init__(self, config: GenerateConfig, answers: AnswersFile, count: int) -> None:
-        self.lost: Counter[str] = Counter()
-        self._config, self._answers, self._count = config, answers, count
-        self._done = self._in_a_row = 0
-
-    def add(self, key: str, outcome: Completion | LostAnswerError) -> None:
-        """Take in what came of a question.
-
-        Raises:
-            ServerError: Too many questions in a row had no answer.
-            RunDirectoryError: The answer cannot be kept.
-        """
+    def take(key: str, outcome: Outcome) -> None:
+        nonlocal done, in_a_row
+        done += 1
         if isinstance(outcome, Completion):
-            self._answers.add(key, outcome)
-            self._in_a_row = 0
+            answers.add(key, outcome)
+            in_a_row = 0
         else:
-            self._lose(str(outcome))
-        self._done += 1
-        if self._done * 10 // self._count > (self._done - 1) * 10 // self._count:
-            without = f"{self.lost.total()} without an answer"
-            say(f"{self._done} of {self._count} asked, {without}")
-
-    def _lose(self, why: str) -> None:
-        self.lost[why] += 1
-        self._in_a_row += 1
-        if self._in_a_row >= HOPELESS:
+            lost[outcome] += 1
+            in_a_row += 1
+        if in_a_row >= HOPELESS:
             raise ServerError(
-                f"the server at {self._config.base_url} answers nothing: {self._in_a_row} "
-                f"questions in a row were lost, the last with: {one_line(why)}; answers are kept"
+                f"the server at {config.base_url} answers nothing: {in_a_row} questions in a row "
+                f"were lost, the last with: {one_line(str(outcome))}; answers are kept"
             )
+        if done * 10 // count > (done - 1) * 10 // count:
+            say(f"{done} of {count} asked, {lost.total()} without an answer")
+
+    return lost, take
 
 
-def _way_to_ask(config: GenerateConfig) -> Callable[[Sequence[Asked], _Outcomes], None]:
-    if config.via == "distilabel":
-        by_distilabel.check_distilabel()
-        return functools.partial(_ask_by_distilabel, config)
-    return lambda asked, outcomes: anyio.run(_ask, config, asked, outcomes)
-
-
-def _ask_by_distilabel(config: GenerateConfig, asked: Sequence[Asked], outcomes: _Outcomes) -> None:
-    with contextlib.closing(by_distilabel.outcomes(config, asked, config.concurrency)) as came:
-        for key, outcome in came:
-            outcomes.add(key, outcome)
-
-
-async def _ask(config: GenerateConfig, asked: Sequence[Asked], outcomes: _Outcomes) -> None:
+async def _ask(
+    config: GenerateConfig, asked: Sequence[Asked], take: Callable[[str, Outcome], None]
+) -> None:
     waiting = iter(asked)
 
     async def ask_in_turn() -> None:
         for key, prompt, seed in waiting:
-            try:
-                outcome = await answer_to(config, prompt, seed)
-            except LostAnswerError as error:
-                outcome = error
-            outcomes.add(key, outcome)
+            take(key, await answer_to(config, prompt, seed))
 
     async with anyio.create_task_group() as group:
         for _ in range(min(config.concurrency, len(asked))):
             group.start_soon(ask_in_turn)
 
 
-def _seed(seed: int, key: str) -> int:
-    """A seed of 31 bits, which every server takes."""
-    return derive_seed(seed, f"generate/{key}") >> 32
-
-
 def _write(
-    config: GenerateConfig, output: Path, questions: Sequence[Question], answers: AnswersFile
+    config: GenerateConfig, output: Path, rows: Mapping[str, Row], answers: Mapping[str, Completion]
 ) -> None:
-    """Write the rows of all answers that there are, and say how many."""
-    kept = [
-        (question, replica, answer)
-        for question in questions
-        for replica, answer in _different(question, config.replicas, answers)
-    ]
+    """Write the rows of all answers that there are, and say how many.
+
+    Of answers to one prompt that differ in whitespace alone, the first is kept.
+    """
     settings = _settings(config)
     del settings["prompt"]  # Its rows have it, filled.
-    lines = (
-        json.dumps(
-            {
-                **question.row.fields,
-                config.prompt_field: question.prompt,
-                config.completion_field: answer.text,
-                HOW: {**settings, "replica": replica, "finish_reason": answer.finish_reason},
-            }
-        )
-        for question, replica, answer in kept
-    )
-    replace_file(output, [line.encode() + b"\n" for line in lines])
-    wanted = {question.key(replica) for question in questions for replica in range(config.replicas)}
-    equal = len(wanted & answers.by_key.keys()) - len(kept)
-    cut = sum(answer.finish_reason == "length" for _, _, answer in kept)
-    print(
-        f"{plural(len(kept), 'row')} in {output}, of {plural(len(questions), 'prompt')}; equal "
-        f"answers left out: {equal}; cut off at max_tokens={config.max_tokens}: {cut}"
-    )
-
-
-def _different(
-    question: Question, replicas: int, answers: AnswersFile
-) -> Iterator[tuple[int, Completion]]:
-    """The answers to a prompt, each once; whitespace makes no difference."""
-    seen: set[str] = set()
-    for replica in range(replicas):
-        answer = answers.by_key.get(question.key(replica))
-        folded = " ".join(answer.text.split()) if answer else ""
-        if answer and folded not in seen:
+    lines: list[bytes] = []
+    cut = answered = 0
+    for prompt, row in rows.items():
+        seen: set[str] = set()
+        for replica in range(config.replicas):
+            answer = answers.get(_key(prompt, replica))
+            answered += answer is not None
+            if answer is None or (folded := " ".join(answer.text.split())) in seen:
+                continue
             seen.add(folded)
-            yield replica, answer
+            cut += answer.finish_reason == "length"
+            how = {**settings, "replica": replica, "finish_reason": answer.finish_reason}
+            own = {config.prompt_field: prompt, config.completion_field: answer.text, HOW: how}
+            lines.append(_line({**row.fields, **own}))
+    replace_file(output, lines)
+    print(
+        f"{plural(len(lines), 'row')} in {output}, of {plural(len(rows), 'prompt')}; equal answers "
+        f"left out: {answered - len(lines)}; cut off at max_tokens={config.max_tokens}: {cut}"
+    )
 
 
 def cli() -> None:

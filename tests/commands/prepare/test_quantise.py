@@ -9,32 +9,23 @@ import pytest
 
 pytest.importorskip("compressed_tensors", reason="it comes with vLLM, and with es-cookbook[dev]")
 
-from es_cookbook.commands.prepare.quantise import QuantiseConfig, main
-from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from tests.said import typed
 
 
-def typed(*options: str) -> None:
-    run_cli(main, QuantiseConfig, options)
-
-
-def test_it_says_what_it_left_and_how_close_the_rest_comes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_says_what_it_left_and_how_close_the_rest_comes(tmp_path: Path) -> None:
     output = tmp_path / "new" / "copy"
-    typed(f"model_name={BUNDLED_MODEL}", f"output={output}", "group_size=128")
-    said = capsys.readouterr()
-    left, compared, done = said.out.splitlines()
+    said = typed("quantise", f"model_name={BUNDLED_MODEL}", f"output={output}", "group_size=128")
+    left, compared, done = said.stdout.splitlines()
     assert left.startswith("not quantised (group_size=128 does not divide 448 inputs): model.")
     assert left.endswith("model.layers.2.mlp.down_proj and 1 more")
     assert compared.startswith("on 16 texts of 32 tokens that the model wrote: perplexity 2.")
     assert done == f"24 layers quantised, 3.4 MiB -> 789.7 KiB: {output}"
-    assert said.err == f"rounding {BUNDLED_MODEL} to 4 bits\n", "no bars"
+    assert said.stderr == f"rounding {BUNDLED_MODEL} to 4 bits\n", "no bars"
     how = json.loads((output / "config.json").read_text())["quantization_config"]
     assert (how["quant_method"], how["format"]) == ("compressed-tensors", "pack-quantized")
-    with pytest.raises(SystemExit):
-        typed(f"model_name={output}", f"output={tmp_path / 'again'}")
-    assert "is quantised already; give the whole model\n" in capsys.readouterr().err
+    again = typed("quantise", f"model_name={output}", f"output={tmp_path / 'again'}")
+    assert again.stderr.endswith("is quantised already; give the whole model\n")
 
 
 @pytest.mark.parametrize(
@@ -48,42 +39,34 @@ def test_it_says_what_it_left_and_how_close_the_rest_comes(
         ("ignore=nothing", "ignore=nothing matches no linear layer; the nearest names are"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, said: str
-) -> None:
-    given = {"model_name": str(BUNDLED_MODEL), "output": str(tmp_path / "copy")}
-    name, _, value = option.format(here=tmp_path).partition("=")
-    with pytest.raises(SystemExit):
-        typed(*(f"{n}={v}" for n, v in (given | {name: value}).items()))
-    *others, error = capsys.readouterr().err.splitlines()
-    assert said in error and all(each.startswith("rounding") for each in others)
+def test_a_mistake_is_told_in_a_sentence(tmp_path: Path, option: str, said: str) -> None:
+    given = (f"model_name={BUNDLED_MODEL}", f"output={tmp_path / 'copy'}")
+    done = typed("quantise", *given, option.format(here=tmp_path))
+    *others, error = done.stderr.splitlines()
+    assert done.returncode and said in error and all(each.startswith("rounding") for each in others)
 
 
-def test_a_model_without_such_layers_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from tests.tiny_models import VOCABULARY, save_with_tokenizer
 
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=2, n_positions=64)
     save_with_tokenizer(GPT2LMHeadModel(config), tmp_path / "gpt2")
-    with pytest.raises(SystemExit):
-        typed(f"model_name={tmp_path / 'gpt2'}", f"output={tmp_path / 'copy'}")
-    assert "no layer of the model can be quantised: no nn.Linear" in capsys.readouterr().err
+    done = typed("quantise", f"model_name={tmp_path / 'gpt2'}", f"output={tmp_path / 'copy'}")
+    assert "no layer of the model can be quantised: no nn.Linear" in done.stderr
 
 
 def test_the_package_that_is_missing_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "compressed_tensors", None)
-    with pytest.raises(SystemExit):
-        typed(f"model_name={BUNDLED_MODEL}", f"output={tmp_path / 'copy'}")
-    assert "pip install 'es-cookbook[quantise]'" in capsys.readouterr().err
+    done = typed("quantise", f"model_name={BUNDLED_MODEL}", f"output={tmp_path / 'copy'}")
+    assert "pip install 'es-cookbook[quantise]'" in done.stderr
 
 
 def test_a_whole_model_of_another_family_goes_the_same_way(
-    tiny_model: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    typed(f"model_name={tiny_model('gemma2')}", f"output={tmp_path / 'copy'}", "group_size=None")
-    assert "14 layers quantised" in capsys.readouterr().out
+    given = (f"model_name={tiny_model('gemma2')}", f"output={tmp_path / 'copy'}")
+    assert "14 layers quantised" in typed("quantise", *given, "group_size=None").stdout
